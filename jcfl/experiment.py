@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import loop, results, trees
+from jcfl.algorithms.options import average, in_bytes
 from jcfl.checkpoints import Checkpoints
 from jcfl.config import Config, plain, read
 from jcfl.errors import InputError, TrainingError
@@ -232,7 +233,8 @@ class Run:
         """What the run took."""
         clock, model = self.clock, jax.eval_shape(self.plan.setting.task.init, jax.random.key(0))
         speed = clock.rounds / clock.training if clock.training else None
-        costs = self.plan.algorithms[self.title].costs | {"model_bytes": trees.parameters(model) * 4}
+        costs = average(self.plan.algorithms[self.title].costs, self.plan.config.rounds)
+        size = trees.parameters(model) * 4
         return {
             "method": self.title,
             "rounds": self.plan.config.rounds,
@@ -242,7 +244,7 @@ class Run:
             "rounds_per_s": speed,
             "clients_per_s": speed and speed * self.plan.setting.cohort,
             "peak_memory_bytes": peak_memory(),
-            "costs": costs,
+            "costs": costs | {"model_bytes": size} | in_bytes(costs, size),
         }
 
 

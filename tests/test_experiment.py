@@ -43,6 +43,12 @@ def walk(setting) -> Algorithm:
     return Algorithm(init=init, step=step, predict=lambda *given: given, evaluate=evaluate, costs={"storage": 1})
 
 
+def warmed(setting) -> Algorithm:
+    """As `walk`, with costs that four rounds of warm-up lower."""
+    costs = {"storage": 3, "communication": 3, "computation": 2, "warmup": 4}
+    return walk(setting)._replace(costs=costs)
+
+
 def diverging(setting) -> Algorithm:
     """As `walk`, with cluster 1 no longer finite in the fourth round."""
     base = walk(setting)
@@ -105,6 +111,23 @@ def test_rounds_zero_and_the_round_before_the_first():
     assert walked(evaluate_first=True).rounds.tolist() == [0, 5, 10, 12]
 
 
+@pytest.mark.parametrize(("rounds", "communication", "computation"), [(12, 7 / 3, 5 / 3), (3, 1, 1), (0, 3, 2)])
+def test_costs_are_averages_over_the_run_and_in_bytes(rounds, communication, computation):
+    """Twelve rounds of which four cost 1: (4 + 8 · 3) / 12 and (4 + 8 · 2) / 12; three that all are warm-up; none."""
+    size = 4 * (16 * 6 + 6 + 6 * 10 + 10)
+    assert walked(method=warmed, rounds=rounds).summary["costs"] == pytest.approx(
+        {
+            "storage": 3,
+            "communication": communication,
+            "computation": computation,
+            "model_bytes": size,
+            "storage_bytes": 3 * size,
+            "download_bytes": communication * size,
+            "communication_bytes": 2 * communication * size,
+        }
+    )
+
+
 def test_folder(tmp_path):
     out = tmp_path / "run"
     found = walked(seeds=2, out=out)
@@ -118,7 +141,8 @@ def test_folder(tmp_path):
     assert summary["purity"] == {"mean": None, "std": None}
     for key in ("wall_s", "compile_s", "rounds_per_s", "clients_per_s", "peak_memory_bytes"):
         assert summary[key] > 0
-    assert summary["costs"]["storage"] == 1
+    size = 4 * (16 * 6 + 6 + 6 * 10 + 10)  # the tiny task's
+    assert summary["costs"] == {"storage": 1, "model_bytes": size, "storage_bytes": size}  # no more than `walk` names
     arrays = files(out)[1]
     assert arrays["labels"].shape == (2, 3, 8)
     np.testing.assert_array_equal(arrays["groups"], tiny.federation().groups)

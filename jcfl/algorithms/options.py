@@ -28,11 +28,38 @@ def costs(storage: float = 1, communication: float = 1, computation: float = 1) 
 
 
 def average(costs: dict[str, float], rounds: int) -> dict[str, float]:
-    """A client-round's costs averaged over a run whose rounds of warm-up cost as FedAvg's (T Table 7.6)."""
+    """A client-round's costs averaged over a run whose rounds of warm-up cost as FedAvg's (T Table 7.6).
+
+    What is stored does not shrink: a client needs room for the dearest round. Costs that a method does not name stay
+    unnamed, and those that are not among FedAvg's stay as they are.
+
+    Args:
+        costs: of a round after warm-up, and `warmup`, the rounds of it.
+        rounds: of the whole run.
+    """
     warm = min(costs.get("warmup", 0), rounds)
     share = warm / rounds if rounds else 0.0
-    mixed = {name: share + (1 - share) * costs[name] for name in ("communication", "computation")}
-    return {"storage": costs["storage"], **mixed}
+    mixed = ("communication", "computation")
+    found = {name: share + (1 - share) * cost if name in mixed else cost for name, cost in costs.items()}
+    return {name: cost for name, cost in found.items() if name != "warmup"}
+
+
+def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, float]:
+    """What a client stores and moves in one round, of the costs named (T Table 7.6).
+
+    T counts in FedAvg's units, and FedAvg moves its model down and up: a method that sends K models to a client counts
+    as K times that. `download_bytes` are what such a client receives; `communication_bytes` are T's, both ways, and so
+    the most that it can come to: a client of IFCA sends one model back, not K.
+
+    >>> in_bytes({"storage": 4, "communication": 4}, model_bytes=100)
+    {'storage_bytes': 400, 'download_bytes': 400, 'communication_bytes': 800}
+
+    Args:
+        costs: of one client-round, in units of FedAvg's.
+        model_bytes: of one model.
+    """
+    models = (("storage", "storage", 1), ("download", "communication", 1), ("communication", "communication", 2))
+    return {f"{name}_bytes": costs[cost] * each * model_bytes for name, cost, each in models if cost in costs}
 
 
 def enough_clients(method: str, setting: Setting, clusters: int) -> None:
