@@ -122,8 +122,8 @@ def test_costs_are_averages_over_the_run_and_in_bytes(rounds, communication, com
             "computation": computation,
             "model_bytes": size,
             "storage_bytes": 3 * size,
-            "download_bytes": communication * size,
-            "communication_bytes": 2 * communication * size,
+            "download_bytes": round(communication * size),
+            "communication_bytes": round(2 * communication * size),
         }
     )
 

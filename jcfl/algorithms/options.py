@@ -44,7 +44,7 @@ def average(costs: dict[str, float], rounds: int) -> dict[str, float]:
     return {name: cost for name, cost in found.items() if name != "warmup"}
 
 
-def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, float]:
+def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:
     """What a client stores and moves in one round, of the costs named (T Table 7.6).
 
     T counts in FedAvg's units, and FedAvg moves its model down and up: a method that sends K models to a client counts
@@ -59,7 +59,7 @@ def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, float]:
         model_bytes: of one model.
     """
     models = (("storage", "storage", 1), ("download", "communication", 1), ("communication", "communication", 2))
-    return {f"{name}_bytes": costs[cost] * each * model_bytes for name, cost, each in models if cost in costs}
+    return {f"{name}_bytes": round(costs[cost] * each * model_bytes) for name, cost, each in models if cost in costs}
 
 
 def enough_clients(method: str, setting: Setting, clusters: int) -> None:
