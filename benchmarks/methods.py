@@ -145,16 +145,27 @@ def collapse(context: typer.Context, scenario: str = typer.Argument("grouped_dir
     study: Study = context.obj(rounds=20)
     federations = study.federations(scenario, groups=study.groups)
     found: dict[str, Any] = {}
-    for k in (study.groups // 2, study.groups):
-        for addons in ([], [{"name": "cam", "warmup": warmup}]):
-            method = {"name": "ifca", "clusters": k, "addons": addons}
-            for seed, federation in enumerate(federations):
-                history, _ = study.run(federation, method=method, seed=seed, evaluate_first=True)
-                title = f"K = {k}{', CAM' if addons else ''}, seed {seed}"
-                found[title] = {int(t): sizes(history.labels[0, i], k) for i, t in enumerate(history.rounds)}
-                print(f"\n{title}: accuracy {history['accuracy_micro'][0, -1]:.3f}, ari {history['ari'][0, -1]:.2f}")
-                print(*(f"  round {t:2d}: {counts}" for t, counts in found[title].items() if counts), sep="\n")
-                study.saved(found)
+    for row, method in study.chosen(starters(study.groups, warmup)).items():
+        for seed, federation in enumerate(federations):
+            history, _ = study.run(federation, method=method, seed=seed, evaluate_first=True)
+            counts = [sizes(labels, method["clusters"]) for labels in history.labels[0]]
+            title = f"{row}, seed {seed}"
+            scores = {key: float(history[key][0, -1]) for key in ("accuracy_micro", "purity", "ari")}
+            found[title] = {"sizes": dict(zip(history.rounds.tolist(), counts, strict=True)), **scores}
+            print(f"\n{title}: {', '.join(f'{key} {value:.3f}' for key, value in scores.items())}")
+            print(
+                *(f"  round {t:2d}: {size}" for t, size in found[title]["sizes"].items() if size), sep="\n", flush=True
+            )
+            study.saved(found)
+
+
+def starters(groups: int, warmup: int) -> dict[str, Any]:
+    """The rows of `collapse`."""
+    rows: dict[str, Any] = {}
+    for k in (groups // 2, groups):
+        rows[f"K = {k}"] = {"name": "ifca", "clusters": k}
+        rows[f"K = {k}, CAM"] = rows[f"K = {k}"] | {"addons": [{"name": "cam", "warmup": warmup}]}
+    return rows
 
 
 def sizes(labels: np.ndarray, k: int) -> list[int]:
@@ -182,13 +193,15 @@ def attacks(context: typer.Context, tau: float = 0.8) -> None:
 def choice(context: typer.Context, largest: int = 8) -> None:
     """`choose_k` on Rotated digits, whose true number of groups is 4."""
     study: Study = context.obj(clients=100, seeds=3)
+    judges = {"wecfl, accuracy": ("wecfl", "accuracy"), "wecfl, distance": ("wecfl", "distance")}
+    judges |= {"ifca, accuracy": ("ifca", "accuracy")}
     found: dict[str, Any] = {}
-    for method, criterion in (("wecfl", "accuracy"), ("wecfl", "distance"), ("ifca", "accuracy")):
+    for title, (method, criterion) in study.chosen(judges).items():
         ks, given = range(1, largest + 1), {"clients": study.clients, "seeds": study.seeds}
         result = choose_k("quickstart", ks, method=method, criterion=criterion, **given)
-        found[f"{method}, {criterion}"] = result._asdict()
+        found[title] = result._asdict()
         scores = ", ".join(f"{k}: {mean:.3f} ± {std:.3f}" for k, (mean, std) in result.scores.items())
-        print(f"{method}, {criterion}: k = {result.k}, confidence {result.confidence:.2f}, margin {result.margin:.3f}")
+        print(f"{title}: k = {result.k}, confidence {result.confidence:.2f}, margin {result.margin:.3f}")
         print(f"  {scores}", flush=True)
         study.saved(found)
 
@@ -210,7 +223,9 @@ def row(title: str, cells: Sequence[str]) -> str:
 
 
 def cell(values: Sequence[float], what: str) -> str:
-    """Mean ± standard deviation over seeds."""
+    """Mean ± standard deviation over seeds; a dash where there is no such figure."""
+    if np.isnan(values).any():
+        return "–"
     digits = {"seconds": 0, "clusters": 1, "purity": 2, "ari": 2}.get(what, 3)
     return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
 

@@ -86,3 +86,31 @@ def test_sizes_are_sorted_and_empty_before_there_are_clusters(ask):
 
     assert methods.sizes(np.array([2, 0, 2, -1]), 4) == [2, 1, 0, 0]
     assert methods.sizes(np.array([-1, -1]), 4) == []
+
+
+def test_collapse_tells_the_sizes_after_every_round(ask):
+    import methods
+
+    assert list(methods.starters(10, 8)) == ["K = 5", "K = 5, CAM", "K = 10", "K = 10, CAM"]
+    text, found = ask("--seeds", "1", "--only", "K = 4, CAM", "collapse", "--warmup", "1")
+    assert list(found) == ["K = 4, CAM, seed 0"]
+    before, *after = found["K = 4, CAM, seed 0"]["sizes"].values()
+    assert before == []  # in warm-up there are no clusters
+    assert [(sum(sizes), len(sizes)) for sizes in after] == [(8, 4), (8, 4)]
+    assert [line.split(":")[0] for line in text.splitlines()[2:]] == ["  round  1", "  round  2"]
+
+
+def test_choice_says_what_and_how_sure(ask):
+    text, found = ask("--seeds", "1", "--only", "ifca, accuracy", "choice", "--largest", "2")
+    told = found["ifca, accuracy"]
+    assert told["scores"].keys() == {"1", "2"}
+    assert told["k"] == max((1, 2), key=lambda k: told["scores"][str(k)][0])
+    assert 0 < told["confidence"] <= 1
+    assert text.startswith(f"ifca, accuracy: k = {told['k']}, confidence {told['confidence']:.2f}")
+
+
+def test_a_figure_that_is_not_there_is_a_dash(ask):
+    import methods
+
+    assert methods.cell([float("nan")] * 2, "purity") == "–"
+    assert methods.cell([1.0, 3.0], "seconds") == "2 ± 1"
