@@ -63,7 +63,7 @@ def defences(tau: float) -> dict[str, Any]:
             for rule, addon in rules.items():
                 rows[f"{title} K={k} {rule}"] = {"name": method, "clusters": k, "addons": addon}
     rows |= {f"TKM K={k}": {"name": "robust_tkm", "clusters": k, "beta": 0.1} for k in (2, 4)}
-    return rows | {"StoCFL": {"name": "stocfl", "tau": tau}}
+    return rows | {f"StoCFL {rule}": {"name": "stocfl", "tau": tau, "addons": addon} for rule, addon in rules.items()}
 
 
 def marked(federation: Federation, bad: Sequence[int], flip: bool) -> Federation:

@@ -22,7 +22,7 @@ import numpy as np
 import typer
 
 import jcfl
-from jcfl import data, registry
+from jcfl import config, data, registry
 from jcfl.choice import choose_k
 from jcfl.data import Examples
 from jcfl.results import History
@@ -140,10 +140,18 @@ def rivals(k: int, warmup: int) -> dict[str, Any]:
 
 
 @app.command()
-def collapse(context: typer.Context, scenario: str = typer.Argument("grouped_dirichlet"), warmup: int = 8) -> None:
+def collapse(
+    context: typer.Context,
+    scenario: str = typer.Argument("grouped_dirichlet"),
+    warmup: int = 8,
+    group_sizes: Annotated[
+        str, typer.Option(help="Clients of every group, with commas between [default: equal].")
+    ] = "",
+) -> None:
     """The sizes of IFCA's clusters after every round, K half the groups and as many, without and with CAM."""
     study: Study = context.obj(rounds=20)
-    federations = study.federations(scenario, groups=study.groups)
+    uneven = {"sizes": [int(size) for size in group_sizes.split(",")]} if group_sizes else {}
+    federations = study.federations(scenario, groups=study.groups, **uneven)
     found: dict[str, Any] = {}
     for row, method in study.chosen(starters(study.groups, warmup)).items():
         for seed, federation in enumerate(federations):
@@ -190,15 +198,16 @@ def attacks(context: typer.Context, tau: float = 0.8) -> None:
 
 
 @app.command()
-def choice(context: typer.Context, largest: int = 8) -> None:
+def choice(context: typer.Context, largest: int = 8, federation: int = 0) -> None:
     """`choose_k` on Rotated digits, whose true number of groups is 4."""
     study: Study = context.obj(clients=100, seeds=3)
     judges = {"wecfl, accuracy": ("wecfl", "accuracy"), "wecfl, distance": ("wecfl", "distance")}
     judges |= {"ifca, accuracy": ("ifca", "accuracy")}
+    digits = config.read("quickstart", [f"scenario.seed={federation}"])
     found: dict[str, Any] = {}
     for title, (method, criterion) in study.chosen(judges).items():
         ks, given = range(1, largest + 1), {"clients": study.clients, "seeds": study.seeds}
-        result = choose_k("quickstart", ks, method=method, criterion=criterion, **given)
+        result = choose_k(digits, ks, method=method, criterion=criterion, **given)
         found[title] = result._asdict()
         scores = ", ".join(f"{k}: {mean:.3f} ± {std:.3f}" for k, (mean, std) in result.scores.items())
         print(f"{title}: k = {result.k}, confidence {result.confidence:.2f}, margin {result.margin:.3f}")
