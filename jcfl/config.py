@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serial
 
 from jcfl import registry
 from jcfl.errors import InputError, unknown
+from jcfl.setting import Engine
 
 SECTIONS = ("data", "scenario", "model", "method", "train")
 """The sections that name a registered piece and give its options."""
@@ -82,6 +83,7 @@ class Config(BaseModel):
     compare: Annotated[tuple[Method, ...], Field(description="methods run beside the main one")] = ()
     data_dir: Annotated[Path | None, Field(description="folder of datasets")] = None
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
+    engine: Annotated[Engine, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
     budget: Annotated[int | None, Field(ge=1, description="bytes for a round's clients; null: by what is free")] = None
     made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}

@@ -12,6 +12,7 @@ from jcfl import trees
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, Split, State, Task, Upload
 
 Client = Callable[[Broadcast, Clients, Key], Upload]
+Weigh = Callable[[Array], Array]
 
 
 class Sums(NamedTuple):
@@ -20,6 +21,14 @@ class Sums(NamedTuple):
     clusters: Models  # [k, ...], weighted means by cluster, zero where nobody trained
     weight: Array  # [k]
     shared: Model  # the weighted mean over the cohort
+
+
+class Tiles(NamedTuple):
+    """Rows sorted by the model that serves them and cut into tiles of one model each."""
+
+    label: Array  # [t] the model of every tile
+    row: Array  # [t, n] the row in every place of a tile, -1 where there is none
+    used: Array  # [] how many tiles, counted from the first, hold rows
 
 
 def gather(federation: Federation, split: Split, who: Array) -> Clients:
@@ -39,7 +48,7 @@ def pixels(federation: Federation, rows: Array) -> Array:
 
 
 def stream(
-    client: Client, key: Key, state: State, cohort: Cohort, federation: Federation, weigh, chunk: int, keep: bool
+    client: Client, weigh: Weigh, chunk: int, key: Key, state: State, cohort: Cohort, federation: Federation, keep: bool
 ) -> tuple[Sums, Upload | None]:
     """Every client of the cohort trained from what the server sends it, and the uploads' means.
 
@@ -48,8 +57,8 @@ def stream(
 
     Args:
         client: trains one client.
-        key: the round's key; a client's own is folded from it and its id, so chunks change nothing.
         weigh: examples per client [s] -> averaging weights [s].
+        key: the round's key; a client's own is folded from it and its id, so chunks change nothing.
 
     Returns:
         the means, and the uploads stacked `[s, ...]` if kept.
@@ -71,7 +80,7 @@ def stream(
 
 
 def chain(
-    client: Client, key: Key, state: State, cohort: Cohort, federation: Federation, weigh, one_model: bool
+    client: Client, weigh: Weigh, one_model: bool, key: Key, state: State, cohort: Cohort, federation: Federation
 ) -> Sums:
     """As `stream`, one client after another, each starting from the shared model the previous one left.
 
@@ -105,7 +114,7 @@ class Shares(NamedTuple):
     total: Array  # [k] the weight of every cluster
 
 
-def averaging(state: State, cohort: Cohort, federation: Federation, weigh) -> Shares:
+def averaging(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> Shares:
     """The averaging weights of a cohort's clients by the labels they have; those not present count nothing."""
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
     weights = jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
@@ -159,6 +168,22 @@ def padded(array: Array, chunk: int) -> Array:
     spare = -array.size % chunk
     filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
     return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
+
+
+def cut(labels: Array, k: int, tile: int) -> Tiles:
+    """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
+    r = labels.size
+    most = r // tile + min(k, r)
+    size = jnp.zeros(k, jnp.int32).at[labels].add(1)
+    needed = -(-size // tile)  # [k] tiles of every label
+    last = jnp.cumsum(needed)
+    order = jnp.argsort(labels, stable=True)
+    ordered = labels[order]
+    rank = jnp.arange(r) - (jnp.cumsum(size) - size)[ordered]
+    place = (last - needed)[ordered] * tile + rank
+    row = jnp.full(most * tile, -1, jnp.int32).at[place].set(order.astype(jnp.int32)).reshape(most, tile)
+    label = jnp.minimum(jnp.searchsorted(last, jnp.arange(most), side="right"), k - 1)
+    return Tiles(label, row, last[-1])
 
 
 def client_keys(key: Key, who: Array) -> Key:

@@ -1,7 +1,6 @@
 """Every client's model on its own test examples, and the clusters against the true groups."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +12,6 @@ from jcfl.setting import Setting
 from jcfl.types import Array, Broadcast, Federation, Grouping, Model, Models, State, Task, Upload
 
 Answer = Callable[[Model, Model, Array], Array]
-
-
-class Tiles(NamedTuple):
-    """Rows sorted by the model that serves them and cut into tiles of one model each."""
-
-    label: Array  # [t] the model of every tile
-    row: Array  # [t, n] the row in every place of a tile, -1 where there is none
 
 
 def figures(
@@ -115,14 +107,14 @@ def predictions(
     k, rows = trees.count(clusters), federation.test.rows
     labels = labels[owners(federation)]
     tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, setting.budget)
-    tiles = cut(jnp.where(labels < 0, k, labels), k + 1, tile)
+    tiles = engine.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
 
     def part(args):
         label, row = args
         model = trees.select(label < k, trees.take(clusters, jnp.minimum(label, k - 1)), alone)
         return answer(model, shared, engine.pixels(federation, rows[row]))
 
-    logits = jax.lax.map(part, tiles, batch_size=batch)  # [t, n, c]
+    logits = jax.lax.map(part, (tiles.label, tiles.row), batch_size=batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
     return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
 
@@ -154,21 +146,6 @@ def tuned(
     logits = engine.each(one, federation, jnp.arange(setting.clients), setting.chunk)  # [m, n, c]
     spot = jnp.arange(test.rows.size) - test.start[owners(federation)]
     return logits[owners(federation), spot]
-
-
-def cut(labels: Array, k: int, tile: int) -> Tiles:
-    """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
-    r = labels.size
-    most = r // tile + min(k, r)
-    size = jnp.zeros(k, jnp.int32).at[labels].add(1)
-    needed = -(-size // tile)  # [k] tiles of every label
-    last = jnp.cumsum(needed)
-    order = jnp.argsort(labels, stable=True)
-    ordered = labels[order]
-    rank = jnp.arange(r) - (jnp.cumsum(size) - size)[ordered]
-    place = (last - needed)[ordered] * tile + rank
-    row = jnp.full(most * tile, -1, jnp.int32).at[place].set(order.astype(jnp.int32)).reshape(most, tile)
-    return Tiles(jnp.minimum(jnp.searchsorted(last, jnp.arange(most), side="right"), k - 1), row)
 
 
 def tile_sizes(rows: int, k: int, model_bytes: int, budget: int) -> tuple[int, int]:

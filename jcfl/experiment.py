@@ -237,6 +237,7 @@ class Run:
         size = trees.parameters(model) * 4
         return {
             "method": self.title,
+            "engine": self.plan.algorithms[self.title].engine,
             "rounds": self.plan.config.rounds,
             "seeds": len(self.seeds),
             "wall_s": clock.wall + compiling,

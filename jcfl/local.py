@@ -42,6 +42,12 @@ class Local(NamedTuple):
         (model, _), _ = jax.lax.scan(step, carry, jnp.arange(total))
         return model
 
+    def turns(self, n: int) -> tuple[int, int]:
+        """Rows in a step, and steps in a round, of a client with `n` examples."""
+        if self.batch_size == "full" or self.batch_size >= n:
+            return n, self.steps or self.epochs or 1
+        return self.batch_size, self.steps or (self.epochs or 1) * -(-n // self.batch_size)
+
     def optimizer(self) -> optax.GradientTransformation:
         """SGD with this trainer's momentum and weight decay (added to the gradient)."""
         decay = optax.identity() if is_zero(self.weight_decay) else optax.add_decayed_weights(self.weight_decay)
@@ -79,9 +85,9 @@ def schedule(local: Local, data: Clients, key: Key):
         the longest one's), and the number of steps.
     """
     n = data.mask.shape[0]
-    if local.batch_size == "full" or local.batch_size >= n:
-        return (lambda turn: data), False, local.steps or local.epochs or 1
-    b = local.batch_size
+    b, total = local.turns(n)
+    if b == n:
+        return (lambda turn: data), False, total
     real = jnp.maximum(data.size, 1)
     own_pass = (real + b - 1) // b  # batches in one pass over this client's examples
     longest = -(-n // b)
@@ -95,7 +101,7 @@ def schedule(local: Local, data: Clients, key: Key):
         rows = order[position % real]
         return Clients(data.x[rows], data.y[rows], (position < data.size))
 
-    return batch, not local.steps, local.steps or (local.epochs or 1) * longest
+    return batch, not local.steps, total
 
 
 def is_zero(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """What a client minimises: the loss on its examples, plus terms that tie it to what the server sent."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,15 +41,22 @@ def mean_loss(task: Task, logits: Array, batch: Clients) -> Array:
     return losses.sum() / jnp.maximum(batch.mask.sum(), 1)
 
 
-def proximal(to: Reference, weight: Array | float, on: Part | None = None) -> Term:
+class Pull(NamedTuple):
+    """(weight / 2) · ‖θ − reference‖², the reference held fixed during the local steps: a `Term` that is quadratic."""
+
+    to: Reference
+    weight: Array | float
+    on: Part
+
+    def __call__(self, model: Model, batch: Clients, sent: Broadcast) -> Array:
+        """The term's value. []"""
+        gap = optax.tree.sub(self.on(model), jax.lax.stop_gradient(self.on(self.to(sent))))
+        return self.weight / 2 * optax.tree.norm(gap, squared=True)
+
+
+def proximal(to: Reference, weight: Array | float, on: Part | None = None) -> Pull:
     """(weight / 2) · ‖θ − reference‖², the reference held fixed during the local steps."""
-    on = on or everything
-
-    def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
-        gap = optax.tree.sub(on(model), jax.lax.stop_gradient(on(to(sent))))
-        return weight / 2 * optax.tree.norm(gap, squared=True)
-
-    return term
+    return Pull(to, weight, on or everything)
 
 
 def contrastive(task: Task, weight: Array | float, temperature: Array | float, on: Part) -> Term:

@@ -142,7 +142,7 @@ def voted(setting: Setting, main: Algorithm, other: Algorithm, copies: int) -> A
 
     shares = ("storage", "communication", "computation")
     costs = main.costs | {name: main.costs[name] + copies * other.costs[name] for name in shares}
-    return Algorithm(init, step, predict, evaluate, costs)
+    return Algorithm(init, step, predict, evaluate, costs, main.engine)
 
 
 def own_state(state: State) -> State:

@@ -81,6 +81,7 @@ def planned(config: Config, objects: Objects = Objects()) -> Plan:  # noqa: B008
         chunk=config.chunk,
         budget=config.budget or engine.memory_budget() // share,
         build=build,
+        engine=config.engine,
     )
     federation = jax.device_put(federation)
     algorithms = {title: algorithm(method, setting, objects) for title, method in config.methods.items()}

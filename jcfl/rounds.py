@@ -1,13 +1,15 @@
 """The one round that every method here is a case of."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jcfl import averaging as averages
-from jcfl import engine, evaluation, trees
+from jcfl import engine, evaluation, factored, trees
+from jcfl.errors import InputError
 from jcfl.objective import Term, objective, own
 from jcfl.objective import shared as common
 from jcfl.setting import Rule, Setting, Shared
@@ -26,7 +28,8 @@ from jcfl.types import (
     Upload,
 )
 
-Weigh = Callable[[Array], Array]
+Stream = Callable[[Key, State, Cohort, Federation, bool], tuple[engine.Sums, Upload | None]]
+"""Trains a cohort: `(round's key, state, cohort, federation, keep) -> (means, the uploads if kept)`."""
 
 
 def by_size(size: Array) -> Array:
@@ -46,7 +49,7 @@ class Pieces(NamedTuple):
     distinct: bool = False  # whether cluster models start from different initialisations
     terms: Sequence[Term] = ()  # what a client minimises besides the loss on its examples
     shared: Shared = "mean"  # what the shared model is
-    weigh: Weigh = by_size
+    weigh: engine.Weigh = by_size
     averaging: Rule | None = None  # how models are averaged; None: weighted, as they stream in
     rate: Any = 1.0  # how far the server goes towards the average
     tied: tuple[str, ...] = ()  # parameters, by top-level name, averaged over all clients
@@ -69,6 +72,7 @@ def clustered(
     pieces = extended(setting, Pieces(**choices))
     task = setting.task
     client = trained(setting, pieces)
+    way, stream = streaming(setting, pieces)
 
     def init(key: Key, federation: Federation) -> State:
         model_key, run_key = jax.random.split(key)
@@ -87,7 +91,7 @@ def clustered(
         state = grouping.before(group_key, state, cohort, federation)
         seen = state.seen.at[cohort.who].max(cohort.present)
         if pieces.train:
-            state, sums = learnt(setting, pieces, grouping, client, (train_key, group_key), state, cohort, federation)
+            state, sums = learnt(setting, pieces, grouping, stream, (train_key, group_key), state, cohort, federation)
             state = averaged(pieces, state, sums)
         return watched(state).replace(seen=seen, round=state.round + 1)
 
@@ -99,7 +103,7 @@ def clustered(
         k = trees.count(state.clusters)
         return evaluation.figures(setting, state, federation, k, *predict(state, federation)) | measures
 
-    return Algorithm(init, step, predict, evaluate, costs or {})
+    return Algorithm(init, step, predict, evaluate, costs or {}, way)
 
 
 def extended(setting: Setting, pieces: Pieces) -> Pieces:
@@ -156,11 +160,42 @@ def trained(setting: Setting, pieces: Pieces) -> engine.Client:
     return client
 
 
+def streaming(setting: Setting, pieces: Pieces) -> tuple[str, Stream]:
+    """How the cohort trains: the way's name, and what trains it.
+
+    Raises:
+        InputError: a way was asked for that the model or the method does not allow.
+    """
+    client, weigh = trained(setting, pieces), pieces.weigh
+    why_not = factored.obstacle(setting, pieces.terms, alone=pieces.prepare is None and not pieces.chained)
+    if setting.engine == "factored" and why_not:
+        raise InputError(f"engine 'factored' cannot be used: {why_not}; take engine 'auto' or 'general'")
+    if pieces.chained:
+        return "chained", partial(chained, client, pieces)
+    references = factored.references(pieces.terms, pieces.shared != "mean")
+    if (
+        why_not
+        or setting.engine == "general"
+        or (setting.engine == "auto" and not factored.cheaper(setting, references))
+    ):
+        return "general", partial(engine.stream, client, weigh, setting.chunk)
+    make = lambda task: trained(setting._replace(task=task), pieces)
+    tile = factored.tile_size(setting, references)
+    return "factored", partial(factored.stream, make, setting.task, references, weigh, tile)
+
+
+def chained(
+    client: engine.Client, pieces: Pieces, key: Key, state: State, cohort: Cohort, federation: Federation, keep: bool
+) -> tuple[engine.Sums, None]:
+    """Clients one after another; their uploads cannot be kept."""
+    return engine.chain(client, pieces.weigh, pieces.shared == "mean", key, state, cohort, federation), None
+
+
 def learnt(
     setting: Setting,
     pieces: Pieces,
     grouping: Grouping,
-    client: engine.Client,
+    stream: Stream,
     keys,
     state: State,
     cohort: Cohort,
@@ -168,12 +203,8 @@ def learnt(
 ) -> tuple[State, engine.Sums]:
     """The cohort trained, grouped by what it trained if the rule asks for that, and its models averaged."""
     train_key, group_key = keys
-    if pieces.chained:
-        one_model = pieces.shared == "mean"
-        sums = engine.chain(client, train_key, state, cohort, federation, pieces.weigh, one_model)
-        return state, sums
     keep = grouping.after is not None or pieces.averaging is not None
-    sums, uploads = engine.stream(client, train_key, state, cohort, federation, pieces.weigh, setting.chunk, keep)
+    sums, uploads = stream(train_key, state, cohort, federation, keep)
     if uploads is None:
         return state, sums
     members, models = cohort, uploads.cluster

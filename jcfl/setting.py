@@ -5,12 +5,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jcfl import engine
 from jcfl.averaging import Averaging
+from jcfl.engine import chunk_size, memory_budget
 from jcfl.errors import InputError
 from jcfl.local import Local
 from jcfl.objective import Term
 from jcfl.types import NEVER, Array, Federation, Task
+
+Engine = Literal["auto", "general", "factored"]
+"""How clients train: in general, or factored where the model allows it; by default whichever takes less time."""
 
 Shared = Literal["mean", "trained", "added"]
 """What the shared model is: the mean of the cluster models, a second copy that is trained, or one added to them."""
@@ -49,6 +52,8 @@ class Setting(NamedTuple):
     chunk: int  # clients trained at a time
     budget: int  # bytes that a round may take for its clients
     shape: tuple[int, ...]  # of one example
+    width: int  # examples of the largest client
+    engine: Engine = "auto"  # how clients train
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
     extras: Extras = Extras()
 
@@ -62,6 +67,7 @@ def setting(
     chunk: int | None = None,
     budget: int | None = None,
     build: Callable[..., Task] | None = None,
+    engine: Engine = "auto",
 ) -> Setting:
     """The setting of a run.
 
@@ -70,6 +76,7 @@ def setting(
         participation: the share of the available clients asked in a round, in (0, 1].
         chunk: clients trained at a time; chosen from the memory at hand if not given.
         budget: bytes that a round may take for its clients; a quarter of what is free if not given.
+        engine: how clients train, as `jcfl.config.Config`.
 
     Raises:
         InputError: the participation is out of range, or nobody can train.
@@ -81,7 +88,7 @@ def setting(
     if eligible == 0:
         raise InputError(f"no client can train: all {held_out.size} are held out")
     cohort = max(1, round(participation * eligible))
-    budget = engine.memory_budget() if budget is None else budget
+    budget = memory_budget() if budget is None else budget
     width = federation.train.width
     batch = width if local.batch_size == "full" else min(local.batch_size, width)
     return Setting(
@@ -93,8 +100,10 @@ def setting(
         departures=bool((np.asarray(federation.depart) < NEVER).any()),
         participation=participation,
         cohort=cohort,
-        chunk=min(chunk, cohort) if chunk else engine.chunk_size(task, federation, cohort, batch, 8, budget),
+        chunk=min(chunk, cohort) if chunk else chunk_size(task, federation, cohort, batch, 8, budget),
         budget=budget,
         shape=tuple(federation.x.shape[1:]),
+        width=width,
+        engine=engine,
         build=build,
     )

@@ -56,7 +56,7 @@ class Federation(struct.PyTreeNode):
 class Clients(struct.PyTreeNode):
     """Examples of several clients, padded to one length; the rows under a false mask are never used."""
 
-    x: Array  # [s, n, ...] float
+    x: Any  # [s, n, ...] float
     y: Array  # [s, n] int32
     mask: Array  # [s, n] bool
 
@@ -64,6 +64,17 @@ class Clients(struct.PyTreeNode):
     def size(self) -> Array:
         """The number of real examples. [s]"""
         return self.mask.sum(-1)
+
+
+class First(NamedTuple):
+    """A network's first layer where that is dense, takes the examples as they are, and alone sees them.
+
+    `rest(model, product [n, h], *, key=None, mask=None)` is `Task.apply` from the product of examples and kernel on,
+    `x [n, d] @ kernel [d, h]`; the kernel itself is then not looked at.
+    """
+
+    path: tuple[str, ...]  # of the layer among the parameters; the kernel is its entry "kernel"
+    rest: Callable[..., tuple[Array, Model]]
 
 
 class Task(NamedTuple):
@@ -74,7 +85,8 @@ class Task(NamedTuple):
     returned model holds the updated running ones), without one in evaluation mode (running statistics, no dropout) and
     the model comes back as it was. `features(model, x, *, key=None, mask=None)` gives the representation before the
     head, `[n, f]`. `loss(logits [n, c], y [n])` gives one loss per example, `[n]`. `head` names the top-level entry (or
-    entries) of `model["params"]` that make up the classifier.
+    entries) of `model["params"]` that make up the classifier. With `first`, where there is such a layer, clients can be
+    trained without a kernel each.
     """
 
     init: Callable[[Key], Model]
@@ -83,6 +95,7 @@ class Task(NamedTuple):
     loss: Callable[[Array, Array], Array]
     head: tuple[str, ...]
     name: str = ""
+    first: First | None = None
 
 
 class Cohort(struct.PyTreeNode):
@@ -151,7 +164,7 @@ class Algorithm(NamedTuple):
     `init(key, federation) -> State`; `step(state, federation) -> State` is one round, pure and of fixed shape;
     `predict(state, federation) -> (labels [m], logits [r, c])` says which cluster serves each client and answers every
     test row; `evaluate(state, federation) -> dict` makes of it the figures of `jcfl.evaluation`; `costs` are those of a
-    client-round in units of FedAvg's.
+    client-round in units of FedAvg's; `engine` says how clients train.
     """
 
     init: Callable[[Key, Federation], State]
@@ -159,3 +172,4 @@ class Algorithm(NamedTuple):
     predict: Callable[[State, Federation], tuple[Array, Array]]
     evaluate: Callable[[State, Federation], dict[str, Array]]
     costs: dict[str, float]
+    engine: str = "general"

@@ -178,7 +178,7 @@ def with_mean_gradient(setting: Setting, gradient) -> Grouping:
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         asked = sample(key, setting, state.round, federation)
         view = state.replace(labels=jnp.zeros_like(state.labels))
-        sums, _ = engine.stream(slope, key, view, asked, federation, by_size, setting.chunk, False)
+        sums, _ = engine.stream(slope, by_size, setting.chunk, key, view, asked, federation, False)
         mean: Model = jax.tree.map(lambda leaf: leaf[0], sums.clusters["params"])
         return state.replace(memory=mean)
 

@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax import nnx
 
 from jcfl.errors import InputError, unknown
+from jcfl.models.first import first_dense
 from jcfl.models.frameworks import ROOT, Runner, linen_runner, nnx_runner
 from jcfl.types import Array, Key, Model, Task
 
@@ -67,7 +68,10 @@ def task(
         runner = framework(module, shape)
         model, calls = trial(runner, shape, classes)
     entries = classifier(model["params"], calls, head, name)
-    result = Task(runner.init, answer(runner), representation(runner, entries, calls, features), loss, entries, name)
+    first = first_dense(runner, model, shape) if isinstance(module, nn.Module) else None
+    result = Task(
+        runner.init, answer(runner), representation(runner, entries, calls, features), loss, entries, name, first
+    )
     with refusal(f"model {name!r} has no usable features or loss"):
         check(result, model, shape, classes)
     return result

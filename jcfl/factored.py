@@ -1,0 +1,174 @@
+"""Clients trained without a first-layer kernel each: an exact shortcut for networks that begin with a dense layer.
+
+Clients are sorted by cluster and taken in tiles of one cluster, so that the products of their examples with the kernels
+they are sent, and the sums over clients, are plain products of large matrices. See `jcfl.coordinates`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jcfl import engine, trees
+from jcfl.coordinates import Rows, folded, kernel, lead, mean, short, unfolded
+from jcfl.engine import Client, Shares, Sums, Tiles, Weigh
+from jcfl.local import Local
+from jcfl.objective import Pull, Term, own, shared
+from jcfl.setting import Setting
+from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
+
+REFERENCES = (own, shared)
+"""The models, as a client is sent them, whose first kernels are W₁, W₂."""
+
+PACE = {"cpu": (0.35, 1.0), "gpu": (1.0, 1.0)}
+"""What a multiplication takes in a plain product of large matrices, and in the small products of a client's own, by
+backend; one in the products batched over clients that training in general is made of takes 1."""
+
+UPDATE = 40
+"""Multiplications that one reading and writing of a kernel's element takes the time of, all told in a step."""
+
+TILE = 64 * 2**20
+"""Bytes of a tile beyond which a CPU gains nothing."""
+
+
+def obstacle(setting: Setting, terms: Sequence[Term], alone: bool) -> str:
+    """Why clients cannot be trained this way; nothing if they can.
+
+    Args:
+        terms: what they minimise besides the loss on their examples.
+        alone: whether each trains by itself, from models as they are sent.
+    """
+    if setting.task.first is None:
+        return f"the model {setting.task.name!r} does not begin with a dense layer that takes the examples as they are"
+    if not isinstance(setting.local, Local):
+        return "clients do not train by plain SGD"
+    if not all(isinstance(term, Pull) and term.to in REFERENCES for term in terms):
+        return "a term of the loss is not a pull to a model that was sent"
+    return "" if alone else "clients need more than the models that are sent"
+
+
+def references(terms: Sequence[Term], apart: bool) -> int:
+    """How many of `REFERENCES` training refers to.
+
+    Args:
+        apart: whether the shared model is trained or added.
+    """
+    return 2 if apart or any(isinstance(term, Pull) and term.to is shared for term in terms) else 1
+
+
+def cheaper(setting: Setting, references: int) -> bool:
+    """Whether a client's training takes less time this way, by the products it is made of."""
+    plain, small = PACE.get(jax.default_backend(), PACE["gpu"])
+    n, d, h = sizes(setting)
+    batch, steps = setting.local.turns(n)
+    general = 2 * steps * batch * d * h + UPDATE * steps * d * h
+    factored = plain * (references + 1) * n * d * h + small * (n * n * d + steps * batch * n * h)
+    return factored < general
+
+
+def tile_size(setting: Setting, references: int) -> int:
+    """How many clients of a cluster train at a time."""
+    n, d, h = sizes(setting)
+    client = 4 * (2 * n * d + n * n + n * h * (references + 8))
+    budget = min(setting.budget, TILE) if jax.default_backend() == "cpu" else setting.budget
+    most = max(1, min(setting.cohort, budget // client))
+    return -(-setting.cohort // -(-setting.cohort // most))
+
+
+def sizes(setting: Setting) -> tuple[int, int, int]:
+    """Examples of the largest client, features, and width of the first layer."""
+    h = kernel(lead(setting.task), jax.eval_shape(setting.task.init, jax.random.key(0))).shape[1]
+    return setting.width, int(np.prod(setting.shape)), h
+
+
+def stream(
+    make: Callable[[Task], Client],
+    task: Task,
+    references: int,
+    weigh: Weigh,
+    tile: int,
+    key: Key,
+    state: State,
+    cohort: Cohort,
+    federation: Federation,
+    keep: bool,
+) -> tuple[Sums, Upload | None]:
+    """As `engine.stream`, for clients that `make` makes of a task.
+
+    Clients are sorted by cluster and taken in tiles of one cluster, so that a tile's products are plain ones.
+
+    Args:
+        references: how many of `REFERENCES` the clients' training refers to.
+        tile: clients trained at a time.
+    """
+    k, s = trees.count(state.clusters), cohort.who.size
+    labels, shares = jnp.maximum(state.labels[cohort.who], 0), engine.averaging(state, cohort, federation, weigh)
+    train = lambda tiles: tiled(make, task, references, key, state, cohort, federation, shares, tiles, keep)
+    tiles = engine.cut(labels, k, tile)
+    if k * tile <= s or tile == 1:
+        clusters, common, kept = train(tiles)
+    else:  # with many small clusters most of a tile may be empty
+        singly = lambda: train(engine.cut(labels, k, 1))
+        clusters, common, kept = jax.lax.cond(tiles.used * tile <= 2 * s, lambda: train(tiles), singly)
+    return Sums(clusters, shares.total, common), kept
+
+
+def tiled(
+    make: Callable[[Task], Client],
+    task: Task,
+    references: int,
+    key: Key,
+    state: State,
+    cohort: Cohort,
+    federation: Federation,
+    shares: Shares,
+    tiles: Tiles,
+    keep: bool,
+) -> tuple[Models, Model, Upload | None]:
+    """The means of the clusters' and of all uploads, tile after tile, and the uploads if they are kept."""
+    first, s = lead(task), cohort.who.size
+    held = engine.cluster_shares(state, federation)
+
+    def part(turn: Array) -> tuple[Upload, Upload | None]:
+        """A tile's weighted sums, and the models themselves where they are kept."""
+        label, row = tiles.label[turn], tiles.row[turn]
+        real, row = row >= 0, jnp.maximum(row, 0)
+        who, near, far = cohort.who[row], jnp.where(real, shares.near[row], 0), jnp.where(real, shares.far[row], 0)
+        models = trees.take(state.clusters, label), state.shared
+        kernels = [kernel(first, model) for model in models[:references]]
+        data = engine.gather(federation, federation.train, who)
+        x = data.x.reshape(*data.y.shape, -1)  # [t, n, d]
+        own_model, common = (
+            folded(first, model, min(j, references - 1), references, x.shape[1]) for j, model in enumerate(models)
+        )
+        sent = Broadcast(label, own_model, (), common, held, ())
+        uploads = trained(make, task, sent, kernels, x, data, engine.client_keys(key, who))
+        means = Upload(mean(first, kernels, x, near, uploads.cluster), mean(first, kernels, x, far, uploads.shared))
+        whole = Upload(*(unfolded(first, kernels, x, model) for model in (uploads.cluster, uploads.shared)))
+        return means, whole if keep else None
+
+    def body(turn: Array, carry):
+        clusters, common, kept = carry
+        means, whole = part(turn)
+        clusters = jax.tree.map(lambda total, new: total.at[tiles.label[turn]].add(new), clusters, means.cluster)
+        common = optax.tree.add(common, means.shared) if jax.tree.leaves(means.shared) else common
+        place = jnp.where(tiles.row[turn] < 0, s, tiles.row[turn])
+        return clusters, common, jax.tree.map(lambda out, new: out.at[place].set(new, mode="drop"), kept, whole)
+
+    _, shapes = jax.eval_shape(part, jnp.int32(0))
+    kept = jax.tree.map(lambda leaf: jnp.zeros((s, *leaf.shape[1:]), leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, tiles.used, body, (*engine.zeros(state), kept))
+
+
+def trained(make, task: Task, sent: Broadcast, kernels: Sequence[Array], x: Array, data: Clients, keys: Key) -> Upload:
+    """A tile of clients trained, their first kernels in coordinates. [t, ...]"""
+    t, n, d = x.shape
+    products = jnp.stack([(x.reshape(t * n, d) @ kernel).reshape(t, n, -1) for kernel in kernels], 1)  # [t, r, n, h]
+    gram = jnp.einsum("tnd,tmd->tnm", x, x)
+
+    def one(products: Array, gram: Array, y: Array, mask: Array, key: Key) -> Upload:
+        return make(short(task, products, gram))(sent, Clients(Rows(), y, mask), key)
+
+    return jax.vmap(one)(products, gram, data.y, data.mask, keys)

@@ -1,0 +1,102 @@
+"""The first dense layer of a network, found so that its product with the examples can be worked out in another way."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.extend.core import Jaxpr, Var
+
+from jcfl.models.frameworks import Runner
+from jcfl.types import Array, First, Key, Model
+
+RESHAPES = {"reshape", "squeeze", "expand_dims", "copy"}
+
+
+def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | None:
+    """The dense layer that takes the examples as they are and through which alone they reach the answer.
+
+    Args:
+        runner: of a linen module.
+        model: shapes are enough.
+        shape: of one example.
+
+    Returns:
+        None if there is no such layer: the first one is a convolution, say, or the examples are used a second time.
+    """
+    layer = candidate(runner, model, shape)
+    if layer is None:
+        return None
+    path = layer.path
+    width = layer.features
+
+    def rest(model: Model, product: Array, *, key: Key | None = None, mask: Array | None = None) -> tuple[Array, Model]:
+        blank = jnp.zeros((product.shape[0], *shape), product.dtype)
+        with nn.intercept_methods(given(path, product, [])):
+            return runner.run(model, blank, key, mask)
+
+    return First(path, rest) if only_through(runner, model, shape, path, width) else None
+
+
+def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | None:
+    """The first layer called, if it is a plain dense one."""
+    called: list[Any] = []
+    listen = lambda entry, layer, x: called.append(layer)
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.result_type(float))
+    jax.eval_shape(lambda model, x: runner.run(model, x, None, None, listen)[0], model, x)
+    dense = next((layer for layer in called if isinstance(layer, nn.Dense)), None)
+    plain = dense is not None and dense.dtype is None and dense.dot_general is None and dense.dot_general_cls is None
+    return dense if plain else None
+
+
+def given(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[..., Any]:
+    """What makes the layer at `path` take `product` [n, h] for its own product, and its input known."""
+
+    def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
+        layer = context.module
+        if context.method_name != "__call__" or layer.path != path:
+            return call(*args, **kwargs)
+        inputs.append(args[0])
+        return product + layer.get_variable("params", "bias") if layer.use_bias else product
+
+    return around
+
+
+def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple[str, ...], width: int) -> bool:
+    """Whether the layer at `path` is called once, on the examples themselves, and nothing else looks at them."""
+    inputs: list[Any] = []
+
+    def run(x: Array, product: Array, model: Model):
+        inputs.clear()
+        with nn.intercept_methods(given(path, product, inputs)):
+            return runner.run(model, x, jax.random.key(0), None)[0], *inputs
+
+    kind = jnp.result_type(float)
+    x, product = jax.ShapeDtypeStruct((2, *shape), kind), jax.ShapeDtypeStruct((2, width), kind)
+    jaxpr = jax.make_jaxpr(run)(x, product, model).jaxpr
+    if len(jaxpr.outvars) != 2:
+        return False
+    logits, seen = jaxpr.outvars
+    return flattened(jaxpr, seen) and not depends(jaxpr, logits)
+
+
+def flattened(jaxpr: Jaxpr, out: Any) -> bool:
+    """Whether `out` is the program's first argument, reshaped to one vector an example."""
+    made = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
+    if out.aval.ndim != 2:
+        return False
+    while out in made:
+        if made[out].primitive.name not in RESHAPES:
+            return False
+        (out,) = made[out].invars
+    return out is jaxpr.invars[0]
+
+
+def depends(jaxpr: Jaxpr, out: Any) -> bool:
+    """Whether `out` may depend on the program's first argument."""
+    touched = {jaxpr.invars[0]}
+    for equation in jaxpr.eqns:
+        if any(isinstance(var, Var) and var in touched for var in equation.invars):
+            touched.update(equation.outvars)
+    return out in touched

@@ -1,0 +1,151 @@
+"""Training in coordinates is training: the same models as the general engine gives, for every method it serves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jcfl import models, registry
+from jcfl.algorithms.baselines import fedavg
+from jcfl.errors import InputError
+from tests import tiny
+
+SHAPE = (4, 4, 1)
+ROUNDS = 4
+
+
+class Normalised(nn.Module):
+    """A dense layer, batch statistics and dropout after it, and a second one."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        kind = jnp.result_type(float)
+        x = nn.Dense(7, use_bias=False, param_dtype=kind)(x.reshape(x.shape[0], -1))
+        x = nn.BatchNorm(use_running_average=not train, param_dtype=kind)(x)
+        x = nn.Dropout(0.2, deterministic=not train)(nn.relu(x))
+        return nn.Dense(tiny.CLASSES, param_dtype=kind)(x)
+
+
+def task(name: str):
+    registry.load()
+    if name == "normalised":
+        return models.task(Normalised(), SHAPE, tiny.CLASSES)
+    return registry.find("model", name)(SHAPE, tiny.CLASSES, **({"hidden": (7, 5)} if name == "mlp" else {}))
+
+
+def states(method, options, engine, model="mlp", extras=(), dtype=None, participation=1.0, **train):
+    """The states of a run by one engine."""
+    registry.load()
+    setting = tiny.setting(participation, extras=extras, **train)
+    setting = setting._replace(task=task(model), engine=engine)
+    algorithm = registry.find("method", method)(setting, **options)
+    assert algorithm.engine == engine
+    return tiny.run(algorithm, ROUNDS)
+
+
+METHODS = {
+    "fedavg": ("fedavg", {}, ()),
+    "fedprox": ("fedprox", {"mu": 0.3}, ()),
+    "local": ("local", {}, ()),
+    "ditto": ("ditto", {"lam": 0.2}, ()),
+    "ifca": ("ifca", {"clusters": 3}, ()),
+    "fesem": ("fesem", {"clusters": 2, "lam": 0.2}, ()),
+    "cfl": ("cfl", {}, ()),
+    "stocfl": ("stocfl", {"tau": 0.3, "lam": 0.3, "capacity": 4}, ()),
+    "stocfl of many": ("stocfl", {"tau": 0.99, "lam": 0.3}, ()),
+    "median": ("fedavg", {}, [{"name": "robust"}]),
+    "cam": ("ifca", {"clusters": 2}, [{"name": "cam", "warmup": 1}]),
+    "cks": ("ifca", {"clusters": 2}, [{"name": "cks", "lam": 0.3}]),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_engines_agree(name):
+    method, options, extras = METHODS[name]
+    with jax.enable_x64(True):
+        general, short = (
+            states(method, options, engine, extras=extras, momentum=0.5, weight_decay=0.1, lr=0.2)
+            for engine in ("general", "factored")
+        )
+    np.testing.assert_array_equal(general.labels, short.labels)
+    tiny.same(general.clusters, short.clusters, 1e-10)
+    tiny.same(general.shared, short.shared, 1e-10)
+    tiny.same(general.local, short.local, 1e-10)
+    moved = np.abs(
+        general.clusters["params"]["dense_0"]["kernel"][-1] - general.clusters["params"]["dense_0"]["kernel"][0]
+    )
+    assert moved.max() > 0.01
+
+
+@pytest.mark.parametrize("train", [{"batch_size": "full"}, {"steps": 3, "epochs": None}, {"batch_size": 5}], ids=str)
+@pytest.mark.parametrize("model", ["linear", "normalised"])
+def test_models_and_schedules(model, train):
+    with jax.enable_x64(True):
+        general, short = (states("fedprox", {"mu": 0.3}, engine, model, **train) for engine in ("general", "factored"))
+    tiny.same(general.clusters, short.clusters, 1e-10)
+
+
+def test_single_precision():
+    general, short = (states("stocfl", {"tau": 0.3}, engine, participation=0.5) for engine in ("general", "factored"))
+    tiny.same(general.clusters, short.clusters, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "model", "extras", "why"),
+    [
+        ("fedavg", {}, "cnn", (), "does not begin with a dense layer"),
+        ("feddane", {}, "mlp", (), "not a pull"),
+        ("fedavg", {"shared_update": "sequential"}, "mlp", (), "need more than the models"),
+        ("ifca", {}, "mlp", [{"name": "con_para"}], "not a pull"),
+        ("ifca", {}, "mlp", [{"name": "cks", "form": "pairwise"}], "not a pull"),
+    ],
+)
+def test_refused_with_a_reason(method, options, model, extras, why):
+    registry.load()
+    network = models.task(Convolved(), SHAPE, tiny.CLASSES) if model == "cnn" else task(model)
+    setting = tiny.setting(extras=extras)._replace(task=network)
+    make = registry.find("method", method)
+    with pytest.raises(InputError, match=why):
+        make(setting._replace(engine="factored"), **options)
+    assert make(setting._replace(engine="auto"), **options).engine in ("general", "chained")
+
+
+class Convolved(nn.Module):
+    """A convolution first."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(tiny.CLASSES)(nn.Conv(2, (3, 3))(x).reshape(x.shape[0], -1))
+
+
+class Twice(nn.Module):
+    """Looks at its examples a second time, or at twice their values, or takes them through one layer again."""
+
+    how: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1)
+        layer = nn.Dense(x.shape[1])
+        if self.how == "scaled":
+            return nn.Dense(tiny.CLASSES)(layer(2 * x))
+        if self.how == "skipped":
+            return nn.Dense(tiny.CLASSES)(layer(x) + x)
+        if self.how == "repeated":
+            return nn.Dense(tiny.CLASSES)(layer(layer(x)))
+        return nn.Dense(tiny.CLASSES)(nn.relu(layer(x)))
+
+
+@pytest.mark.parametrize(("how", "found"), [("once", True), ("scaled", False), ("skipped", False), ("repeated", False)])
+def test_a_first_layer_is_found_only_where_it_alone_sees_the_examples(how, found):
+    assert (models.task(Twice(how), SHAPE, tiny.CLASSES).first is not None) == found
+
+
+def test_the_cheaper_engine_is_chosen():
+    """Few examples and a wide layer of many inputs: factored; many examples of few inputs, touched once: general."""
+    registry.load()
+    setting = tiny.setting(epochs=5, batch_size="full")
+    wide = registry.find("model", "mlp")((28, 28, 1), 10, hidden=2048)
+    assert fedavg(setting._replace(task=wide, shape=(28, 28, 1), width=50)).engine == "factored"
+    assert fedavg(setting._replace(task=task("mlp"), width=5000)).engine == "general"
