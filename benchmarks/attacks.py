@@ -23,6 +23,11 @@ ATTACKS = {"none": (False, False), "flip": (True, False), "scale": (False, True)
 class Scaling(Local):
     """SGD, after which a client whose images are marked sends `FACTOR` times its update."""
 
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> "Scaling":
+        """The trainer with a configuration's options."""
+        return cls(options["lr"], None, options["steps"], options["batch_size"], 0.0, 0.0)
+
     def train(self, objective, start, sent, data, key):
         """The start, and the update once or `FACTOR` times."""
         model = Local(*self).train(objective, start, sent, data, key)
@@ -41,9 +46,7 @@ def answer(study: "Study", tau: float) -> None:
     for title, method in study.chosen(defences(tau)).items():
         found[title] = {attack: [] for attack in ATTACKS}
         for attack, (flip, scale) in ATTACKS.items():
-            given = (
-                {"train": Scaling(TRAIN["lr"], None, TRAIN["steps"], TRAIN["batch_size"], 0.0, 0.0)} if scale else {}
-            )
+            given = {"train": Scaling.of(TRAIN), "engine": "general"} if scale else {}  # a factored one sees no pixels
             for seed, federation in enumerate(federations):
                 history, _ = study.run(
                     marked(federation, bad, flip), method=method, seed=seed, evaluate_every=study.rounds, **given
