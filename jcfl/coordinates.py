@@ -36,20 +36,20 @@ class Rows:
 jax.tree_util.register_static(Rows)
 
 
-def short(task: Task, products: Array, gram: Array) -> Task:
+def short(task: Task, products: Sequence[Array], gram: Array) -> Task:
     """A task for one client, whose models have their first kernel in coordinates and whose examples are row numbers.
 
     Args:
-        products: X W_j. [r, n, h]
+        products: X W_j. [n, h] each
         gram: X Xᵀ. [n, n]
     """
     first = lead(task)
 
     def apply(model: Model, x, *, key: Key | None = None, mask: Array | None = None) -> tuple[Array, Model]:
-        every = isinstance(x, Rows)
-        index = jnp.arange(gram.shape[0]) if every else x
-        seen = (products, gram) if every else (products[:, index], gram[index])
-        product = pre(kernel(first, model), *seen, index)
+        at = kernel(first, model)
+        pick = (lambda rows: rows) if isinstance(x, Rows) else (lambda rows: rows[x])
+        product = sum(share * pick(rows) for share, rows in zip(at.a, products, strict=True)) - pick(gram) @ at.b
+        product = through(jax.lax.stop_gradient(product), pick(at.b))
         logits, after = first.rest(replaced(first, model, product[:0]), product, key=key, mask=mask)
         return logits, {**after, "params": model["params"]}
 
@@ -57,33 +57,22 @@ def short(task: Task, products: Array, gram: Array) -> Task:
 
 
 @jax.custom_vjp
-def pre(kernel: Kernel, products: Array, gram: Array, index: Array) -> Array:
-    """The product of the examples `index` [b] with a kernel in coordinates; differentiated, it gives coordinates too.
-
-    Args:
-        products: of those examples with every W_j. [r, b, h]
-        gram: of those examples with all. [b, n]
-    """
-    return jnp.tensordot(kernel.a, products, 1) - gram @ kernel.b
+def through(product: Array, rows: Array) -> Array:
+    """`product` [b, h]; its gradient D makes that of `rows` [b, h] −D: coordinates of the kernel's gradient Xᵀ D."""
+    return product
 
 
-def forth(kernel: Kernel, products: Array, gram: Array, index: Array) -> tuple[Array, tuple[Kernel, Array]]:
-    """`pre`, and what its gradient needs."""
-    return pre(kernel, products, gram, index), (kernel, index)
+def forth(product: Array, rows: Array) -> tuple[Array, Array]:
+    """`through`, and a number of the rows' type."""
+    return product, jnp.zeros((), rows.dtype)
 
 
-def back(kept: tuple[Kernel, Array], slope: Array):
-    """The coordinates of the kernel's gradient Xᵀ `slope` [b, h]."""
-    kernel, index = kept
-    return (
-        Kernel(jnp.zeros_like(kernel.a), jnp.zeros_like(kernel.b).at[index].add(-slope.astype(kernel.b.dtype))),
-        None,
-        None,
-        None,
-    )
+def back(like: Array, slope: Array) -> tuple[None, Array]:
+    """What the slope [b, h] of the product says of the rows."""
+    return None, -slope.astype(like.dtype)
 
 
-pre.defvjp(forth, back)
+through.defvjp(forth, back)
 
 
 def folded(first: First, model: Model, j: int, references: int, n: int) -> Model:

@@ -64,7 +64,7 @@ def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
 def finite(stacked: Models) -> Array:
     """Whether every number of each of k models is finite. [k]"""
     leaves = [leaf for leaf in jax.tree.leaves(stacked) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    flags = [jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim))) for leaf in leaves]
+    flags = [(leaf * 0).sum(tuple(range(1, leaf.ndim))) == 0 for leaf in leaves]  # a sum is read faster than tests
     return jnp.stack(flags).all(0)
 
 
