@@ -1,6 +1,7 @@
-"""The command line: `jcfl run`, `jcfl list`."""
+"""The command line: `jcfl run`, `jcfl list`, and the commands of `jcfl.commands`."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import jcfl
+from jcfl import commands
 from jcfl.errors import InputError, TrainingError
 
 app = typer.Typer(name="jcfl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -35,7 +37,8 @@ def status(arguments: list[str] | None = None) -> int:
     """Run a command and say how it ended."""
     command = typer.main.get_command(app)
     try:
-        return command.main(arguments, prog_name="jcfl", standalone_mode=False) or 0
+        words = ["jcfl", *(sys.argv[1:] if arguments is None else arguments)]
+        return command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=words) or 0
     except InputError as error:
         return complain(str(error), 2)
     except TrainingError as error:
@@ -75,6 +78,7 @@ def common(
 
 @app.command("run")
 def run_command(
+    context: typer.Context,
     tokens: Annotated[
         list[str] | None,
         typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="What to run."),
@@ -96,7 +100,8 @@ def run_command(
         folder, config = resume, resumed_config(resume, overrides)
     else:
         folder, config = out or free_folder(names), configured(names, overrides)
-    train(config.model_copy(update={"data_dir": data_dir or config.data_dir}), folder, resume is None, quiet, as_json)
+    config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
+    train(config, folder, resume is None, quiet, as_json, shlex.join(context.obj))
 
 
 @app.command("list")
@@ -120,6 +125,10 @@ def list_command(
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     console.print(display.listing({**kinds, "presets": config.presets()}), highlight=False)
+
+
+for command in (commands.show, commands.plot, commands.report):
+    app.command(command.__name__)(command)
 
 
 def sorted_out(tokens: list[str], settings: list[str]) -> tuple[list[str], list[str]]:
@@ -156,8 +165,8 @@ def free_folder(names: list[str]) -> Path:
     return folder
 
 
-def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool) -> None:
-    """Plan, refuse what is wrong, train, and show the figures."""
+def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, command: str) -> None:
+    """Plan, refuse what is wrong, train, and show the figures; `command` is how a fresh run was asked for."""
     from rich.console import Console
 
     from jcfl import display, experiment
@@ -166,6 +175,8 @@ def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool) ->
     if fresh:
         experiment.refuse_taken(folder)
     plan = planned(config)
+    made_by = plan.config.made_by | {"command": command if fresh else config.made_by.get("command")}
+    plan = plan._replace(config=plan.config.model_copy(update={"made_by": made_by}))
     console = Console(stderr=as_json)
     console = console if console.is_terminal else Console(stderr=as_json, width=160)
     try:

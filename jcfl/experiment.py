@@ -1,5 +1,6 @@
 """A run from its configuration to its history: planned, trained, and written down."""
 
+import functools
 import resource
 import sys
 import threading
@@ -18,6 +19,7 @@ from jcfl.config import Config, plain, read
 from jcfl.errors import InputError, TrainingError
 from jcfl.loop import Clock, Progress, Sitting
 from jcfl.plan import Plan, described, planned
+from jcfl.representation import representation
 from jcfl.results import Folder, History, Record
 from jcfl.types import Federation
 
@@ -116,12 +118,15 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     several = len(methods) > 1
     if out is not None and several:
         Folder(out).begin(plan.config.text(), measured=False)
+    clients = functools.cache(lambda: representation(plan))  # the same for all methods
     histories: dict[str, History] = {}
     stop = threading.Event()
     with loop.interruptible(stop, out is not None):
         for title, method in methods.items():
             config = plan.config.model_copy(update={"method": method, "compare": ()}) if several else plan.config
             folder = None if out is None else Folder(out / "runs" / title if several else out)
+            if folder is not None:
+                folder.federation(clients)
             keep = keep_state and not histories
             one = Run(title, plan._replace(config=config), folder, on_progress or (lambda progress: None), stop, keep)
             histories[title] = one.history()

@@ -3,12 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from jcfl.errors import InputError
 
@@ -99,7 +100,7 @@ def final(history: History) -> dict[str, Any]:
 
 
 class Folder:
-    """The files of one run: config.yaml, metrics.jsonl, clusters.npz, summary.json, checkpoints/."""
+    """The files of one run: config.yaml, metrics.jsonl, federation.npz, clusters.npz, summary.json, checkpoints/."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -128,10 +129,13 @@ class Folder:
     def clusters(self, history: History) -> None:
         """Write clusters.npz: labels and accuracies of every client at every evaluation."""
         arrays: dict[str, Any] = {key: getattr(history, key) for key in (*ARRAYS, "groups", "rounds", "seeds")}
-        temporary = self.path / "clusters.npz.partial"
-        with open(temporary, "wb") as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(temporary, self.path / "clusters.npz")
+        write_arrays(self.path / "clusters.npz", arrays)
+
+    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has."""
+        if not (self.path / "federation.npz").exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_arrays(self.path / "federation.npz", arrays())
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
@@ -162,23 +166,73 @@ class Folder:
 
 
 def load(folder: Path | str) -> History:
-    """The history of a run from its folder.
+    """The history of a run from its folder; of several methods' the first one's, the rest as its `others`.
 
     Raises:
         InputError: the folder holds no run.
     """
     path = Path(folder)
-    if not (path / "metrics.jsonl").exists():
-        raise InputError(f"{path} holds no run: there is no metrics.jsonl in it")
+    if (path / "metrics.jsonl").exists():
+        return loaded(path)
+    names = compared(path)
+    if not names:
+        raise InputError(f"{path} holds no run: there is neither a metrics.jsonl nor a runs folder with runs in it")
+    main, *others = [loaded(path / "runs" / name) for name in names]
+    main.others, main.folder = {other.name: other for other in others}, path
+    return main
+
+
+def compared(path: Path) -> list[str]:
+    """The runs in a folder of several, in the order of its comparison.json; those not in there yet at the end."""
+    there = sorted(item.parent.name for item in path.glob("runs/*/metrics.jsonl"))
+    file = path / "comparison.json"
+    order = list(json.loads(file.read_text("utf-8"))) if file.exists() else []
+    return [*(name for name in order if name in there), *(name for name in there if name not in order)]
+
+
+def loaded(path: Path) -> History:
+    """The history of the one run in a folder."""
     records = Folder(path).records()
     seeds, rounds = sorted({record.seed for record in records}), sorted({record.round for record in records})
     with_groups = path / "clusters.npz"
     groups = np.load(with_groups)["groups"] if with_groups.exists() else np.zeros(0, int)
-    found = history(path.name, seeds, rounds, records, groups)
+    found = history(path.resolve().name, seeds, rounds, records, groups)
     found.folder = path
     if (path / "summary.json").exists():
         found.summary = json.loads((path / "summary.json").read_text("utf-8"))
     return found
+
+
+def home(history: History) -> Path:
+    """The folder of one run's files.
+
+    Raises:
+        InputError: the run has none.
+    """
+    if history.folder is None:
+        raise InputError(f"{history.name}: this needs the files of a run; give the run a folder with out=…")
+    inner = history.folder / "runs" / history.name
+    return inner if inner.is_dir() else history.folder
+
+
+def federation(history: History) -> dict[str, np.ndarray]:
+    """What the clients of a run hold and how alike they are: see `jcfl.representation.representation`.
+
+    Raises:
+        InputError: the run has no folder, or was made before runs wrote federation.npz.
+    """
+    file = home(history) / "federation.npz"
+    if not file.exists():
+        raise InputError(f"{file} is not there; `jcfl run --resume {history.folder}` writes it")
+    with np.load(file) as arrays:
+        return dict(arrays)
+
+
+def settings(history: History) -> dict[str, Any]:
+    """The configuration of a run as its file has it; empty for a run without a folder."""
+    if history.folder is None or not (home(history) / "config.yaml").exists():
+        return {}
+    return yaml.safe_load((home(history) / "config.yaml").read_text("utf-8")) or {}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -191,6 +245,14 @@ def write(path: Path, text: str) -> None:
     """Write a file so that it is never seen half-written."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(text, "utf-8")
+    os.replace(temporary, path)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a compressed npz file, so that it is never seen half-written."""
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
     os.replace(temporary, path)
 
 

@@ -1,0 +1,85 @@
+"""Folders of runs with figures made up for tests, written as a run writes them, with nothing trained."""
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from jcfl.results import Folder, Record, final, history
+
+CLIENTS, CLASSES = 30, 4
+GROUPS = np.repeat([0, 1, 2], 10)
+ROUNDS = (2, 4, 6, 8)
+
+
+def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, complete=True, groups=GROUPS, **scores):
+    """Write a run: accuracies grow with the round and the seed, labels are given or those of `moving`."""
+    rng = np.random.default_rng(len(str(path.name)))
+    labels = moving() if labels is None else labels
+    records = []
+    for i, seed in enumerate(seeds):
+        for j, round in enumerate(ROUNDS):
+            figures = {
+                "accuracy_micro": 0.5 + 0.05 * j + 0.02 * i,
+                "f1_micro": 0.4 + 0.05 * j,
+                "loss": 1.0 / (j + 1),
+                "clusters": len(np.unique(labels[j][labels[j] >= 0])),
+                "ari": 0.25 * j,
+                "purity": 1.0,
+            }
+            figures |= {key: value[i][j] for key, value in scores.items()}
+            arrays = {"labels": labels[j].astype(np.int32), "accuracy_clients": rng.random(len(groups), np.float32)}
+            records.append(Record(seed, round, figures, arrays))
+    folder = Folder(path)
+    base = {
+        "data": {"name": "made up"},
+        "scenario": {"name": "rotated"},
+        "method": {"name": name},
+        "participation": 0.5,
+    }
+    folder.begin(yaml.safe_dump(base | {"rounds": ROUNDS[-1]} | (settings or {})))
+    folder.rewrite(records)
+    found = history(name, list(seeds), ROUNDS, records, groups)
+    folder.clusters(found)
+    folder.federation(lambda: federation(groups))
+    if complete:
+        costs = {"storage": 2, "communication": 2, "computation": 2, "model_bytes": 1000, "communication_bytes": 4000}
+        timing = {"wall_s": 12.5, "compile_s": 2.5, "rounds_per_s": 2.0, "clients_per_s": 30.0, "costs": costs}
+        folder.summary(final(found) | timing | {"method": name, "rounds": ROUNDS[-1], "seeds": len(seeds)})
+    return path
+
+
+def moving() -> np.ndarray:
+    """Labels over rounds [e, m]: none, then some, then all by their true group; numbered as slots are."""
+    last = np.array([7, 3, 12])[GROUPS]
+    half, early = last.copy(), last.copy()
+    half[::10] = -1
+    early[GROUPS == 1] = 12
+    return np.stack([np.full(CLIENTS, -1), half, early, last])
+
+
+def federation(groups=GROUPS) -> dict[str, np.ndarray]:
+    """What federation.npz holds: unit vectors that point one way in each group, and labels that follow the group."""
+    rng = np.random.default_rng(0)
+    m = len(groups)
+    psi = vectors(groups)
+    train = rng.multinomial(40, np.full(CLASSES, 1 / CLASSES), m)
+    train[:, 0] += 20 * (groups == 0)
+    return {
+        "train": train,
+        "test": rng.multinomial(10, np.full(CLASSES, 1 / CLASSES), m),
+        "groups": groups,
+        "held_out": np.arange(m) == 5,
+        "arrive": np.zeros(m, int),
+        "depart": np.full(m, 2**31 - 1),
+        "compared": np.arange(m),
+        "cosine": (psi @ psi.T)[np.triu_indices(m, 1)].astype(np.float32),
+        "pictured": np.arange(0, m, 2),
+        "images": rng.integers(0, 255, (m // 2, 5, 5, 1)).astype(np.uint8),
+    }
+
+
+def vectors(groups=GROUPS) -> np.ndarray:
+    """The unit vectors whose cosines `federation` holds. [m, 6]"""
+    psi = np.eye(6)[np.maximum(groups, 0)] + 0.1 * np.random.default_rng(1).standard_normal((len(groups), 6))
+    return psi / np.linalg.norm(psi, axis=1, keepdims=True)

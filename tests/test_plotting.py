@@ -1,0 +1,337 @@
+"""Figures: that they show the numbers of the run, whatever its names and however far it came."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+from scipy.spatial.distance import squareform
+from sklearn.decomposition import PCA
+
+from jcfl import cli, plotting, results
+from jcfl.errors import InputError
+from jcfl.plotting import cosines, membership, style
+from tests import folders
+
+EVERY = sorted(plotting.FIGURES)
+
+
+@pytest.fixture
+def one(tmp_path):
+    return folders.run(tmp_path / "one")
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Four runs that differ in tau and lam, as a sweep leaves them."""
+    for i, (tau, lam) in enumerate(itertools.product((0.3, 0.6), (0.0, 0.5))):
+        method = {"method": {"name": "stocfl", "tau": tau, "lam": lam}}
+        accuracy = [[0, 0, 0, 0.1 * i], [0, 0, 0, 0.1 * i + 0.2]]
+        folders.run(tmp_path / "sweep" / "runs" / f"run{i}", settings=method, accuracy_micro=accuracy)
+    return tmp_path / "sweep"
+
+
+def labels_in(legend):
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_curves_are_means_with_bands_of_one_deviation(one):
+    accuracy, _, loss = plotting.curves(one).axes
+    (line,), (band,) = accuracy.lines, accuracy.collections
+    np.testing.assert_array_equal(line.get_xdata(), folders.ROUNDS)
+    np.testing.assert_allclose(line.get_ydata(), [0.51, 0.56, 0.61, 0.66])
+    edges = band.get_paths()[0].vertices
+    np.testing.assert_allclose([edges[:, 1].min(), edges[:, 1].max()], [0.5, 0.67])
+    np.testing.assert_allclose(loss.lines[0].get_ydata(), [1, 1 / 2, 1 / 3, 1 / 4])
+    assert accuracy.get_ylabel() == "accuracy"
+
+
+def test_one_seed_has_no_band_and_a_cut_off_seed_counts_where_it_is(tmp_path):
+    alone = plotting.curves(folders.run(tmp_path / "alone", seeds=(3,)))
+    assert not alone.axes[0].collections
+    path = folders.run(tmp_path / "cut", seeds=(0, 1))
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:-1]))  # seed 1 lacks its last evaluation
+    (line,) = plotting.curves(path, scores=["accuracy_micro"]).axes[0].lines
+    np.testing.assert_allclose(line.get_ydata(), [0.51, 0.56, 0.61, 0.65])
+
+
+def test_runs_are_laid_over_each_other_and_told_apart(several, tmp_path):
+    shown = plotting.curves(several, scores=["accuracy_micro"])
+    assert labels_in(shown.legends[0]) == ["run0", "run1", "run2", "run3"]
+    looks = {(line.get_color(), line.get_linestyle(), line._unscaled_dash_pattern[1]) for line in shown.axes[0].lines}
+    assert len(looks) == 4
+    twice = plotting.histories([folders.run(tmp_path / "a" / "run"), folders.run(tmp_path / "b" / "run")])
+    assert plotting.titles(twice) == ["a/run", "b/run"]
+
+
+def test_unknown_scores_figures_and_options_are_refused(one, several):
+    with pytest.raises(InputError, match="did you mean 'accuracy_micro'"):
+        plotting.curves(one, scores=["acuracy_micro"])
+    with pytest.raises(InputError, match="did you mean 'curves'"):
+        list(plotting.drawn(plotting.histories(one), ["curve"]))
+    with pytest.raises(InputError, match=r"did you mean 'method\.tau'"):
+        plotting.effect(several, key="method.taw")
+    with pytest.raises(InputError, match="no number in the configurations differs"):
+        plotting.effect(one)
+    with pytest.raises(InputError, match="has no seed 9; it has 0, 1"):
+        plotting.flow(one, seed=9)
+    with pytest.raises(InputError, match="shows one run"):
+        plotting.embedding([one, one])
+
+
+def test_clusters_are_counted_beside_the_true_groups(one):
+    counts, ari = plotting.clusters(one).axes
+    line, true = counts.lines
+    assert line.get_ydata().tolist() == [0, 3, 2, 3]
+    assert set(true.get_ydata()) == {3}
+    assert ari.get_ylabel() == "adjusted Rand index"
+
+
+def test_runs_without_clusters_are_left_out(tmp_path):
+    none = np.full((4, folders.CLIENTS), -1)
+    paths = [folders.run(tmp_path / "own"), folders.run(tmp_path / "majority", labels=none)]
+    shown = plotting.clusters(paths)
+    assert all(len([line for line in axes.lines if len(line.get_xdata()) > 2]) == 1 for axes in shown.axes)
+    with pytest.raises(InputError, match="no run has clusters"):
+        plotting.clusters(paths[1])
+
+
+def test_effect_has_an_option_on_its_axis_and_a_line_for_each_other(several):
+    shown = plotting.effect(several, key="method.tau", scores=["accuracy_micro"])
+    (axes,) = shown.axes
+    assert labels_in(shown.legends[0]) == ["lam = 0", "lam = 0.5"]
+    points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
+    np.testing.assert_allclose(points, [[[0.3, 0.1], [0.6, 0.3]], [[0.3, 0.2], [0.6, 0.4]]])
+    bars = axes.containers[0].lines[2][0].get_segments()
+    np.testing.assert_allclose([bar[1, 1] - bar[0, 1] for bar in bars], [0.2, 0.2])
+
+
+def test_embedding_colours_clusters_and_groups_alike_and_keeps_neighbours(one):
+    shown = plotting.embedding(one)
+    clusters, truth = shown.axes
+    assert (clusters.get_title(), truth.get_title()) == ("3 clusters after round 8", "3 true groups")
+    places = [np.concatenate([dots.get_offsets() for dots in axes.collections]) for axes in shown.axes]
+    assert places[0].shape == (folders.CLIENTS, 2)
+    found, true = ({to_hex(d.get_facecolor()[0]): d.get_offsets() for d in a.collections} for a in (clusters, truth))
+    assert len(found) == 3
+    for shade, dots in true.items():
+        np.testing.assert_array_equal(dots, found[shade])
+    for dots in truth.collections:  # a client's nearest neighbours are of its own group
+        own = dots.get_offsets()
+        away = np.linalg.norm(own[:, None] - places[1][None], axis=-1)
+        among = np.linalg.norm(own[:, None] - own[None], axis=-1)
+        assert (np.sort(away, 1)[:, 1] == np.sort(among, 1)[:, 1]).all()
+    again = np.concatenate([dots.get_offsets() for dots in plotting.embedding(one).axes[0].collections])
+    np.testing.assert_array_equal(places[0], again)
+
+
+def test_embedding_at_earlier_rounds(one):
+    shown = plotting.embedding(one, at=[3, 6], by="pca")
+    assert [axes.get_title()[:10] for axes in shown.axes] == ["0 clusters", "2 clusters", "3 true gro"]
+
+
+def test_principal_axes_are_those_of_the_vectors():
+    psi = folders.vectors()
+    found, expected = cosines.principal(psi @ psi.T), PCA(2).fit_transform(psi)
+    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-6)
+
+
+def test_square_is_the_matrix_of_its_upper_triangle():
+    upper = np.arange(1.0, 11.0)
+    np.testing.assert_array_equal(cosines.square(upper, 5), squareform(upper) + np.eye(5))
+
+
+def test_similarity_is_ordered_by_cluster(one):
+    shown = plotting.similarity(one)
+    (matrix,) = [
+        axes.images[0].get_array() for axes in shown.axes if axes.images and axes.images[0].get_array().size == 900
+    ]
+    psi, last = folders.vectors(), folders.moving()[-1]
+    order = np.concatenate([np.flatnonzero(last == label) for label in (12, 7, 3)])  # of one size now; 12 was largest
+    np.testing.assert_allclose(matrix, (psi @ psi.T)[np.ix_(order, order)], atol=1e-6)
+
+
+def test_sizes_stack_to_all_clients(one):
+    shown = plotting.sizes(one)
+    (axes,) = shown.axes
+    assert labels_in(axes.get_legend()) == ["none (0)", "3 (10)", "2 (10)", "1 (10)"]
+    tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in axes.collections]
+    assert tops[-1] == folders.CLIENTS
+
+
+def test_flow_has_a_band_for_every_move(one):
+    shown = plotting.flow(one)
+    (axes,) = shown.axes
+    labels = folders.moving()
+    bands = sum(len(set(zip(a.tolist(), b.tolist(), strict=True))) for a, b in itertools.pairwise(labels))
+    bars = [patch for patch in axes.patches if hasattr(patch, "get_height")]
+    assert len(axes.patches) - len(bars) == bands
+    for turn, now in enumerate(labels):
+        heights = sorted(bar.get_height() for bar in bars if abs(bar.get_x() + bar.get_width() / 2 - turn) < 1e-9)
+        assert heights == pytest.approx(sorted(np.unique(now, return_counts=True)[1]))
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "4", "6", "8"]
+
+
+def test_flow_chooses_the_rounds_with_most_moves():
+    labels = np.zeros((20, 10), int)
+    for turn in (3, 5, 6, 11, 12, 17):
+        labels[turn:, : turn % 7 + 1] += 1  # as many move as the slice is long
+    moved = [(labels[turn] != labels[turn - 1]).sum() for turn in range(1, 20)]
+    most = sorted(np.argsort(moved)[::-1][: membership.STOPS - 2] + 1)
+    assert membership.stops(labels).tolist() == sorted({0, *most, 19})
+
+
+def test_clients_are_a_distribution_and_the_worst(one):
+    left, right = plotting.clients(one).axes
+    accuracy = np.load(one / "clusters.npz")["accuracy_clients"][:, -1].mean(0)
+    line = left.lines[0]
+    x, y = line.get_xdata()[1:], line.get_ydata()[1:]
+    for value in (0.3, 0.5, 0.7):
+        assert y[x <= value].max() == pytest.approx((accuracy <= value).mean())
+    worst = np.argsort(accuracy)[:15]
+    assert [tick.get_text() for tick in right.get_yticklabels()] == [f"{i} (group {folders.GROUPS[i]})" for i in worst]
+    np.testing.assert_allclose(right.lines[0].get_xdata(), accuracy[worst])
+
+
+def test_heatmap_has_a_column_for_every_client_by_group(one):
+    facts = folders.federation()
+    (image,) = [axes.images[0] for axes in plotting.heatmap(one).axes if axes.images and axes.get_ylabel() == "label"]
+    shares = image.get_array()
+    assert shares.shape == (folders.CLASSES, folders.CLIENTS)
+    np.testing.assert_allclose(shares.sum(0), 1)
+    expected = facts["train"] / facts["train"].sum(1, keepdims=True)
+    for group in range(3):
+        mine = shares.T[10 * group : 10 * group + 10]
+        np.testing.assert_allclose(np.sort(mine, 0), np.sort(expected[group == folders.GROUPS], 0))
+
+
+def test_samples_are_of_their_cluster_in_frames_of_their_group(one):
+    shown = plotting.samples(one)
+    facts = folders.federation()
+    used = [axes for axes in shown.axes if axes.images]
+    assert len(used) == 15
+    frames = {}
+    for axes in used:
+        picture = (np.asarray(axes.images[0].get_array()) * (np.ptp(facts["images"])) + facts["images"].min()).round()
+        (index,) = np.flatnonzero((facts["images"][..., 0] == picture).all((1, 2)))
+        frames.setdefault(folders.GROUPS[facts["pictured"][index]], set()).add(
+            to_hex(axes.spines["left"].get_edgecolor())
+        )
+    assert sorted(map(len, frames.values())) == [1, 1, 1]
+    assert len(set.union(*frames.values())) == 3
+
+
+def test_no_images_no_samples(tmp_path):
+    path = folders.run(tmp_path / "run")
+    (path / "federation.npz").unlink()
+    with pytest.raises(InputError, match="--resume"):
+        plotting.samples(path)
+    results.Folder(path).federation(lambda: folders.federation() | {"images": np.zeros((0, 3))})
+    with pytest.raises(InputError, match="not images"):
+        plotting.samples(path)
+
+
+@pytest.mark.parametrize("kind", plotting.FORMATS)
+def test_files_are_what_their_ending_says_and_the_same_every_time(one, tmp_path, kind):
+    start = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind]
+    for name in ("a", "b"):
+        (file,) = plotting.save(plotting.curves(one), tmp_path / name / "curves", [kind])
+        assert file == tmp_path / name / f"curves.{kind}"
+        assert file.read_bytes().startswith(start)
+    assert (tmp_path / "a" / f"curves.{kind}").read_bytes() == file.read_bytes()
+
+
+def test_names_may_hold_anything(tmp_path):
+    paths = [folders.run(tmp_path / name) for name in ("$x_{", "<b>&amp;", "a%b#c")]
+    for name in ("curves", "clients"):
+        plotting.save(plotting.FIGURES[name](paths), tmp_path / name, ["svg"])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, name):
+    if name == "effect":
+        return
+    draw = plotting.FIGURES[name]
+    unknown = folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1))
+    many = folders.run(tmp_path / "many", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
+    for path in (unknown, many):
+        plotting.save(draw(path), tmp_path / name, ["png"])
+    short = folders.run(tmp_path / "short")
+    lines = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (short / "metrics.jsonl").write_text(lines[0])
+    if name != "clusters":  # in its first round this run has none
+        plotting.save(draw(short), tmp_path / name, ["png"])
+    (short / "metrics.jsonl").write_text("")
+    if name not in ("heatmap",):
+        with pytest.raises(InputError):
+            draw(short)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(-1, 6), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_ranked_renames_and_nothing_else(rows):
+    labels = np.array(rows)
+    found = style.ranked(labels)
+    assert len(set(zip(labels.flat, found.flat, strict=True))) == len(set(labels.flat)) == len(set(found.flat))
+    assert ((labels < 0) == (found < 0)).all()
+    sizes = [(found[-1] == i).sum() for i in range(found.max() + 1)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12))
+def test_matched_gives_groups_the_numbers_that_agree_most(pairs):
+    labels, groups = np.array(pairs).T
+    found = style.matched(labels, groups)
+    best = max((np.take(order, groups) == labels).sum() for order in itertools.permutations(range(3)))
+    assert (found == labels).sum() == best
+    assert len(set(zip(groups.tolist(), found.tolist(), strict=True))) == len(set(groups.tolist()))
+
+
+def test_a_notebook_shows_a_figure(one):
+    assert plotting.sizes(one)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_run_does_not_wait_for_matplotlib():
+    code = "import sys, jcfl.cli, jcfl.experiment, jcfl.display; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_plot_draws_what_there_is_and_says_what_there_is_not(one, several, capsys, monkeypatch, tmp_path):
+    assert cli.status(["plot", str(one), "--format", "png"]) == 0
+    there = {file.stem for file in (one / "figures").iterdir()}
+    assert there == set(plotting.FIGURES) - {"effect"}
+    assert "effect: not drawn, no number" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    words = ["plot", str(one), str(several), "--figure", "curves,embedding", "--figure", "effect", "--format", "svg"]
+    assert cli.status(words) == 2  # `one` has no tau
+    words = ["plot", str(several), "--figure", "curves,sizes", "--out", "here", "--format", "svg,pdf"]
+    assert cli.status(words) == 0
+    names = {"curves", *(f"sizes-run{i}" for i in range(4))}
+    assert {file.name for file in (tmp_path / "here").iterdir()} == {
+        f"{n}.{kind}" for n in names for kind in ("svg", "pdf")
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "holds no run"),
+        (["one", "--figure", "curvs"], "did you mean 'curves'"),
+        (["one", "--format", "jpg"], "did you mean 'png'"),
+        (["one", "--format", ""], "at least one of png"),
+        (["one", "--figure", "effect"], "no number"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(one, words, said, capsys, monkeypatch):
+    monkeypatch.chdir(one.parent)
+    assert cli.status(["plot", *words]) == 2
+    printed, complaint = capsys.readouterr()
+    assert said in complaint
+    assert (printed, complaint.count("\n")) == ("", 1)
+    assert not (one / "figures").exists()

@@ -1,0 +1,205 @@
+"""`jcfl report`: one page that holds everything, escapes every name, and works in a browser."""
+
+import base64
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from jcfl import cli, plotting
+from jcfl.errors import InputError
+from jcfl.report import numbers, page
+from tests import folders
+
+EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\"'&{{7*7}}"
+NAME = "<img src=x onerror=window.pwned=1>"
+
+
+@pytest.fixture
+def browser():
+    """A headless Chromium: JCFL_BROWSER, or one on the path."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    found = os.environ.get("JCFL_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is installed, and JCFL_BROWSER names none")
+    return found
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """A page about three runs, one of which is named and configured with markup."""
+    top = tmp_path / "top"
+    folders.run(top / "runs" / "stocfl", settings={"method": {"name": "stocfl", "tau": 0.4}})
+    folders.run(top / "runs" / "ifca", seeds=(0, 1), labels=np.tile(folders.GROUPS % 2, (4, 1)))
+    folders.run(top / "runs" / NAME, settings={"data": {"name": EVIL}, "made_by": {"command": f"jcfl run {EVIL}"}})
+    return plotting.histories(top)
+
+
+class Links(html.parser.HTMLParser):
+    """Every address that a page would fetch or follow, its tags, and the text of its tables' cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.tags, self.rows, self.inside = [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for key, value in attrs if key in ("src", "href", "action", "data", "poster")]
+        if tag == "tr":
+            self.rows.append([])
+        self.inside = tag in ("td", "th")
+        if self.inside:
+            self.rows[-1].append("")
+
+    def handle_data(self, data):
+        if self.inside:
+            self.rows[-1][-1] += data
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+
+def test_nothing_is_fetched_and_names_are_escaped(comparison):
+    text = page(comparison)
+    found = Links(text)
+    assert len(found.links) > 20
+    assert all(
+        link.startswith(("data:image/svg+xml;base64,", "data:application/yaml;base64,", "#")) for link in found.links
+    )
+    assert not re.search(r"@import|url\(|<link|<iframe", text)
+    assert found.tags.count("script") == 2  # the data and the table's program
+    assert NAME in plotting.titles(comparison)
+    assert found.tags.count("img") == found.tags.count("figure")
+    assert "<img src=x" not in text
+    assert "{{7*7}}" in text
+
+
+def test_scores_are_means_and_deviations_with_the_best_marked(comparison):
+    titles = plotting.titles(comparison)
+    rows = Links(page(comparison)).rows
+    head = rows[0]
+    by_name = {row[0]: row for row in rows[1:4]}
+    assert by_name["stocfl"][head.index("accuracy")] == "66.00 ± 1.00 %"
+    assert by_name["ifca"][head.index("clusters")] == "2.0 ± 0.0"
+    costs = next(row for row in rows if "peak memory" in row)
+    line = next(row for row in rows if row and row[0] == "stocfl" and "12.5 s" in row)
+    assert line[costs.index("sent, a client-round")] == "4.0 kB"
+    assert line[costs.index("sent in all, a seed")] == "480.0 kB"  # 15 clients a round, 8 rounds
+    comparison[1].scores["accuracy_micro"][:, -1] += 0.1
+    table = numbers.scores(comparison, titles)
+    column = table["columns"].index("accuracy")
+    assert [cells[column][1] for _, cells in table["rows"]] == [title == titles[1] for title in titles]
+
+
+def test_what_differs_is_a_table_and_equal_options_are_not_in_it(comparison):
+    rows = Links(page(comparison)).rows
+    head = next(row for row in rows if "method.tau" in row)
+    assert set(head) == {"run", "data.name", "method.tau"}
+    assert next(row for row in rows[rows.index(head) :] if row[0] == "stocfl")[head.index("method.tau")] == "0.4"
+    two = numbers.differences([{"rounds": 3, "train": {"lr": 1, "b": 2}}, {"train": {"lr": 2, "b": None}}], ["x", "y"])
+    assert (two["first"], two["columns"]) == ("option", ["x", "y"])
+    assert [(name, [text for text, _ in cells]) for name, cells in two["rows"]] == [
+        ("rounds", ["3", "–"]),
+        ("train.lr", ["1", "2"]),
+        ("train.b", ["2", "–"]),
+    ]
+
+
+def test_clients_are_all_there(comparison):
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page(comparison), re.DOTALL)[1])
+    titles = [column["title"] for column in data["columns"]]
+    assert len(data["rows"]) == folders.CLIENTS
+    facts = folders.federation()
+    for name, expected in (("train", facts["train"].sum(1)), ("test", facts["test"].sum(1)), ("group", folders.GROUPS)):
+        assert [row[titles.index(name)] for row in data["rows"]] == expected.tolist()
+    accuracy = np.load(comparison[0].folder / "runs" / comparison[0].name / "clusters.npz")["accuracy_clients"]
+    shown = [row[titles.index(f"accuracy, {comparison[0].name}")] for row in data["rows"]]
+    np.testing.assert_allclose(shown, accuracy[:, -1].mean(0), atol=1e-5)
+
+
+def test_runs_that_stopped_say_so(tmp_path):
+    cut = folders.run(tmp_path / "cut", complete=False)
+    text = page(plotting.histories(cut))
+    assert "unfinished" in text
+    assert "figures up to round 8" in text
+    (cut / "summary.json").write_text(json.dumps({"failed": "round 3: cluster 1 is not finite", "costs": {}}))
+    assert "round 3: cluster 1 is not finite" in page(plotting.histories(cut))
+    (cut / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="nothing has been evaluated yet"):
+        page(plotting.histories(cut))
+
+
+def test_the_command_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
+    path = folders.run(tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    assert cli.status(["report", "one"]) == 0
+    assert "Written to one/report.html" in capsys.readouterr().out
+    assert (path / "report.html").read_text("utf-8").startswith("<!doctype html>")
+    assert cli.status(["report", "one", "one", "--out", "deep/both.html"]) == 0
+    assert (tmp_path / "deep" / "both.html").exists()
+    assert cli.status(["report", "one", "--out", "deep"]) == 2
+    assert cli.status(["report", "nowhere"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+PROBE = """<script>addEventListener("load", () => {
+  const find = (id) => document.getElementById(id), table = find("table"), said = {};
+  const cells = (column) => [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
+  const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const click = (column) => table.tHead.rows[0].cells[column].querySelector("button").click();
+  const choose = (select, value) => { select.value = value; select.dispatchEvent(new Event("change")); };
+  const last = titles.findIndex((title) => title.startsWith("accuracy"));
+  said.titles = titles;
+  said.first = cells(0);
+  find("after").click();
+  said.second = cells(0);
+  click(last);
+  said.up = cells(last);
+  said.sorted = table.tHead.rows[0].cells[last].getAttribute("aria-sort");
+  click(last);
+  said.down = cells(last);
+  choose(document.querySelector("select[data-column=group]"), "1");
+  said.group = cells(1);
+  said.count = find("count").textContent;
+  find("search").value = "17";
+  find("search").dispatchEvent(new Event("input"));
+  said.found = cells(0);
+  said.pwned = window.pwned ?? null;
+  said.images = [...document.images].map((image) => image.complete && image.naturalWidth > 0);
+  said.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  const out = document.createElement("pre");
+  out.id = "said";
+  out.textContent = btoa(unescape(encodeURIComponent(JSON.stringify(said))));
+  document.body.append(out);
+});</script>"""
+
+
+def test_in_a_browser_it_sorts_filters_pages_and_runs_nothing_else(browser, comparison, tmp_path):
+    (tmp_path / "page.html").write_text(page(comparison) + PROBE, "utf-8")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    words += ["--window-size=500,900", "--virtual-time-budget=5000", "--dump-dom", f"file://{tmp_path / 'page.html'}"]
+    shown = subprocess.run([browser, *words], capture_output=True, text=True, timeout=120, check=False).stdout
+    assert 'id="said"' in shown, "the browser did not run the page"
+    said = json.loads(base64.b64decode(re.search(r'id="said">([^<]+)<', shown)[1]))
+    assert said["pwned"] is None
+    assert said["images"]
+    assert all(said["images"])
+    assert said["wide"] <= 0  # nothing but tables, in their own frame, is wider than the window
+    assert said["first"] == [str(i) for i in range(25)]
+    assert said["second"] == [str(i) for i in range(25, 30)]
+    up, down = ([float(cell.split()[0]) for cell in said[way]] for way in ("up", "down"))
+    first = np.load(comparison[0].folder / "runs" / comparison[0].name / "clusters.npz")["accuracy_clients"][
+        :, -1
+    ].mean(0)
+    assert said["sorted"] == "ascending"
+    np.testing.assert_allclose(up, 100 * np.sort(first)[:25], atol=0.06)
+    np.testing.assert_allclose(down, 100 * np.sort(first)[::-1][:25], atol=0.06)
+    assert set(said["group"]) == {"1"}
+    assert said["count"] == "10 of 30 clients"
+    assert said["found"] == ["17"]

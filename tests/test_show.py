@@ -1,0 +1,93 @@
+"""`jcfl show`: a federation before anything trains."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jcfl import cli, config, show
+from jcfl.data import describe
+from tests import tiny
+
+SMALL = ["quickstart", "--set", "scenario.clients=12"]
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        status = cli.status(["show", *map(str, words)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_table_with_a_line_for_each_group_and_one_for_all(call, tmp_path):
+    status, printed, complaint = call(*SMALL)
+    assert (status, complaint) == (0, "")
+    head, _, titles, *lines = printed.splitlines()
+    assert head == "digits, rotated: 7188 examples of 8 x 8 x 1, 10 classes"
+    assert titles.split() == ["group", "clients", "held", "out", "train", "test", "classes", "guess", "labels", "0–9"]
+    assert [line.split()[:2] for line in lines[:5]] == [["0", "3"], ["1", "3"], ["2", "3"], ["3", "3"], ["all", "12"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_comes_goes_and_is_held_out(call):
+    more = ["scenario.held_out=0.25", "scenario.arrivals={5: 0.5}", "scenario.departures={7: 0.25}"]
+    _, printed, _ = call(*SMALL, *more)
+    assert "clients that arrive: 6 in round 5" in printed
+    assert "clients that leave: 3 in round 7" in printed
+    facts = json.loads(call(*SMALL, *more, "--json")[1])
+    assert (facts["arrivals"], facts["departures"], facts["all"]["held_out"]) == ({"5": 6}, {"7": 3}, 3)
+
+
+def test_guesses_are_counted(call):
+    federation = show.federation(config.read("quickstart", ["scenario={name: n_class, clients: 10, n: 2}"]))
+    facts = show.facts(federation)
+    assert {key: facts[key] for key in describe(federation)} == describe(federation)
+    mine = lambda split, i: federation.y[split.rows[split.start[i] : split.start[i] + split.size[i]]]
+    modes = [np.bincount(mine(federation.train, i)).argmax() for i in range(10)]
+    rights = [(mine(federation.test, i) == mode) for i, mode in enumerate(modes)]
+    assert facts["all"]["guess_micro"] == pytest.approx(np.concatenate(rights).mean())
+    assert facts["all"]["guess_macro"] == pytest.approx(np.mean([right.mean() for right in rights]))
+    top = np.bincount(federation.y[federation.train.rows]).argmax()
+    assert facts["guess_one"] == pytest.approx((federation.y[federation.test.rows] == top).mean())
+    assert facts["guess_one"] < facts["all"]["guess_micro"]
+
+
+def test_groups_beyond_the_most_are_counted():
+    many = tiny.federation().replace(groups=np.arange(8, dtype=np.int32))
+    show_most, show.MOST = show.MOST, 5
+    try:
+        rows = show.table(many).renderables[2]
+    finally:
+        show.MOST = show_most
+    assert rows.row_count == 5 + 1 + 1
+    assert list(rows.columns[1].cells)[5] == "3 more groups"
+
+
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_the_heat_map_is_written(call, tmp_path, ending, start):
+    status, printed, _ = call(*SMALL, "--out", f"labels.{ending}")
+    assert status == 0
+    assert f"Written to labels.{ending}" in printed
+    assert (tmp_path / f"labels.{ending}").read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quikstart"], "did you mean 'quickstart'"),
+        ([], "what to"),
+        ([*SMALL, "--out", "labels.jpg"], ".png, .pdf or .svg"),
+        (["quickstart", "--set", "scenario.clients=100000"], "25000 clients"),
+        (["stocfl_rotated_mnist", "--data-dir", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_status_2_and_nothing_on_disk(call, tmp_path, words, said):
+    status, printed, complaint = call(*words)
+    assert (status, printed) == (2, "")
+    assert said in complaint
+    assert complaint.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
