@@ -177,6 +177,22 @@ def test_flow_has_a_band_for_every_move(one):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "4", "6", "8"]
 
 
+def test_bands_fill_the_blocks_they_leave_and_come_to(one):
+    axes = plotting.flow(one).axes[0]
+    spans = lambda pairs: sorted((round(low, 6), round(high, 6)) for low, high in pairs)
+    bars = [bar for bar in axes.patches if hasattr(bar, "get_height")]
+    ends = [patch.get_path().vertices for patch in axes.patches if not hasattr(patch, "get_height")]
+    for turn in range(4):
+        blocks = spans(
+            (b.get_y(), b.get_y() + b.get_height()) for b in bars if round(b.get_x() + b.get_width() / 2) == turn
+        )
+        for side, (low, high) in ((turn, (0, 7)), (turn - 1, (3, 4))):  # bands that leave, bands that come
+            mine = spans((v[low, 1], v[high, 1]) for v in ends if round(v[:, 0].mean() - 0.5) == side)
+            for bottom, top in blocks if mine else ():
+                inside = [span for span in mine if bottom <= span[0] and span[1] <= top]
+                assert [bottom, *(end for _, end in inside)] == [*(start for start, _ in inside), top]
+
+
 def test_flow_chooses_the_rounds_with_most_moves():
     labels = np.zeros((20, 10), int)
     for turn in (3, 5, 6, 11, 12, 17):

@@ -12,7 +12,7 @@ from jcfl.plotting.cosines import bare, labels_of
 from jcfl.plotting.style import COLUMN, NOBODY, colour, figure, panels, ranked, whole_numbers
 from jcfl.results import History
 
-SHOWN = 10
+SHOWN = 8
 """The most clusters drawn one by one; the rest is drawn as one."""
 
 REST = "#8F8F8F"
@@ -77,14 +77,7 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
     axis.set_ylabel(f"{labels.shape[1]} clients")
     axis.set_xlim(-width, max(len(turns) - 1, 0) + width)
     axis.set_ylim(-gap, max(places(now, now, gap).max() for now in labels) + 1 + gap)
-    last = places(labels[-1], labels[-1], gap)
-    for kind in np.unique(labels[-1]):
-        mine = last[labels[-1] == kind]
-        spot = (len(turns) - 1, mine.mean() + 0.5)
-        name = f"{called(kind)} ({mine.size})"
-        axis.annotate(name, spot, (6, 0), textcoords="offset points", va="center", fontsize=7)
-    spot = (len(turns) - 1, last.max() + 1)
-    axis.annotate("cluster (clients)", spot, (2, 7), textcoords="offset points", fontsize=6.5, ha="center")
+    name_blocks(axis, len(turns) - 1, labels[-1], gap)
     return shown
 
 
@@ -133,6 +126,20 @@ def blocks(axis: Axes, turn: int, labels: np.ndarray, place: np.ndarray, width: 
     for kind in np.unique(labels):
         mine = place[labels == kind]
         axis.bar(turn, mine.size, width, mine.min(), color=shade(kind), linewidth=0, zorder=3)
+
+
+def name_blocks(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
+    """Write names and sizes beside the clusters of the last round, one above the other where these are small."""
+    place = places(labels, labels, gap)
+    kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
+    line, lowest = 2.2 * gap, -np.inf
+    for kind in kinds:
+        mine = place[labels == kind]
+        lowest = max(mine.mean() + 0.5, lowest + line)
+        text = f"{called(int(kind))} ({mine.size})"
+        axis.annotate(text, (turn, lowest), (6, 0), textcoords="offset points", va="center", fontsize=7)
+    spot = (turn, max(place.max() + 1, lowest))
+    axis.annotate("cluster (clients)", spot, (2, 7), textcoords="offset points", fontsize=6.5, ha="center")
 
 
 def bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float, width: float) -> None:
