@@ -1,7 +1,7 @@
 """The configuration of a run: YAML in, every key and option checked before anything trains, YAML out."""
 
 import importlib.resources
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,6 +82,7 @@ class Config(BaseModel):
     seeds_in_one: Annotated[bool | None, Field(description="all seeds side by side; null: where they are small")] = None
     compare: Annotated[tuple[Method, ...], Field(description="methods run beside the main one")] = ()
     data_dir: Annotated[Path | None, Field(description="folder of datasets")] = None
+    track: Annotated[tuple[Piece, ...], Field(description="where figures go besides the folder: tensorboard, …")] = ()
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
     engine: Annotated[Engine, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
@@ -223,7 +224,8 @@ def resolved(config: Config) -> Config:
     scenario = Piece.model_validate({**seeded, **dict(config.scenario)})
     changes = {section: full(section, getattr(config, section)) for section in SECTIONS if section != "scenario"}
     changes |= {"scenario": full("scenario", scenario)}
-    return config.model_copy(update=changes | {"compare": tuple(full("method", item) for item in config.compare)})
+    changes |= {"compare": full("method", config.compare), "track": full("track", config.track)}
+    return config.model_copy(update=changes)
 
 
 def full(section: str, piece: Any) -> Any:
@@ -240,6 +242,21 @@ def full(section: str, piece: Any) -> Any:
 def also(section: str) -> tuple[Callable[..., Any], ...]:
     """Functions whose keywords are options of every piece of a section."""
     return (registry.find("federation", "options"),) if section == "scenario" else ()
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Everything a configuration says, under dotted names; what the run filled in is left out."""
+    return dict(leaves(plain({key: value for key, value in config.model_dump().items() if key != "made_by"}), ""))
+
+
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The single values in nested mappings and lists of mappings, with their dotted names."""
+    table = dict(enumerate(value)) if isinstance(value, list) and any(isinstance(v, dict) for v in value) else value
+    if not isinstance(table, dict):
+        yield name, value
+        return
+    for key, item in table.items():
+        yield from leaves(item, f"{name}.{key}" if name else str(key))
 
 
 def plain(value: Any) -> Any:

@@ -1,29 +1,19 @@
 """A run from its configuration to its history: planned, trained, and written down."""
 
 import functools
-import resource
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from jcfl import loop, results, trees
-from jcfl.algorithms.options import average, in_bytes
-from jcfl.checkpoints import Checkpoints
+from jcfl import loop, results, trackers
 from jcfl.config import Config, plain, read
 from jcfl.errors import InputError, TrainingError
-from jcfl.loop import Clock, Progress, Sitting
 from jcfl.plan import Plan, described, planned
 from jcfl.representation import representation
-from jcfl.results import Folder, History, Record
+from jcfl.results import Folder, History
+from jcfl.runs import OnProgress, Run, train
 from jcfl.types import Federation
-
-OnProgress = Callable[[Progress], None]
 
 
 def run(
@@ -88,12 +78,13 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     stored = read(folder / "config.yaml")
     if config is None:
         return stored
-    loose = {"rounds", "made_by", "chunk", "budget", "seeds_in_one", "checkpoint_every", "data_dir"}
+    loose = {"rounds", "made_by", "chunk", "budget", "seeds_in_one", "checkpoint_every", "data_dir", "track"}
     for key in Config.model_fields:
         old, new = plain(getattr(stored, key)), plain(getattr(config, key))
         if key not in loose and old != new:
             raise InputError(f"a resumed run keeps its configuration; {key} was {old}, got {new} (rounds may change)")
-    return stored.model_copy(update={"rounds": config.rounds, "data_dir": config.data_dir or stored.data_dir})
+    moved = {"rounds": config.rounds, "data_dir": config.data_dir or stored.data_dir, "track": config.track}
+    return stored.model_copy(update=moved)
 
 
 def refuse_taken(folder: Path) -> None:
@@ -108,6 +99,7 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     """Train every method of a plan, and write what is to be written.
 
     Raises:
+        InputError: a tracker cannot be had; nothing is written.
         TrainingError: a model stopped being finite; what was measured until then is written.
         Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
 
@@ -116,6 +108,8 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     """
     methods = plan.config.methods
     several = len(methods) > 1
+    places = {title: out and (out / "runs" / title if several else out) for title in methods}
+    tracking = {title: trackers.tracking(plan.config.track, title, place) for title, place in places.items()}
     if out is not None and several:
         Folder(out).begin(plan.config.text(), measured=False)
     clients = functools.cache(lambda: representation(plan))  # the same for all methods
@@ -124,12 +118,11 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     with loop.interruptible(stop, out is not None):
         for title, method in methods.items():
             config = plan.config.model_copy(update={"method": method, "compare": ()}) if several else plan.config
-            folder = None if out is None else Folder(out / "runs" / title if several else out)
+            folder = Folder(place) if (place := places[title]) else None
             if folder is not None:
                 folder.federation(clients)
-            keep = keep_state and not histories
-            one = Run(title, plan._replace(config=config), folder, on_progress or (lambda progress: None), stop, keep)
-            histories[title] = one.history()
+            one = Run(title, plan._replace(config=config), plan.algorithms[title], folder, tracking[title])
+            histories[title] = alone(one, on_progress or (lambda progress: None), stop, keep_state and not histories)
             if out is not None and several:
                 table = {name: item.summary for name, item in histories.items()}
                 results.write_json(out / "comparison.json", table)
@@ -139,134 +132,17 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     return main
 
 
-class Run:
-    """One method's run: its seeds trained in batches, its figures gathered and written."""
-
-    def __init__(
-        self, title: str, plan: Plan, folder: Folder | None, on_progress: OnProgress, stop: threading.Event, keep: bool
-    ):
-        config = plan.config
-        self.title, self.plan, self.folder, self.on_progress, self.stop = title, plan, folder, on_progress, stop
-        self.keep = keep  # whether the final states are returned
-        self.seeds = list(range(config.seed, config.seed + config.seeds))
-        first = () if config.evaluate_first or config.rounds == 0 else (0,)
-        self.due = sorted({*range(0, config.rounds + 1, config.evaluate_every), config.rounds} - set(first))
-        self.records: list[Record] = []
-        self.clock = Clock()
-
-    def history(self) -> History:
-        """Train what is left to train, and return the whole."""
-        config, states = self.plan.config, []
-        if self.folder is not None:
-            self.folder.begin(config.text())
-            self.records = [record for record in self.folder.records() if record.round in self.due]
-        batch = config.seeds if config.seeds_in_one else 1
-        programs = loop.programs(self.plan.algorithms[self.title], self.plan.federation, batch)
-        try:
-            for start in range(0, config.seeds, batch):
-                states.append(self.trained(programs, self.seeds[start : start + batch]))
-        except TrainingError as error:
-            self.written(programs.seconds, {"failed": str(error)})
-            raise
-        found = self.written(programs.seconds, {})
-        if self.keep:
-            found.state = (
-                jax.tree.map(lambda *leaves: np.concatenate(leaves), *states) if len(states) > 1 else states[0]
-            )
-        return found
-
-    def trained(self, programs: loop.Programs, seeds: list[int]) -> Any:
-        """One batch of seeds trained to the end: its final states in NumPy, with a leading axis of seeds."""
-        config, folder = self.plan.config, self.folder
-        checkpoints = Checkpoints(folder.checkpoints / f"seeds-{seeds[0]}-{seeds[-1]}") if folder else None
-        sitting = Sitting(
-            seeds=seeds,
-            rounds=config.rounds,
-            evaluated=self.due,
-            clock=self.clock,
-            on_start=lambda round: self.rewind(seeds, round),
-            on_records=self.take,
-            on_block=lambda round: self.report(seeds, round),
-            before_saving=lambda: folder.clusters(self.so_far()) if folder else None,
-            checkpoints=checkpoints,
-            checkpoint_every=config.checkpoint_every,
-            stop=self.stop,
-        )
-        try:
-            state = loop.train(programs, self.plan.federation, sitting)
-        finally:
-            if checkpoints:
-                checkpoints.close()
-        return numpy(state, len(seeds) == 1) if self.keep else None
-
-    def rewind(self, seeds: list[int], round: int) -> None:
-        """Forget what these seeds measured after the round they go on from."""
-        self.records = [record for record in self.records if record.seed not in seeds or record.round <= round]
-        if self.folder is not None:
-            self.folder.rewrite(self.records)
-
-    def take(self, records: list[Record]) -> None:
-        """Keep new evaluations, and write them."""
-        self.records += records
-        if self.folder is not None:
-            self.folder.append(records)
-
-    def report(self, seeds: list[int], round: int) -> None:
-        """Tell whoever watches where the run is."""
-        config, before = self.plan.config, self.seeds.index(seeds[0])
-        scores = self.records[-1].scores if self.records else {}
-        done = (before * config.rounds) + round * len(seeds)
-        self.on_progress(Progress(self.title, seeds[0], round, done, config.rounds * config.seeds, scores))
-
-    def so_far(self) -> History:
-        """The history until now."""
-        return results.history(self.title, self.seeds, self.due, self.records, np.asarray(self.plan.federation.groups))
-
-    def written(self, compiling: float, more: dict[str, Any]) -> History:
-        """The history until now with its summary, both written."""
-        found = self.so_far()
-        found.summary = results.final(found) | self.timing(compiling) | more
-        if self.folder is not None:
-            if not self.clock.rounds:  # the run was complete already, and was timed when it was made
-                found.summary |= self.folder.timing()
-            self.folder.clusters(found)
-            self.folder.summary(found.summary)
-            found.folder = self.folder.path
-        return found
-
-    def timing(self, compiling: float) -> dict[str, Any]:
-        """What the run took."""
-        clock, model = self.clock, jax.eval_shape(self.plan.setting.task.init, jax.random.key(0))
-        speed = clock.rounds / clock.training if clock.training else None
-        costs = average(self.plan.algorithms[self.title].costs, self.plan.config.rounds)
-        size = trees.parameters(model) * 4
-        return {
-            "method": self.title,
-            "engine": self.plan.algorithms[self.title].engine,
-            "rounds": self.plan.config.rounds,
-            "seeds": len(self.seeds),
-            "wall_s": clock.wall + compiling,
-            "compile_s": compiling,
-            "rounds_per_s": speed,
-            "clients_per_s": speed and speed * self.plan.setting.cohort,
-            "peak_memory_bytes": peak_memory(),
-            "costs": costs | {"model_bytes": size} | in_bytes(costs, size),
-        }
-
-
-def peak_memory() -> int:
-    """The most bytes that this process, or its busiest device, has held so far."""
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    devices = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
-    return max(host, *devices)
-
-
-def numpy(state: Any, single: bool) -> Any:
-    """A state in NumPy with a leading axis of seeds, its keys as plain integers."""
-
-    def leaf(value: Any) -> np.ndarray:
-        typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(value) if typed else value)
-        return array[None] if single else array
-
-    return jax.tree.map(leaf, state)
+def alone(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
+    """One run trained by itself, a batch of seeds after another."""
+    run.begin()
+    config = run.plan.config
+    programs = loop.programs(run.algorithm, run.plan.federation, config.seeds if config.seeds_in_one else 1)
+    try:
+        train([run], programs, on_progress, stop, keep)
+    except TrainingError:
+        run.written()
+        raise
+    except KeyboardInterrupt:
+        run.tracking.end({})
+        raise
+    return run.written()

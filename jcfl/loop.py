@@ -3,23 +3,26 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl.checkpoints import Checkpoints
 from jcfl.errors import TrainingError
 from jcfl.results import Record
 from jcfl.types import OVERFLOW, Algorithm, Array, Federation, State
 
 BLOCK = 1.0
 """Seconds after which a block of rounds should come back, so that progress is seen to move."""
+
+
+Scalars = Mapping[str, Array]
+"""Values of options by dotted name; `[lanes]` each where several lanes run side by side."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -37,13 +40,41 @@ class Progress(NamedTuple):
     scores: dict[str, float]  # of the last evaluation; empty before the first
 
 
+class Store(Protocol):
+    """Where complete states are, as `jcfl.checkpoints.Checkpoints`."""
+
+    def save(self, round: int, state: State, seconds: float) -> None:
+        """Write the state after `round` rounds."""
+
+    def newest(self, like: State) -> tuple[State, float] | None:
+        """The newest complete state and its seconds."""
+
+
 class Programs(NamedTuple):
-    """The three compiled parts of a run. Every state has a leading axis of seeds where there are several."""
+    """The three compiled parts of a run. Every state has a leading axis of lanes where there are several."""
 
     init: Callable[..., State]  # (keys, federation)
     advance: Callable[..., State]  # (state, federation, until); the state handed in is used up
     evaluate: Callable[..., dict[str, Array]]  # (state, federation)
     seconds: float  # spent compiling
+
+
+class Family(NamedTuple):
+    """Programs compiled once for every value of some options."""
+
+    init: Callable[..., State]  # (keys, scalars, federation)
+    advance: Callable[..., State]  # (state, scalars, federation, until)
+    evaluate: Callable[..., dict[str, Array]]  # (state, scalars, federation)
+    seconds: float  # spent compiling
+
+    def at(self, scalars: Scalars) -> Programs:
+        """The programs for these values, one for each lane. [lanes] each"""
+        return Programs(
+            lambda keys, federation: self.init(keys, scalars, federation),
+            lambda state, federation, until: self.advance(state, scalars, federation, until),
+            lambda state, federation: self.evaluate(state, scalars, federation),
+            self.seconds,
+        )
 
 
 @dataclass
@@ -62,41 +93,54 @@ class Clock:
 
 @dataclass
 class Sitting:
-    """What one batch of seeds needs besides its programs."""
+    """What lanes trained side by side need besides their programs."""
 
-    seeds: Sequence[int]  # run side by side
+    seeds: Sequence[int]  # of every lane
     rounds: int
     evaluated: Sequence[int]  # rounds after which to evaluate, ascending, the last round among them
     clock: Clock
     on_start: Callable[[int], None] = lambda round: None  # with the round gone on from; -1 at the very beginning
     on_records: Callable[[list[Record]], None] = lambda records: None
     on_block: Callable[[int], None] = lambda round: None
+    on_failed: Callable[[dict[int, TrainingError]], None] = lambda failed: stop_at(failed)  # by lane
     before_saving: Callable[[], None] = lambda: None
-    checkpoints: Checkpoints | None = None
+    checkpoints: Store | None = None
     checkpoint_every: float = 60.0  # seconds
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 def programs(algorithm: Algorithm, federation: Federation, seeds: int) -> Programs:
     """An algorithm compiled for a federation, for one seed or for several side by side."""
-    several = (lambda function, axes: jax.vmap(function, axes)) if seeds > 1 else (lambda function, axes: function)
-    init = jax.jit(several(algorithm.init, (0, None)))
-    step, evaluate = several(algorithm.step, (0, None)), several(algorithm.evaluate, (0, None))
+    return family(lambda scalars: algorithm, {}, federation, seeds).at({})
 
-    def advance(state: State, federation: Federation, until: Array) -> State:
-        going = lambda state: (state.round < until).all() & (state.failed < 0).all()
-        return jax.lax.while_loop(going, lambda state: step(state, federation), state)
+
+def family(make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int) -> Family:
+    """Algorithms that differ in scalar options, compiled together for a federation.
+
+    Args:
+        make: builds the algorithm while it is traced.
+        like: the options, of the shapes that they will have.
+        lanes: seeds, or options and seeds, side by side.
+    """
+    several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
+    init = jax.jit(several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None)))
+    step = several(lambda state, scalars, federation: make(scalars).step(state, federation), (0, 0, None))
+    evaluate = several(lambda state, scalars, federation: make(scalars).evaluate(state, federation), (0, 0, None))
+
+    def advance(state: State, scalars: Scalars, federation: Federation, until: Array) -> State:
+        going = lambda state: (state.round < until).all() & (state.failed < 0).all(-1).any()
+        return jax.lax.while_loop(going, lambda state: step(state, scalars, federation), state)
 
     start = time.perf_counter()
-    state = jax.eval_shape(init, keys(range(seeds)), federation)
+    state = jax.eval_shape(init, keys(range(lanes)), like, federation)
     lowered = (
-        init.lower(keys(range(seeds)), federation),
-        jax.jit(advance, donate_argnums=0).lower(state, federation, jnp.int32(0)),
-        jax.jit(evaluate).lower(state, federation),
+        init.lower(keys(range(lanes)), like, federation),
+        jax.jit(advance, donate_argnums=0).lower(state, like, federation, jnp.int32(0)),
+        jax.jit(evaluate).lower(state, like, federation),
     )
     with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
         first, block, figures = pool.map(lambda program: program.compile(), lowered)
-    return Programs(first, block, figures, time.perf_counter() - start)
+    return Family(first, block, figures, time.perf_counter() - start)
 
 
 def keys(seeds: Sequence[int]) -> Array:
@@ -109,7 +153,7 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
     """Train to the last round, evaluating, reporting and checkpointing on the way; goes on from a checkpoint if any.
 
     Raises:
-        TrainingError: a model is no longer finite; round and cluster are named.
+        TrainingError: a model is no longer finite; round and cluster are named, unless `sitting.on_failed` bears it.
         Interrupted: `sitting.stop` was set; the state is on disk.
     """
     state = programs.init(keys(sitting.seeds), federation)
@@ -128,7 +172,9 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
                 raise Interrupted
             until = min(round + size, next(due for due in sitting.evaluated if due > round))
             state, seconds = advanced(programs, federation, state, until)
-            check_finite(state, sitting.seeds)
+            failed = failures(state, sitting.seeds)
+            if failed:
+                sitting.on_failed(failed)
             sitting.clock.add((until - round) * len(sitting.seeds), seconds)
             size = max(1, min(2 * size, int(BLOCK * (until - round) / max(seconds, 1e-6))))
             round = until
@@ -191,19 +237,28 @@ def evaluated(programs: Programs, federation: Federation, sitting: Sitting, stat
     return [Record.of(seed, round, part) for seed, part in zip(sitting.seeds, parts, strict=True)]
 
 
-def check_finite(state: State, seeds: Sequence[int]) -> None:
-    """Raise if a model stopped being finite."""
-    for seed, (round, cluster) in zip(seeds, np.asarray(state.failed).reshape(-1, 2), strict=True):
-        if round >= 0 and cluster == OVERFLOW:
-            raise TrainingError(
-                f"in round {round + 1} (seed {seed}) more clusters were found than the method has room for; raise "
-                "method.capacity, or merge more readily (a lower tau, a larger distance_threshold)"
-            )
-        if round >= 0:
-            raise TrainingError(
-                f"training diverged: in round {round + 1} (seed {seed}) the model of cluster {cluster} stopped being "
-                "finite; lower train.lr"
-            )
+def failures(state: State, seeds: Sequence[int]) -> dict[int, TrainingError]:
+    """The lanes that cannot go on, and why."""
+    places = np.asarray(state.failed).reshape(-1, 2)
+    return {lane: failure(seeds[lane], *places[lane]) for lane in range(len(seeds)) if places[lane][0] >= 0}
+
+
+def failure(seed: int, round: int, cluster: int) -> TrainingError:
+    """Why a seed cannot go on."""
+    if cluster == OVERFLOW:
+        return TrainingError(
+            f"in round {round + 1} (seed {seed}) more clusters were found than the method has room for; raise "
+            "method.capacity, or merge more readily (a lower tau, a larger distance_threshold)"
+        )
+    return TrainingError(
+        f"training diverged: in round {round + 1} (seed {seed}) the model of cluster {cluster} stopped being "
+        "finite; lower train.lr"
+    )
+
+
+def stop_at(failed: Mapping[int, TrainingError]) -> None:
+    """Raise the first lane's failure."""
+    raise next(iter(failed.values()))
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from jcfl import addons, data, engine, registry
-from jcfl.config import GIVEN, Config, Method, Piece, checked, read
+from jcfl.config import GIVEN, Config, Method, Piece, Trainer, checked, read
 from jcfl.errors import InputError
 from jcfl.setting import Setting
 from jcfl.setting import setting as make_setting
@@ -18,6 +18,8 @@ from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
 """Bytes of state up to which several seeds run side by side, unless told otherwise."""
+
+PieceKind = TypeVar("PieceKind", bound=Piece)
 
 PACKAGES = ("jcfl", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -59,8 +61,11 @@ def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
     return checked({**base, **given}), objects
 
 
-def planned(config: Config, objects: Objects = Objects()) -> Plan:  # noqa: B008
+def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
     """Everything a run needs, built and checked.
+
+    Args:
+        lanes: how many runs will share the memory; by default the configuration's seeds, where they run side by side.
 
     Raises:
         InputError: data that is missing or corrupt, a federation that cannot be had, options that do not go together.
@@ -71,12 +76,11 @@ def planned(config: Config, objects: Objects = Objects()) -> Plan:  # noqa: B008
     build = lambda name, **options: registry.find("model", name)(
         shape, classes, **registry.options("model", name, options)
     )
-    local = objects.train or registry.find("train", named(config.train, "train"))(**config.train.options)
-    share = config.seeds if config.seeds_in_one is not False else 1
+    share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     setting = make_setting(
         federation,
         tasked(config, objects, build, shape, classes),
-        local,
+        trainer(config.train, objects),
         config.participation,
         chunk=config.chunk,
         budget=config.budget or engine.memory_budget() // share,
@@ -85,9 +89,8 @@ def planned(config: Config, objects: Objects = Objects()) -> Plan:  # noqa: B008
     )
     federation = jax.device_put(federation)
     algorithms = {title: algorithm(method, setting, objects) for title, method in config.methods.items()}
-    states = [jax.eval_shape(item.init, jax.random.key(0), federation) for item in algorithms.values()]
+    most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:
-        most = max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) for state in states)
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
     machine = {"chunk": setting.chunk, "budget": setting.budget, "made_by": made_by()}
     return Plan(config.model_copy(update=machine), federation, setting, algorithms)
@@ -119,6 +122,44 @@ def algorithm(method: Method, setting: Setting, objects: Objects) -> Algorithm:
     if method.name == GIVEN and objects.method is not None:
         return objects.method(setting)
     return registry.find("method", named(method, "method"))(setting, **method.options)
+
+
+def trainer(train: Trainer, objects: Objects) -> Any:
+    """The local trainer that a section describes, or that was handed over in Python."""
+    return objects.train or registry.find("train", named(train, "train"))(**train.options)
+
+
+def variable(config: Config, setting: Setting, objects: Objects) -> Callable[[Mapping[str, Any]], Algorithm]:
+    """The main method's algorithm as a function of some of its and of the trainer's options, by dotted name.
+
+    It can be called while it is traced: nothing is checked, and an option may be an array.
+    """
+
+    def make(scalars: Mapping[str, Any]) -> Algorithm:
+        method, train = config.method, config.train
+        for name, value in scalars.items():
+            section, *path = name.split(".")
+            method = method if section == "train" else placed(method, path, value)
+            train = placed(train, path, value) if section == "train" else train
+        local = trainer(train, objects) if any(name.startswith("train.") for name in scalars) else setting.local
+        return algorithm(method, setting._replace(local=local), objects)
+
+    return make
+
+
+def placed(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
+    """A piece with one option's value replaced; `addons.0.mu` is an option of its first add-on."""
+    if len(path) == 1:
+        return piece.model_copy(update={path[0]: value})
+    addons = list(getattr(piece, path[0]))
+    addons[int(path[1])] = placed(addons[int(path[1])], path[2:], value)
+    return piece.model_copy(update={path[0]: tuple(addons)})
+
+
+def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
+    """Bytes of what survives a round."""
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def named(piece: Piece, section: str) -> str:

@@ -11,10 +11,10 @@ from jcfl.errors import InputError, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-KINDS = ("method", "addon", "data", "scenario", "model", "train")
+KINDS = ("method", "addon", "data", "scenario", "model", "train", "track")
 """Every kind of piece that a configuration can name."""
 
-PIECES = ("jcfl.data.sources", "jcfl.data.federation", "jcfl.models", "jcfl.local", "jcfl.algorithms")
+PIECES = ("jcfl.data.sources", "jcfl.data.federation", "jcfl.models", "jcfl.local", "jcfl.algorithms", "jcfl.trackers")
 """The modules that register this package's own pieces."""
 
 _TABLES: dict[str, dict[str, Callable[..., Any]]] = {}
