@@ -97,7 +97,7 @@ def replayed(plan: Plan, rows: np.ndarray, key: Key, taus: Array) -> dict[str, A
     federation = reduced(plan.federation, rows)
     setting = plan.setting._replace(task=Task(lambda key: {"params": jnp.zeros(m)}, *[None] * 3, ()))  # pyright: ignore
 
-    def given(anchor: Model, data: Clients, key: Key) -> tuple[Array, Array]:
+    def given(task: Task, dot: anchors.Dot, anchor: Model, data: Clients, key: Key) -> tuple[Array, Array]:
         return data.x[0, :-1], data.x[0, -1]
 
     def figures(state) -> dict[str, Array]:
@@ -110,7 +110,9 @@ def replayed(plan: Plan, rows: np.ndarray, key: Key, taus: Array) -> dict[str, A
         return found | {"objective": metrics.objective(state.memory.gram, state.memory.live)}
 
     def run(tau: Array) -> dict[str, Array]:
-        grouping = similar.merge_similar(rule(given, tau, setting.cohort), lambda key, state: state.shared)
+        grouping = similar.merge_similar(
+            rule(anchors.Describe(setting.task, given, False), tau, setting.cohort), lambda key, state: state.shared
+        )
         algorithm = clustered(setting, grouping, clusters=m, shared="trained", train=False)
 
         def turn(state, _):
@@ -124,7 +126,7 @@ def replayed(plan: Plan, rows: np.ndarray, key: Key, taus: Array) -> dict[str, A
 
 def rule(describe: anchors.Describe, tau, chunk: int) -> similar.Settings:
     """StoCFL's settings, its defaults but for what is given."""
-    return similar.Settings(describe, tau, merging.greedy, "current", chunk, 2**30, departures=False)
+    return similar.Settings(describe, tau, merging.greedy, "current", chunk, 2**30, 2**28, departures=False)
 
 
 def reduced(federation: Federation, rows: np.ndarray) -> Federation:

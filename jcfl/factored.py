@@ -29,7 +29,7 @@ backend; one in the products batched over clients that training in general is ma
 UPDATE = 40
 """Multiplications that one reading and writing of a kernel's element takes the time of, all told in a step."""
 
-TILE = 64 * 2**20
+TILE = 32 * 2**20
 """Bytes of a tile beyond which a CPU gains nothing."""
 
 

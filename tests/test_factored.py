@@ -9,6 +9,8 @@ from flax import linen as nn
 from jcfl import models, registry
 from jcfl.algorithms.baselines import fedavg
 from jcfl.errors import InputError
+from jcfl.grouping import anchors
+from jcfl.types import NEVER
 from tests import tiny
 
 SHAPE = (4, 4, 1)
@@ -54,6 +56,7 @@ METHODS = {
     "cfl": ("cfl", {}, ()),
     "stocfl": ("stocfl", {"tau": 0.3, "lam": 0.3, "capacity": 4}, ()),
     "stocfl of many": ("stocfl", {"tau": 0.99, "lam": 0.3}, ()),
+    "stocfl of halves": ("stocfl", {"tau": 0.3, "similarity": "noise_corrected"}, ()),
     "median": ("fedavg", {}, [{"name": "robust"}]),
     "cam": ("ifca", {"clusters": 2}, [{"name": "cam", "warmup": 1}]),
     "cks": ("ifca", {"clusters": 2}, [{"name": "cks", "lam": 0.3}]),
@@ -76,6 +79,65 @@ def test_engines_agree(name):
         general.clusters["params"]["dense_0"]["kernel"][-1] - general.clusters["params"]["dense_0"]["kernel"][0]
     )
     assert moved.max() > 0.01
+
+
+def test_inference_and_departures_in_coordinates():
+    """Held-out clients are placed, and those that leave forgotten, as with whole gradients."""
+    registry.load()
+    data = tiny.federation(held_out=2)
+    depart = np.where(np.arange(8) == 1, 2, NEVER).astype(np.int32)
+    found = []
+    with jax.enable_x64(True):
+        for engine in ("general", "factored"):
+            setting = tiny.setting(held_out=2, data=data.replace(depart=depart))
+            setting = setting._replace(task=task("mlp"), engine=engine)
+            algorithm = registry.find("method", "stocfl")(setting, tau=0.3)
+            states = tiny.run(algorithm, ROUNDS, data=data.replace(depart=depart))
+            last = jax.tree.map(lambda leaf: leaf[-1], states.replace(key=()))
+            last = last.replace(key=jax.random.key(0), memory=last.memory.replace(key=jax.random.key(0)))
+            labels, _ = jax.jit(algorithm.predict)(last, jax.device_put(data.replace(depart=depart)))
+            found.append((states.labels, states.memory.sums, np.asarray(labels)))
+    tiny.same(found[0], found[1], 1e-10)
+    assert found[0][0][-1, 1] == -1
+    assert (found[0][2][6:] >= 0).all()
+
+
+def test_a_sketch_keeps_inner_products():
+    """Unbiased over its signs, with the spread it states; folding is that of a plain loop."""
+    rng, size, numbers = np.random.default_rng(0), 3000, 101
+    one = rng.standard_normal(size)
+    one /= np.linalg.norm(one)
+    noise = rng.standard_normal(size)
+    noise -= noise @ one * one
+    two = 0.8 * one + 0.6 * noise / np.linalg.norm(noise)
+    whole = anchors.Describe(tiny.task(), lambda task, dot, anchor, data, key: (anchor, jnp.ones(())), False)
+
+    def folded(key, vector):
+        return anchors.sketched(whole, numbers, key)(vector, None, key)[0]["sketch"]  # pyright: ignore
+
+    keys = jax.random.split(jax.random.key(0), 400)
+    both = jax.vmap(lambda key: (folded(key, jnp.array(one)), folded(key, jnp.array(two))))(keys)
+    products = np.einsum("tn,tn->t", *both)
+    spread = np.sqrt((1 + 0.8**2) / numbers)
+    assert abs(products.mean() - 0.8) < 4 * spread / 20
+    assert 0.8 * spread < products.std() < 1.2 * spread
+    signs = np.asarray(jax.random.rademacher(keys[0], (size,), float))
+    plain = np.zeros(numbers)
+    for i in range(size):
+        plain[i % numbers] += signs[i] * one[i]
+    np.testing.assert_allclose(both[0][0], plain, atol=1e-5)
+
+
+def test_a_sketch_finds_the_groups():
+    registry.load()
+    setting = tiny.setting(batch_size="full")._replace(task=task("mlp"))
+    labels = [
+        tiny.run(
+            registry.find("method", "stocfl")(setting, tau=0.3, sketch=sketch, similarity="noise_corrected"), 2
+        ).labels[-1]
+        for sketch in (None, 150)
+    ]
+    np.testing.assert_array_equal(labels[0], labels[1])
 
 
 @pytest.mark.parametrize("train", [{"batch_size": "full"}, {"steps": 3, "epochs": None}, {"batch_size": 5}], ids=str)

@@ -3,10 +3,12 @@
 from typing import Annotated, Any, Literal
 
 import jax
+import numpy as np
 from pydantic import Field
 
 from jcfl import trees
 from jcfl.algorithms.options import Lam, SharedUpdate, costs, own_average
+from jcfl.coordinates import kernel
 from jcfl.errors import InputError
 from jcfl.grouping import anchors, merging
 from jcfl.grouping.similar import Settings, merge_similar
@@ -14,7 +16,7 @@ from jcfl.objective import proximal, shared
 from jcfl.phases import composed
 from jcfl.registry import register
 from jcfl.setting import Setting
-from jcfl.types import Algorithm
+from jcfl.types import Algorithm, Task
 
 
 @register("method", "stocfl")
@@ -30,6 +32,9 @@ def stocfl(
     anchor_steps: Annotated[int | None, Field(ge=1, description="Ψ from local steps, not a gradient")] = None,
     shared_update: SharedUpdate = "parallel",
     clustering_only: Annotated[bool, Field(description="group the clients and train nothing (S Fig. 3)")] = False,
+    sketch: Annotated[
+        int | None, Field(ge=16, description="Ψ folded to so many numbers, for many clients at a time")
+    ] = None,
     capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None,
 ) -> Algorithm:
     """Clients described by a gradient at a fixed anchor and merged by cosine; cluster models tied to a shared one.
@@ -41,7 +46,7 @@ def stocfl(
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
         cluster first seen starts at the current ω (the paper: at ω₀, `start="initial"`). `anchor_steps` and
-        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` is ours.
+        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours.
     """
     if setting.extras.added and not (isinstance(lam, int | float) and lam == 0):
         raise InputError(
@@ -55,7 +60,10 @@ def stocfl(
     describe = anchors.halves(task) if similarity == "noise_corrected" else anchors.gradient(task)
     if anchor_steps is not None:
         describe = anchors.displacement(task, setting.local, anchor_steps)
-    slots, tile = sizes(setting, task, tau, capacity)
+    describe = describe._replace(short=describe.short and in_coordinates(setting, task))
+    if sketch is not None:
+        describe = anchors.sketched(describe, sketch, jax.random.key(sketch))
+    slots, tile = sizes(setting, task, tau, capacity, sketch)
     settings = Settings(
         describe=describe,
         tau=tau,
@@ -63,6 +71,7 @@ def stocfl(
         start=start,
         chunk=setting.chunk,
         tile=tile,
+        budget=setting.budget // 8,
         departures=setting.departures,
     )
     start_of = (lambda key, state: state.shared) if name is None else (lambda key, state: task.init(key))
@@ -87,13 +96,23 @@ def anchor_task(setting: Setting, anchor: dict[str, Any] | None):
     return setting.build(**anchor), anchor["name"]
 
 
-def sizes(setting: Setting, anchor, tau: Any, capacity: int | None) -> tuple[int, int]:
+def in_coordinates(setting: Setting, task: Task) -> bool:
+    """Whether Ψ are kept in coordinates: where that takes less memory, unless an engine was asked for."""
+    if task.first is None or setting.engine != "auto":
+        return setting.engine == "factored"
+    n, d = setting.width, int(np.prod(setting.shape))
+    h = kernel(task.first, jax.eval_shape(task.init, jax.random.key(0))).shape[1]
+    return n * (d + h) < d * h
+
+
+def sizes(setting: Setting, anchor: Task, tau: Any, capacity: int | None, sketch: int | None) -> tuple[int, int]:
     """Cluster slots, and how many Ψ are held at a time.
 
     As many slots as clients if that fits an eighth of the round's memory; else what does, at least 64.
     """
     of = lambda task: trees.parameters(jax.eval_shape(task.init, jax.random.key(0))) * 4
-    slot, psi = of(setting.task) + of(anchor), of(anchor)
+    psi = of(anchor) if sketch is None else 4 * sketch
+    slot = of(setting.task) + psi
     slots = capacity or min(setting.clients, max(64, setting.budget // 8 // slot))
     if isinstance(tau, int | float) and tau > 1 and slots < setting.clients:
         need = setting.clients * slot / 2**30

@@ -1,6 +1,7 @@
 """Ψ: what a client's data look like from an anchor model (StoCFL, S §3.1)."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,29 +11,46 @@ from jcfl.local import Local
 from jcfl.objective import mean_loss, objective
 from jcfl.types import Array, Clients, Key, Model, Task
 
-Describe = Callable[[Model, Clients, Key], tuple[Model, Array]]
-"""`describe(anchor, data of one client, key) -> (Ψ, the part of its squared length that is not noise [])`."""
+Dot = Callable[[Model, Model], Any]
+"""The inner product of two trees of parameters."""
+Form = Callable[[Task, Dot, Model, Clients, Key], tuple[Model, Array]]
+"""`form(task, dot, anchor, data of one client, key) -> (Ψ, the part of its squared length that is not noise [])`."""
+
+
+class Describe(NamedTuple):
+    """How a client is described.
+
+    Called as `describe(anchor, data of one client, key) -> (Ψ, trust [])`.
+    """
+
+    task: Task
+    form: Form
+    short: bool  # whether Ψ is made of gradients alone, so that it can be had in coordinates
+
+    def __call__(self, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+        """Ψ as a tree of parameters, and how far to trust its length."""
+        return self.form(self.task, optax.tree.vdot, anchor, data, key)
 
 
 def gradient(task: Task) -> Describe:
     """Ψ(D) = ∇ℓ(ψ; D) / ‖·‖ over all of a client's training data; its squared length is one."""
 
-    def describe(anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
         slope = anchor_gradient(task, anchor, data)
-        return normalised(slope), jnp.ones(())
+        return normalised(slope, dot), jnp.ones(())
 
-    return describe
+    return Describe(task, form, task.first is not None)
 
 
 def displacement(task: Task, local: Local, steps: int) -> Describe:
     """The normalised way a client's model goes in `steps` full-batch steps from the anchor (the authors' code)."""
     local = local._replace(steps=steps, epochs=None, batch_size="full")
 
-    def describe(anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
         after = local.train(objective(task), anchor, None, data, key)  # pyright: ignore
-        return normalised(optax.tree.sub(anchor["params"], after["params"])), jnp.ones(())
+        return normalised(optax.tree.sub(anchor["params"], after["params"]), dot), jnp.ones(())
 
-    return describe
+    return Describe(task, form, False)
 
 
 def halves(task: Task) -> Describe:
@@ -43,16 +61,37 @@ def halves(task: Task) -> Describe:
     that between the distributions, however few examples a client has.
     """
 
-    def describe(anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
         rank = jnp.where(data.mask, jax.random.uniform(key, data.mask.shape), jnp.inf).argsort().argsort()
         lower = rank < (data.size + 1) // 2
         one = anchor_gradient(task, anchor, data.replace(mask=data.mask & lower))
         two = anchor_gradient(task, anchor, data.replace(mask=data.mask & ~lower))
         total = optax.tree.add(one, two)
-        squared = jnp.maximum(optax.tree.norm(total, squared=True), 1e-30)
-        return normalised(total), jnp.clip(4 * optax.tree.vdot(one, two) / squared, 0.05, 1.0)
+        squared = jnp.maximum(dot(total, total), 1e-30)
+        return normalised(total, dot), jnp.clip(4 * dot(one, two) / squared, 0.05, 1.0)
 
-    return describe
+    return Describe(task, form, task.first is not None)
+
+
+def sketched(describe: Describe, numbers: int, key: Key) -> Describe:
+    """Ψ folded to `numbers` numbers (one fewer if even): its elements, with random signs, dealt out in turn and added.
+
+    Inner products stay right on average over the signs. Of two vectors of length one, that of the sketches has a
+    standard deviation of about √((1 + cos²) / numbers) around their cosine (a count sketch; Charikar et al. 2002).
+
+    Args:
+        numbers: an odd number shares no factor with a layer's width, so that a unit's elements do not meet again.
+        key: of the signs.
+    """
+    size = numbers - 1 + numbers % 2
+
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, own: Key) -> tuple[Model, Array]:
+        psi, trust = describe.form(task, dot, anchor, data, own)
+        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(psi)])
+        signed = flat * jax.random.rademacher(key, flat.shape, flat.dtype)
+        return {"sketch": jnp.pad(signed, (0, -flat.size % size)).reshape(-1, size).sum(0)}, trust
+
+    return Describe(describe.task, form, False)
 
 
 def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
@@ -64,6 +103,6 @@ def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
     return jax.grad(loss)(anchor["params"])
 
 
-def normalised(tree: Model) -> Model:
+def normalised(tree: Model, dot: Dot = optax.tree.vdot) -> Model:
     """A tree divided by its norm."""
-    return optax.tree.scale(1 / jnp.maximum(optax.tree.norm(tree), 1e-30), tree)
+    return optax.tree.scale(1 / jnp.maximum(jnp.sqrt(dot(tree, tree)), 1e-30), tree)

@@ -1,0 +1,157 @@
+"""Gradients at an anchor in coordinates: inner products and sums without a first-layer gradient per client.
+
+The gradient of a first dense layer is Xᵀ D, with X [n, d] a client's examples and D [n, h]. Inner products of clients
+are added up over slabs of hidden units, Xᵀ D[:, slab] for all clients at a time, so that each element of a gradient is
+worked out once and the products are plain ones.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jcfl import engine, trees
+from jcfl.coordinates import Rows, folded, kernel, lead, replaced, short
+from jcfl.grouping.anchors import Describe
+from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
+
+TILE = {"cpu": 240, "gpu": 512}
+"""Clients whose inner products are worked out at a time, by backend."""
+
+
+SUMMED = 16
+"""Clients of one slot that are added up at a time."""
+
+
+class Coordinates(struct.PyTreeNode):
+    """Ψ of s clients, those that count first: the first layer's is xᵀ b, the rest is as it is."""
+
+    x: Array  # [s, n, d]
+    b: Array  # [s, n, h]
+    rest: Models  # [s, ...] the other parameters'
+    trust: Array  # [s] the part of the squared length that is not noise
+    used: Array  # [] tiles of clients, counted from the first, that hold any that count
+    tile: int = struct.field(pytree_node=False)  # clients in a tile; it divides s
+
+
+def coordinates(
+    describe: Describe, anchor: Model, key: Key, who: Array, new: Array, federation: Federation
+) -> Coordinates:
+    """Ψ of the clients `who` [s] under `new` [s], those first; zero for the rest, which take no time."""
+    first = lead(describe.task)
+    matrix = kernel(first, anchor)
+    tile = min(TILE.get(jax.default_backend(), TILE["gpu"]), who.size)
+    who, new = engine.padded(who, tile), jnp.pad(new, (0, -new.size % tile)).reshape(-1, tile)
+
+    def part(turn: Array):
+        data = engine.gather(federation, federation.train, who[turn])
+        x = data.x.reshape(*data.y.shape, -1)  # [t, n, d]
+        t, n, d = x.shape
+        product, gram = (x.reshape(t * n, d) @ matrix).reshape(t, n, -1), jnp.einsum("tnd,tmd->tnm", x, x)
+        keys = engine.client_keys(key, who[turn])
+
+        def one(product: Array, gram: Array, y: Array, mask: Array, key: Key):
+            task, start = short(describe.task, [product], gram), folded(first, anchor, 0, 1, n)
+            dot = lambda one, two: inner(first, gram, one, two)
+            return describe.form(task, dot, start, Clients(Rows(), y, mask), key)
+
+        psi, trust = jax.vmap(one)(product, gram, data.y, data.mask, keys)
+        psi = jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn], leaf), leaf, 0), psi)
+        model = {"params": psi}
+        return x, -kernel(first, model).b, replaced(first, model, jnp.zeros((t, 0)))["params"], trust
+
+    shapes = jax.eval_shape(part, 0)
+    blank = jax.tree.map(lambda leaf: jnp.zeros((len(who), *leaf.shape), leaf.dtype), shapes)
+    used = new.any(1).sum()
+    put = lambda turn, out: jax.tree.map(lambda all, tile: all.at[turn].set(tile), out, part(turn))
+    found = jax.lax.fori_loop(0, used, put, blank)
+    x, b, rest, trust = jax.tree.map(lambda leaf: leaf.reshape(who.size, *leaf.shape[2:]), found)
+    return Coordinates(x, b, rest, trust, used, tile)
+
+
+def inner(first: First, gram: Array, one: Model, two: Model) -> Array:
+    """The inner product of two trees of parameters with their first kernels in coordinates. []"""
+    one, two = {"params": one}, {"params": two}
+    pairs = kernel(first, one).b @ kernel(first, two).b.T  # [n, n]
+    none = jnp.zeros(0)
+    return (gram * pairs).sum() + optax.tree.vdot(replaced(first, one, none), replaced(first, two, none))
+
+
+def products(
+    describe: Describe, psi: Coordinates, sums: Models, budget: int, pairs: bool = True
+) -> tuple[Array, Array]:
+    """Inner products among the clients [s, s], if `pairs` is set, and with every slot's sum [s, k]."""
+    first, k, s, t = lead(describe.task), trees.count(sums), psi.trust.size, psi.tile
+    sums = {"params": sums}
+    matrix, rest = kernel(first, sums), replaced(first, sums, jnp.zeros((k, 0)))["params"]
+    width = slab_width(psi, budget)
+
+    def slab(turn: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        tiles = expanded(psi, turn, width)  # [s / t, t, d w]
+        far = jax.lax.dynamic_slice_in_dim(matrix, turn * width, width, 2).reshape(k, -1)
+
+        def row(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+            pair = lambda j, among: added(among, times(tiles[i], tiles[j]), i * t, j * t)
+            return jax.lax.fori_loop(0, i + 1 if pairs else 0, pair, found[0]), added(
+                found[1], times(tiles[i], far), i * t, 0
+            )
+
+        return jax.lax.fori_loop(0, psi.used, row, found)
+
+    start = jnp.zeros((s, s), matrix.dtype), jnp.zeros((s, k), matrix.dtype)
+    among, across = jax.lax.fori_loop(0, matrix.shape[2] // width, slab, start)
+    block = jnp.arange(s) // t
+    among = jnp.where(block[:, None] >= block, among, among.T)
+    return among + trees.inner(psi.rest, psi.rest), across + trees.inner(psi.rest, rest)
+
+
+def sums(describe: Describe, psi: Coordinates, slot: Array, k: int) -> Model:
+    """The sum of the clients' Ψ in every one of k slots; `slot` [s] is -1 for those in none. [k, ...]
+
+    Clients are taken in tiles of one slot, so that the first layer's sum is one product.
+    """
+    first, d, h = lead(describe.task), psi.x.shape[2], psi.b.shape[2]
+    tiles = engine.cut(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
+    members = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
+    rest = trees.mix(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
+
+    def add(turn: Array, total: Array) -> Array:
+        row = tiles.row[turn]
+        real = jnp.where(row < 0, 0.0, 1.0)[:, None, None]
+        x, b = psi.x[row].reshape(-1, d), (real * psi.b[row]).reshape(-1, h)
+        return total.at[tiles.label[turn]].add(jnp.matmul(x.T, b, precision=trees.EXACT), mode="drop")
+
+    used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles are of those in no slot
+    matrix = jax.lax.fori_loop(0, used, add, jnp.zeros((k, d, h), psi.b.dtype))
+    return replaced(first, {"params": rest}, matrix)["params"]
+
+
+def expanded(psi: Coordinates, turn: Array, width: int) -> Array:
+    """The slab's part of every client's first-layer gradient, tile by tile. [s / t, t, d w]"""
+    s, n, d = psi.x.shape
+    x, b = (leaf.reshape(-1, psi.tile, n, leaf.shape[2]) for leaf in (psi.x, psi.b))
+    blank = jnp.zeros((s // psi.tile, psi.tile, d * width), psi.b.dtype)
+
+    def put(i: Array, out: Array) -> Array:
+        part = jax.lax.dynamic_slice_in_dim(b[i], turn * width, width, 2)
+        return out.at[i].set(jnp.einsum("tnd,tnw->tdw", x[i], part).reshape(psi.tile, -1))
+
+    return jax.lax.fori_loop(0, psi.used, put, blank)
+
+
+def slab_width(psi: Coordinates, budget: int) -> int:
+    """Hidden units in a slab: as many as divide the layer and fit the budget."""
+    s, _, d = psi.x.shape
+    h = psi.b.shape[2]
+    return max(width for width in range(1, h + 1) if h % width == 0 and (width == 1 or s * d * width * 4 <= budget))
+
+
+def times(one: Array, two: Array) -> Array:
+    """Inner products of rows with rows. [p, d], [q, d] -> [p, q]"""
+    return jnp.matmul(one, two.T, precision=trees.EXACT)
+
+
+def added(total: Array, block: Array, row: Array, column: Array | int) -> Array:
+    """A matrix with a block added at a place."""
+    before = jax.lax.dynamic_slice(total, (row, column), block.shape)
+    return jax.lax.dynamic_update_slice(total, before + block, (row, column))
