@@ -1,5 +1,6 @@
 """The command line: `jcfl run`, `jcfl list`, and the commands of `jcfl.commands`."""
 
+import importlib.resources
 import json
 import shlex
 import sys
@@ -12,16 +13,9 @@ import jcfl
 from jcfl import commands
 from jcfl.errors import InputError, TrainingError
 
-app = typer.Typer(name="jcfl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="jcfl", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
-KIND_TITLES = {
-    "method": "methods",
-    "addon": "add-ons",
-    "data": "data",
-    "scenario": "scenarios",
-    "model": "models",
-    "train": "local training",
-}
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False}
 
 
 class Stopped(Exception):
@@ -50,7 +44,8 @@ def status(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Typer's own exceptions: which package defines them depends on its version, what they offer does not.
         if hasattr(error, "format_message"):
-            return complain(error.format_message() or "see jcfl --help", 2)  # pyright: ignore[reportAttributeAccessIssue]
+            said = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+            return complain(said, 2) if said else 2  # nothing to say: the help has been printed
         if type(error).__name__ == "Abort":
             return complain("interrupted", 130)
         raise
@@ -73,7 +68,27 @@ def print_version(asked: bool) -> None:
 def common(
     version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Version.")] = False,
 ) -> None:
-    """Clustered federated learning at scale, in JAX."""
+    """Clustered federated learning at scale, in JAX.
+
+    Begin with `jcfl run quickstart`: a minute, no download. `jcfl list` says what there is to run, `jcfl list stocfl`
+    what one method does and which options it has, `jcfl report DIR` makes a page of what a run left.
+    """
+
+
+def preset_names() -> list[str]:
+    """What a shell completes a run's name with, besides files."""
+    folder = importlib.resources.files("jcfl") / "presets"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE...",
+        help="Override keys of the configuration: `--set rounds=50 method.name=ifca method.clusters=3`.",
+    ),
+]
 
 
 @app.command("run")
@@ -81,17 +96,31 @@ def run_command(
     context: typer.Context,
     tokens: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="What to run."),
+        typer.Argument(
+            metavar="CONFIG|PRESET",
+            help="What to run: a YAML file, or a name that `jcfl list presets` gives.",
+            autocompletion=preset_names,
+        ),
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder [default: runs/NAME-N].")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of datasets [default: JCFL_DATA, else data].")] = None,
+    settings: Settings = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds to run; figures become means and deviations.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write.", show_default="the first free one of runs/NAME-1, …")
+    ] = None,
+    data_dir: commands.DataDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run that a folder holds.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON on stdout, and progress on stderr.")
+    ] = False,
 ) -> None:
-    """Train the methods of a configuration file or a preset, and write their figures into a folder."""
+    """Train the methods of a configuration file or a preset, and write their figures into a folder.
+
+    A name that is unknown and a value out of bounds are refused before anything trains, with exit status 2. A run that
+    was stopped goes on with `--resume FOLDER`.
+    """
     names, overrides = sorted_out(tokens or [], settings or [])
     overrides += [f"seeds={seeds}"] if seeds is not None else []
     if resume is not None:
@@ -104,27 +133,40 @@ def run_command(
     train(config, folder, resume is None, quiet, as_json, shlex.join(context.obj))
 
 
+LISTED = ("methods", "add-ons", "data", "scenarios", "models", "presets")
+
+
 @app.command("list")
 def list_command(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KIND|NAME]",
+            help="A kind: methods, add-ons, data, scenarios, models, presets. Or a name: all about it.",
+            autocompletion=lambda: list(LISTED),
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All names and options, for scripts.")] = False,
 ) -> None:
-    """The methods, data, scenarios, models, add-ons and presets there are."""
-    from rich.console import Console
-
-    from jcfl import config, display, registry
+    """Say what there is to run, in one line each; or all about one: options, bounds, defaults, an example."""
+    from jcfl import config, display, facts, registry
 
     registry.load()
     if as_json:
         print(json.dumps(everything(), indent=2))
         return
-    kinds = {
-        title: {name: registry.line(registry.find(kind, name)) for name in registry.names(kind)}
-        for kind, title in KIND_TITLES.items()
-        if registry.names(kind)
-    }
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
-    console.print(display.listing({**kinds, "presets": config.presets()}), highlight=False)
+    console, titles = display.screen(), facts.titles()
+    if what is not None and what in config.presets():
+        console.print(config.located(what)[0].rstrip(), markup=False)
+    elif what is not None and what not in titles:
+        for one in facts.found(what):
+            console.print(display.page(one), highlight=False)
+    else:
+        wanted = dict.fromkeys(titles.values()) if what is None else [titles[what]]
+        kinds = {title: facts.lines(title) for title in wanted}
+        named = facts.papers(" ".join(line for lines in kinds.values() for line in lines.values()))
+        console.print(display.listing(kinds), highlight=False)
+        console.print("\njcfl list NAME says all about one of them." + f" {named}." * bool(named), style="dim", **PLAIN)
 
 
 for command in (commands.show, commands.plot, commands.report):
@@ -167,8 +209,6 @@ def free_folder(names: list[str]) -> Path:
 
 def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, command: str) -> None:
     """Plan, refuse what is wrong, train, and show the figures; `command` is how a fresh run was asked for."""
-    from rich.console import Console
-
     from jcfl import display, experiment
     from jcfl.plan import planned
 
@@ -177,10 +217,9 @@ def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, co
     plan = planned(config)
     made_by = plan.config.made_by | {"command": command if fresh else config.made_by.get("command")}
     plan = plan._replace(config=plan.config.model_copy(update={"made_by": made_by}))
-    console = Console(stderr=as_json)
-    console = console if console.is_terminal else Console(stderr=as_json, width=160)
+    console = display.screen(stderr=as_json)
     try:
-        with display.watched(console, quiet) as watch:
+        with display.watched(console, quiet, list(plan.config.methods)) as watch:
             history = experiment.execute(plan, folder, watch, keep_state=False)
     except KeyboardInterrupt:
         raise Stopped(f"interrupted; go on with: jcfl run --resume {folder}") from None
@@ -193,16 +232,16 @@ def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, co
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))
     elif not quiet:
         console.print(display.table(summaries), highlight=False)
-        console.print(f"Written to {folder}", highlight=False, soft_wrap=True)
+        console.print(f"Written to {folder}; for a page about it: jcfl report {folder}", soft_wrap=True, **PLAIN)
 
 
 def everything() -> dict[str, Any]:
     """All names and options, as `jcfl list --json` prints them."""
-    from jcfl import config, registry
+    from jcfl import config, facts, registry
     from jcfl.results import writable
 
     table: dict[str, Any] = {}
-    for kind, title in KIND_TITLES.items():
+    for kind, title in facts.KINDS.items():
         functions = {name: registry.find(kind, name) for name in registry.names(kind)}
         table[title] = {
             name: {

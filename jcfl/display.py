@@ -2,15 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from jcfl import loop
+from jcfl.facts import Facts, Option, papers
 
 PLAIN_EVERY = 10.0
 """Seconds between plain lines."""
@@ -37,29 +39,54 @@ Watch = Callable[[loop.Progress], None]
 
 
 @contextmanager
-def watched(console: Console, quiet: bool = False) -> Iterator[Watch]:
-    """What to call with a run's progress: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
+def watched(console: Console, quiet: bool = False, methods: Sequence[str] = ()) -> Iterator[Watch]:
+    """What to call with a run's progress: a bar on a terminal, lines elsewhere, nothing if `quiet`.
+
+    Args:
+        methods: those to come, in their order, so that the next one is seen to be prepared.
+    """
     if quiet:
         yield lambda progress: None
-    elif console.is_terminal:
-        with bar(console) as watch:
+    elif animated(console):
+        with bar(console, methods) as watch:
             yield watch
     else:
         yield Lines(console)
 
 
+def screen(stderr: bool = False) -> Console:
+    """The terminal, or in its place one so wide that a line of ours stays a line."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
+
+
+def animated(console: Console) -> bool:
+    """Whether the console can move its cursor."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 @contextmanager
-def bar(console: Console) -> Iterator[Watch]:
-    """A progress bar for every method, one below the other."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[scores]}")
-    with Progress(*columns, TimeRemainingColumn(), console=console) as shown:
+def bar(console: Console, methods: Sequence[str]) -> Iterator[Watch]:
+    """A progress bar for every method, one below the other; the next one pulses while it is compiled."""
+    name, scores = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[scores]}", markup=False)
+    columns = name, BarColumn(24), MofNCompleteColumn(), scores, TimeRemainingColumn(elapsed_when_finished=True)
+    with Progress(*columns, console=console) as shown:
         tasks: dict[str, Any] = {}
+        coming = iter(methods)
+
+        def prepare(name: str | None) -> None:
+            if name is not None and name not in tasks:
+                tasks[name] = shown.add_task(name, total=None, start=False, scores="compiling")
 
         def watch(progress: loop.Progress) -> None:
-            if progress.name not in tasks:
-                tasks[progress.name] = shown.add_task(progress.name, total=progress.total, scores="")
-            shown.update(tasks[progress.name], completed=progress.done, scores=brief(progress.scores))
+            prepare(progress.name)
+            task = tasks[progress.name]
+            shown.start_task(task)
+            shown.update(task, total=progress.total, completed=progress.done, scores=brief(progress.scores))
+            if progress.done == progress.total:
+                prepare(next((name for name in coming if name not in tasks), None))
 
+        prepare(next(coming, None))
         yield watch
 
 
@@ -100,8 +127,8 @@ def brief(scores: Mapping[str, float]) -> str:
     parts = []
     if "accuracy_micro" in scores:
         parts.append(f"accuracy {scores['accuracy_micro']:.2%}")
-    if "clusters" in scores:
-        parts.append(f"{scores['clusters']:.0f} clusters")
+    if scores.get("clusters"):
+        parts.append(f"{scores['clusters']:.0f} cluster{'s' * (scores['clusters'] != 1)}")
     return ", ".join(parts)
 
 
@@ -134,7 +161,36 @@ def listing(kinds: Mapping[str, Mapping[str, str]]) -> Table:
     shown.add_column(no_wrap=True)
     shown.add_column()
     for kind, entries in kinds.items():
-        shown.add_row(f"[bold]{kind}[/bold]", "")
+        shown.add_row(Text(kind, "bold"), "")
         for name, line in entries.items():
-            shown.add_row(f"  {name}", line)
+            shown.add_row(Text(f"  {name}"), Text(line))
+    return shown
+
+
+def page(facts: Facts) -> Group:
+    """All that is said of one piece: what it is, its options, what departs from its paper, a command to try."""
+    parts: list[Any] = [Text.assemble((facts.name, "bold"), f" ({facts.kind})"), Text(facts.line)]
+    parts += [Text(), Text(paragraphs(facts.text))] if facts.text else []
+    for title, rows in (("Options", facts.options), ("Options of all scenarios", facts.common)):
+        parts += [Text(), Text(title, "bold"), options(rows)] if rows else []
+    parts += [Text(), Text("Deviations", "bold"), Text(paragraphs(facts.deviations))] if facts.deviations else []
+    parts += [Text(), Text("Try", "bold"), Text(f"  {facts.example}", no_wrap=True)]
+    named = papers(" ".join((facts.line, facts.text, facts.deviations, *(row.text for row in facts.options))))
+    return Group(*parts, *([Text(), Text(named, "dim")] if named else []))
+
+
+def paragraphs(text: str) -> str:
+    """A docstring's paragraphs, each in one line, for a terminal of any width."""
+    return "\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def options(rows: Sequence[Option]) -> Table:
+    """Options with what they can be, their defaults, and what they mean."""
+    shown = Table(box=None, show_header=False, pad_edge=False)
+    shown.add_column(no_wrap=True)
+    for _ in range(3):
+        shown.add_column()
+    for row in rows:
+        default = "required" if row.default == "required" else f"[{row.default}]"
+        shown.add_row(*(Text(cell) for cell in (f"  {row.name}", row.values, default, row.text)))
     return shown

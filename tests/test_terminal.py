@@ -1,0 +1,134 @@
+"""The terminal: pages about pieces, their example commands, completion, and progress where there is no screen."""
+
+import io
+import os
+import shlex
+
+import pytest
+from rich.console import Console
+
+from jcfl import cli, config, display, facts, registry
+from jcfl.errors import InputError
+from jcfl.loop import Progress
+from jcfl.plan import planned
+
+registry.load()
+PIECES = [(kind, name) for kind in facts.KINDS for name in registry.names(kind)]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command, as wide as a line needs: (status, what it printed, what it complained of)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        return cli.status(list(words)), *capsys.readouterr()
+
+    return run
+
+
+def console(**options):
+    return Console(file=io.StringIO(), force_terminal=True, width=100, **options)
+
+
+@pytest.mark.parametrize(("kind", "name"), PIECES)
+def test_every_piece_has_a_page_with_all_its_options(call, kind, name):
+    status, printed, complaint = call("list", name)
+    assert (status, complaint) == (0, "")
+    assert facts.facts(kind, name).example in printed
+    assert registry.line(registry.find(kind, name)).split()[0] in printed
+    for parameter in registry.parameters(registry.find(kind, name)):
+        assert f"  {parameter.name} " in printed
+
+
+@pytest.mark.parametrize(("kind", "name"), PIECES)
+def test_every_example_is_a_configuration(monkeypatch, capsys, kind, name):
+    reached = []
+    monkeypatch.setattr(cli, "train", lambda config, *rest: reached.append(config))
+    monkeypatch.setattr("jcfl.show.federation", lambda config: reached.append(config) or stop())
+    status = cli.status(shlex.split(facts.facts(kind, name).example)[1:])
+    assert (status, capsys.readouterr().err) in ((0, ""), (2, "jcfl: reached\n"))
+    assert name in reached[0].text()
+
+
+def stop():
+    raise InputError("reached")
+
+
+@pytest.mark.parametrize("name", registry.names("method"))
+def test_every_methods_example_can_be_planned(name):
+    words = shlex.split(facts.example("method", name))
+    plan = planned(config.read("quickstart", [*words[words.index("--set") + 1 :], "compare=[]", "model.hidden=4"]))
+    assert list(plan.algorithms) == [name]
+
+
+def test_kinds_presets_and_mistakes(call):
+    _, printed, _ = call("list", "scenarios")
+    assert "rotated" in printed and "stocfl " not in printed
+    assert call("list", "scenario")[1] == printed
+    assert "scenario:" in call("list", "quickstart")[1]
+    status, printed, complaint = call("list", "stocfll")
+    assert (status, printed) == (2, "")
+    assert "did you mean 'stocfl'" in complaint
+
+
+def test_letters_of_papers_are_explained(call):
+    assert "T: Ma's thesis" in call("list", "cam")[1]
+    assert "Xie" not in call("list", "cam")[1]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "number", "exclusiveMinimum": 0}, "number > 0"),
+        ({"type": "integer", "minimum": 1, "maximum": 9}, "integer, 1 ≤ · ≤ 9"),
+        ({"anyOf": [{"type": "integer", "maximum": 3}, {"const": "x"}, {"type": "null"}]}, "integer ≤ 3 or x or none"),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, "list of a, b"),
+        ({}, "any"),
+    ],
+)  # fmt: skip
+def test_options_in_words(schema, said):
+    assert facts.values(schema) == said
+
+
+def test_help_keeps_defaults_and_says_how_to_begin(call):
+    assert "[default: (the first free one of runs/NAME-1" in call("run", "--help")[1]
+    assert "jcfl run quickstart" in call("--help")[1]
+    status, printed, complaint = call()
+    assert (status, complaint) == (2, "")
+    assert "quickstart" in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("jcfl run stocfl_rotated_c", "stocfl_rotated_cifar"), ("jcfl l", "list")]
+)
+def test_shells_complete(monkeypatch, capsys, typed, offered):
+    words = {"_JCFL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    for name, value in words.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(SystemExit):
+        cli.status([])
+    assert capsys.readouterr().out.split() == [offered]
+
+
+def test_a_bar_shows_which_method_comes_next():
+    there = console()
+    with display.watched(there, methods=["one", "two"]) as watch:
+        watch(Progress("one", 0, 2, 2, 2, {"accuracy_micro": 0.5, "clusters": 1.0}))
+    shown = there.file.getvalue()
+    assert "accuracy 50.00%, 1 cluster " in shown
+    assert shown.index("one") < shown.index("two")
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}])
+def test_a_dumb_terminal_gets_lines(environment):
+    there = console(_environ=environment)
+    with display.watched(there) as watch:
+        watch(Progress("one", 0, 2, 2, 2, {"accuracy_micro": 0.5, "clusters": 0.0}))
+    assert there.file.getvalue() == "one: round 2/2, accuracy 50.00%\n"
+
+
+def test_no_colour_where_none_is_wanted():
+    there = console(_environ={"NO_COLOR": "1", "TERM": "xterm-256color"})
+    there.print(display.page(facts.facts("method", "stocfl")))
+    assert "\x1b[3" not in there.file.getvalue()  # bold may be there, colours not
