@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
+from flax import struct
 
 from jcfl import trees
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, Split, State, Task, Upload
@@ -21,6 +22,19 @@ class Sums(NamedTuple):
     clusters: Models  # [k, ...], weighted means by cluster, zero where nobody trained
     weight: Array  # [k]
     shared: Model  # the weighted mean over the cohort
+
+
+class Visit(struct.PyTreeNode):
+    """A cohort on its way to training."""
+
+    who: Array  # [s] int32
+    label: Array  # [s] int32, the cluster
+    near: Array  # [s] what a client counts in its cluster; these add up to one in every cluster that has clients
+    far: Array  # [s] what it counts in the whole cohort, by size
+
+
+Stream = Callable[[Key, State, Visit, Federation, bool], tuple[Models, Model, Upload | None]]
+"""Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`."""
 
 
 class Tiles(NamedTuple):
@@ -48,8 +62,8 @@ def pixels(federation: Federation, rows: Array) -> Array:
 
 
 def stream(
-    client: Client, weigh: Weigh, chunk: int, key: Key, state: State, cohort: Cohort, federation: Federation, keep: bool
-) -> tuple[Sums, Upload | None]:
+    client: Client, chunk: int, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
+) -> tuple[Models, Model, Upload | None]:
     """Every client of the cohort trained from what the server sends it, and the uploads' means.
 
     Chunk after chunk of `chunk` clients is trained and added to the sums, so no more than a chunk's uploads are held
@@ -57,71 +71,101 @@ def stream(
 
     Args:
         client: trains one client.
-        weigh: examples per client [s] -> averaging weights [s].
         key: the round's key; a client's own is folded from it and its id, so chunks change nothing.
 
     Returns:
-        the means, and the uploads stacked `[s, ...]` if kept.
+        the means of the clusters [k, ...] and of the cohort, and the uploads stacked `[s, ...]` if kept.
     """
-    labels, shares = state.labels[cohort.who], averaging(state, cohort, federation, weigh)
     held = cluster_shares(state, federation)
 
-    def body(sums, part):
-        who, label, near, far = part
-        sent = Broadcast(label, trees.take(state.clusters, label), state.clusters, state.shared, held, state.memory)
-        upload = serve(client, sent, gather(federation, federation.train, who), client_keys(key, who))
-        return added(sums, label, near, far, upload), upload if keep else None
+    def body(sums, part: Visit):
+        sent = Broadcast(
+            part.label, trees.take(state.clusters, part.label), state.clusters, state.shared, held, state.memory
+        )
+        data = gather(federation, federation.train, part.who)
+        upload = serve(client, sent, data, client_keys(key, part.who))
+        return added(sums, part, upload), upload if keep else None
 
-    parts = tuple(padded(array, chunk) for array in (cohort.who, labels, shares.near, shares.far))
+    parts = jax.tree.map(lambda array: padded(array, chunk), visit)
     (clusters, common), uploads = jax.lax.scan(body, zeros(state), parts)
     if keep:
-        uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: labels.size], uploads)
-    return Sums(clusters, shares.total, common), uploads
+        uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: visit.who.size], uploads)
+    return clusters, common, uploads
 
 
 def chain(
-    client: Client, weigh: Weigh, one_model: bool, key: Key, state: State, cohort: Cohort, federation: Federation
-) -> Sums:
+    client: Client, one_model: bool, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
+) -> tuple[Models, Model, None]:
     """As `stream`, one client after another, each starting from the shared model the previous one left.
 
     Args:
         one_model: whether a client trains the shared model alone, as in FedAvg, and not beside its cluster's.
+        keep: nothing can be kept.
     """
-    labels, shares = state.labels[cohort.who], averaging(state, cohort, federation, weigh)
     held = cluster_shares(state, federation)
 
-    def body(carry, part):
+    def body(carry, part: Visit):
         handed, sums = carry
-        who, label, near, far, present = part
-        data = jax.tree.map(lambda leaf: leaf[0], gather(federation, federation.train, who[None]))
-        start = handed if one_model else trees.take(state.clusters, label)
-        sent = Broadcast(label, start, state.clusters, handed, held, state.memory)
-        upload = client(sent, data, jax.random.fold_in(key, who))
-        rows = jax.tree.map(lambda leaf: leaf[None], upload)
-        handed = trees.select(present, upload.cluster if one_model else upload.shared, handed)
-        return (handed, added(sums, label[None], near[None], far[None], rows)), None
+        data = jax.tree.map(lambda leaf: leaf[0], gather(federation, federation.train, part.who[None]))
+        start = handed if one_model else trees.take(state.clusters, part.label)
+        sent = Broadcast(part.label, start, state.clusters, handed, held, state.memory)
+        upload = client(sent, data, jax.random.fold_in(key, part.who))
+        rows, alone = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in (upload, part))
+        handed = trees.select(part.far > 0, upload.cluster if one_model else upload.shared, handed)
+        return (handed, added(sums, alone, rows)), None
 
-    parts = cohort.who, labels, shares.near, shares.far, cohort.present
-    (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, zeros(state)), parts)
-    return Sums(clusters, shares.total, common)
+    (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, zeros(state)), visit)
+    return clusters, common, None
 
 
-class Shares(NamedTuple):
-    """What every client of a cohort counts in the averages."""
+def spread(stream: Stream, devices: int) -> Stream:
+    """`stream` with the cohort's clients shared out among devices, its sums added up across them."""
+    if devices == 1:
+        return stream
+    mesh = across(devices)
+    each, all_ = jax.P("clients"), jax.P()
 
-    near: Array  # [s] in its cluster; these add up to one in every cluster that has clients
-    far: Array  # [s] in the whole cohort, by size
-    total: Array  # [k] the weight of every cluster
+    def whole(key: Key, state: State, visit: Visit, federation: Federation, keep: bool):
+        def part(key: Key, state: State, visit: Visit, federation: Federation):
+            clusters, common, uploads = stream(key, state, visit, federation, keep)
+            return jax.lax.psum((clusters, common), "clients"), uploads
+
+        parts = jax.tree.map(lambda array: padded(array, devices).reshape(-1), visit)
+        shared_out = jax.shard_map(
+            part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
+        )
+        (clusters, common), uploads = shared_out(key, state, parts, federation)
+        return clusters, common, jax.tree.map(lambda leaf: leaf[: visit.who.size], uploads)
+
+    return whole
 
 
-def averaging(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> Shares:
-    """The averaging weights of a cohort's clients by the labels they have; those not present count nothing."""
+def mapped(function: Callable[..., Any], parts: Any, devices: int, batch_size: int | None = None) -> Any:
+    """`jax.lax.map` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
+    inside = lambda parts: jax.lax.map(function, parts, batch_size=batch_size)
+    if devices == 1:
+        return inside(parts)
+    count = jax.tree.leaves(parts)[0].shape[0]
+    even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
+    spec = jax.P("clients")
+    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=(spec,), out_specs=spec, check_vma=False)
+    return jax.tree.map(lambda leaf: leaf[:count], shared_out(jax.tree.map(even, parts)))
+
+
+def across(devices: int) -> jax.sharding.Mesh:
+    """The devices that clients are shared out among, those of all hosts."""
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])
+
+
+def visited(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Visit, Array]:
+    """A cohort's labels and weights in the averages, and the weight of every cluster [k]; the absent count nothing."""
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
     weights = jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
-    labels = state.labels[cohort.who]
+    labels = jnp.maximum(state.labels[cohort.who], 0)
     total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
     near = weights / jnp.where(total > 0, total, 1.0)[labels]
-    return Shares(near, size / jnp.maximum(size.sum(), 1.0), total)
+    return Visit(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
 
 
 def cluster_shares(state: State, federation: Federation) -> Array:
@@ -137,14 +181,14 @@ def zeros(state: State) -> tuple[Models, Model]:
     return jax.tree.map(jnp.zeros_like, (state.clusters, state.shared))
 
 
-def added(sums: tuple[Models, Model], labels: Array, near: Array, far: Array, rows: Upload) -> tuple[Models, Model]:
+def added(sums: tuple[Models, Model], part: Visit, rows: Upload) -> tuple[Models, Model]:
     """Sums with the uploads `rows` [c, ...] added; a shared part that is not uploaded (`()`) adds nothing."""
     clusters, common = sums
-    clusters = trees.add_by(clusters, labels, near, rows.cluster)
+    clusters = trees.add_by(clusters, part.label, part.near, rows.cluster)
     if not jax.tree.leaves(rows.shared):
         return clusters, common
     lone = jax.tree.map(lambda leaf: leaf[None], common)
-    lone = trees.add_by(lone, jnp.zeros_like(labels), far, rows.shared)
+    lone = trees.add_by(lone, jnp.zeros_like(part.label), part.far, rows.shared)
     return clusters, jax.tree.map(lambda leaf: leaf[0], lone)
 
 
@@ -153,13 +197,13 @@ def serve(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
     return jax.vmap(client, (Broadcast(0, 0, None, None, None, None, None), 0, 0))(sent, data, keys)  # pyright: ignore
 
 
-def each(function, federation: Federation, who: Array, chunk: int) -> Any:
+def each(function, federation: Federation, who: Array, chunk: int, devices: int = 1) -> Any:
     """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
 
     def part(who: Array):
         return jax.vmap(function)(who, gather(federation, federation.train, who))
 
-    results = jax.lax.map(part, padded(who, chunk))
+    results = mapped(part, padded(who, chunk), devices)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
 
 

@@ -114,7 +114,7 @@ def predictions(
         model = trees.select(label < k, trees.take(clusters, jnp.minimum(label, k - 1)), alone)
         return answer(model, shared, engine.pixels(federation, rows[row]))
 
-    logits = jax.lax.map(part, (tiles.label, tiles.row), batch_size=batch)  # [t, n, c]
+    logits = engine.mapped(part, (tiles.label, tiles.row), setting.devices, batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
     return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
 
@@ -143,7 +143,7 @@ def tuned(
         rows = test.rows[test.start[who] + jnp.arange(test.width) % jnp.maximum(test.size[who], 1)]
         return answer(upload.cluster, upload.shared or state.shared, engine.pixels(federation, rows))
 
-    logits = engine.each(one, federation, jnp.arange(setting.clients), setting.chunk)  # [m, n, c]
+    logits = engine.each(one, federation, jnp.arange(setting.clients), setting.chunk, setting.devices)  # [m, n, c]
     spot = jnp.arange(test.rows.size) - test.start[owners(federation)]
     return logits[owners(federation), spot]
 

@@ -13,11 +13,11 @@ import optax
 
 from jcfl import engine, trees
 from jcfl.coordinates import Rows, folded, kernel, lead, mean, short, unfolded
-from jcfl.engine import Client, Shares, Sums, Tiles, Weigh
+from jcfl.engine import Client, Tiles, Visit
 from jcfl.local import Local
 from jcfl.objective import Pull, Term, own, shared
 from jcfl.setting import Setting
-from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
+from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
 
 REFERENCES = (own, shared)
 """The models, as a client is sent them, whose first kernels are W₁, W₂."""
@@ -87,14 +87,13 @@ def stream(
     make: Callable[[Task], Client],
     task: Task,
     references: int,
-    weigh: Weigh,
     tile: int,
     key: Key,
     state: State,
-    cohort: Cohort,
+    visit: Visit,
     federation: Federation,
     keep: bool,
-) -> tuple[Sums, Upload | None]:
+) -> tuple[Models, Model, Upload | None]:
     """As `engine.stream`, for clients that `make` makes of a task.
 
     Clients are sorted by cluster and taken in tiles of one cluster, so that a tile's products are plain ones.
@@ -103,16 +102,14 @@ def stream(
         references: how many of `REFERENCES` the clients' training refers to.
         tile: clients trained at a time.
     """
-    k, s = trees.count(state.clusters), cohort.who.size
-    labels, shares = jnp.maximum(state.labels[cohort.who], 0), engine.averaging(state, cohort, federation, weigh)
-    train = lambda tiles: tiled(make, task, references, key, state, cohort, federation, shares, tiles, keep)
-    tiles = engine.cut(labels, k, tile)
+    k, s = trees.count(state.clusters), visit.who.size
+    tile = min(tile, s)
+    train = lambda tiles: tiled(make, task, references, key, state, visit, federation, tiles, keep)
+    tiles = engine.cut(visit.label, k, tile)
     if k * tile <= s or tile == 1:
-        clusters, common, kept = train(tiles)
-    else:  # with many small clusters most of a tile may be empty
-        singly = lambda: train(engine.cut(labels, k, 1))
-        clusters, common, kept = jax.lax.cond(tiles.used * tile <= 2 * s, lambda: train(tiles), singly)
-    return Sums(clusters, shares.total, common), kept
+        return train(tiles)
+    singly = lambda: train(engine.cut(visit.label, k, 1))  # with many small clusters most of a tile may be empty
+    return jax.lax.cond(tiles.used * tile <= 2 * s, lambda: train(tiles), singly)
 
 
 def tiled(
@@ -121,21 +118,20 @@ def tiled(
     references: int,
     key: Key,
     state: State,
-    cohort: Cohort,
+    visit: Visit,
     federation: Federation,
-    shares: Shares,
     tiles: Tiles,
     keep: bool,
 ) -> tuple[Models, Model, Upload | None]:
     """The means of the clusters' and of all uploads, tile after tile, and the uploads if they are kept."""
-    first, s = lead(task), cohort.who.size
+    first, s = lead(task), visit.who.size
     held = engine.cluster_shares(state, federation)
 
     def part(turn: Array) -> tuple[Upload, Upload | None]:
         """A tile's weighted sums, and the models themselves where they are kept."""
         label, row = tiles.label[turn], tiles.row[turn]
         real, row = row >= 0, jnp.maximum(row, 0)
-        who, near, far = cohort.who[row], jnp.where(real, shares.near[row], 0), jnp.where(real, shares.far[row], 0)
+        who, near, far = visit.who[row], jnp.where(real, visit.near[row], 0), jnp.where(real, visit.far[row], 0)
         models = trees.take(state.clusters, label), state.shared
         kernels = [kernel(first, model) for model in models[:references]]
         data = engine.gather(federation, federation.train, who)

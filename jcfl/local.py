@@ -92,13 +92,19 @@ def schedule(local: Local, data: Clients, key: Key):
     own_pass = (real + b - 1) // b  # batches in one pass over this client's examples
     longest = -(-n // b)
     turns = own_pass if local.steps else longest
-    orders = jax.random.fold_in(key, 2**31 - 1)
+    own_key = jax.random.fold_in(key, 2**31 - 1)
+
+    def order(turn: Array) -> Array:
+        """The rows in the order of one pass, the padding last. [n]"""
+        noise = jax.random.uniform(jax.random.fold_in(own_key, turn), (n,))
+        return jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
+
+    passes = total // longest if not local.steps else 0
+    orders = jax.vmap(order)(jnp.arange(passes))  # with steps, passes may be as many as they are
 
     def batch(turn: Array) -> Clients:
-        noise = jax.random.uniform(jax.random.fold_in(orders, turn // turns), (n,))
-        order = jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
         position = (turn % turns) * b + jnp.arange(b)
-        rows = order[position % real]
+        rows = (orders[turn // turns] if passes else order(turn // turns))[position % real]
         return Clients(data.x[rows], data.y[rows], (position < data.size))
 
     return batch, not local.steps, total

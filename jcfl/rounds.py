@@ -28,9 +28,6 @@ from jcfl.types import (
     Upload,
 )
 
-Stream = Callable[[Key, State, Cohort, Federation, bool], tuple[engine.Sums, Upload | None]]
-"""Trains a cohort: `(round's key, state, cohort, federation, keep) -> (means, the uploads if kept)`."""
-
 
 def by_size(size: Array) -> Array:
     """A client counts by its examples. [s] -> [s]"""
@@ -160,42 +157,33 @@ def trained(setting: Setting, pieces: Pieces) -> engine.Client:
     return client
 
 
-def streaming(setting: Setting, pieces: Pieces) -> tuple[str, Stream]:
+def streaming(setting: Setting, pieces: Pieces) -> tuple[str, engine.Stream]:
     """How the cohort trains: the way's name, and what trains it.
 
     Raises:
         InputError: a way was asked for that the model or the method does not allow.
     """
-    client, weigh = trained(setting, pieces), pieces.weigh
+    client = trained(setting, pieces)
     why_not = factored.obstacle(setting, pieces.terms, alone=pieces.prepare is None and not pieces.chained)
     if setting.engine == "factored" and why_not:
         raise InputError(f"engine 'factored' cannot be used: {why_not}; take engine 'auto' or 'general'")
     if pieces.chained:
-        return "chained", partial(chained, client, pieces)
+        return "chained", partial(engine.chain, client, pieces.shared == "mean")
     references = factored.references(pieces.terms, pieces.shared != "mean")
-    if (
-        why_not
-        or setting.engine == "general"
-        or (setting.engine == "auto" and not factored.cheaper(setting, references))
-    ):
-        return "general", partial(engine.stream, client, weigh, setting.chunk)
+    general = why_not or setting.engine == "general"
+    if general or (setting.engine == "auto" and not factored.cheaper(setting, references)):
+        return "general", engine.spread(partial(engine.stream, client, setting.chunk), setting.devices)
     make = lambda task: trained(setting._replace(task=task), pieces)
     tile = factored.tile_size(setting, references)
-    return "factored", partial(factored.stream, make, setting.task, references, weigh, tile)
-
-
-def chained(
-    client: engine.Client, pieces: Pieces, key: Key, state: State, cohort: Cohort, federation: Federation, keep: bool
-) -> tuple[engine.Sums, None]:
-    """Clients one after another; their uploads cannot be kept."""
-    return engine.chain(client, pieces.weigh, pieces.shared == "mean", key, state, cohort, federation), None
+    stream = partial(factored.stream, make, setting.task, references, tile)
+    return "factored", engine.spread(stream, setting.devices)
 
 
 def learnt(
     setting: Setting,
     pieces: Pieces,
     grouping: Grouping,
-    stream: Stream,
+    stream: engine.Stream,
     keys,
     state: State,
     cohort: Cohort,
@@ -204,7 +192,9 @@ def learnt(
     """The cohort trained, grouped by what it trained if the rule asks for that, and its models averaged."""
     train_key, group_key = keys
     keep = grouping.after is not None or pieces.averaging is not None
-    sums, uploads = stream(train_key, state, cohort, federation, keep)
+    visit, weight = engine.visited(state, cohort, federation, pieces.weigh)
+    clusters, common, uploads = stream(train_key, state, visit, federation, keep)
+    sums = engine.Sums(clusters, weight, common)
     if uploads is None:
         return state, sums
     members, models = cohort, uploads.cluster

@@ -54,6 +54,7 @@ class Setting(NamedTuple):
     shape: tuple[int, ...]  # of one example
     width: int  # examples of the largest client
     engine: Engine = "auto"  # how clients train
+    devices: int = 1  # that clients are shared out among
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
     extras: Extras = Extras()
 
@@ -68,6 +69,7 @@ def setting(
     budget: int | None = None,
     build: Callable[..., Task] | None = None,
     engine: Engine = "auto",
+    devices: int = 1,
 ) -> Setting:
     """The setting of a run.
 
@@ -77,6 +79,7 @@ def setting(
         chunk: clients trained at a time; chosen from the memory at hand if not given.
         budget: bytes that a round may take for its clients; a quarter of what is free if not given.
         engine: how clients train, as `jcfl.config.Config`.
+        devices: that clients are shared out among.
 
     Raises:
         InputError: the participation is out of range, or nobody can train.
@@ -100,10 +103,11 @@ def setting(
         departures=bool((np.asarray(federation.depart) < NEVER).any()),
         participation=participation,
         cohort=cohort,
-        chunk=min(chunk, cohort) if chunk else chunk_size(task, federation, cohort, batch, 8, budget),
+        chunk=min(chunk, cohort) if chunk else chunk_size(task, federation, -(-cohort // devices), batch, 8, budget),
         budget=budget,
         shape=tuple(federation.x.shape[1:]),
         width=width,
         engine=engine,
+        devices=devices,
         build=build,
     )

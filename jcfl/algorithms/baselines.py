@@ -178,8 +178,9 @@ def with_mean_gradient(setting: Setting, gradient) -> Grouping:
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         asked = sample(key, setting, state.round, federation)
         view = state.replace(labels=jnp.zeros_like(state.labels))
-        sums, _ = engine.stream(slope, by_size, setting.chunk, key, view, asked, federation, False)
-        mean: Model = jax.tree.map(lambda leaf: leaf[0], sums.clusters["params"])
+        visit, _ = engine.visited(view, asked, federation, by_size)
+        clusters, _, _ = engine.stream(slope, setting.chunk, key, view, visit, federation, False)
+        mean: Model = jax.tree.map(lambda leaf: leaf[0], clusters["params"])
         return state.replace(memory=mean)
 
     base = together()
