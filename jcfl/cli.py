@@ -115,12 +115,22 @@ def run_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON on stdout, and progress on stderr.")
     ] = False,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Be one of several hosts, as the scheduler says or the next three do.")
+    ] = False,
+    coordinator: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the first host listens.")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="How many hosts there are.")] = None,
+    host: Annotated[int | None, typer.Option(min=0, help="Which of them this is, from 0.")] = None,
 ) -> None:
     """Train the methods of a configuration file or a preset, and write their figures into a folder.
 
     A name that is unknown and a value out of bounds are refused before anything trains, with exit status 2. A run that
     was stopped goes on with `--resume FOLDER`.
     """
+    if distributed:
+        together(coordinator, hosts, host, resume or out)
+    elif (coordinator, hosts, host) != (None, None, None):
+        raise InputError("--coordinator, --hosts and --host go with --distributed")
     names, overrides = sorted_out(tokens or [], settings or [])
     overrides += [f"seeds={seeds}"] if seeds is not None else []
     if resume is not None:
@@ -131,6 +141,15 @@ def run_command(
         folder, config = out or free_folder(names), configured(names, overrides)
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     train(config, folder, resume is None, quiet, as_json, shlex.join(context.obj))
+
+
+def together(coordinator: str | None, hosts: int | None, host: int | None, folder: Path | None) -> None:
+    """Take part in a run of several hosts, all of which see its folder."""
+    from jcfl import devices
+
+    if folder is None:
+        raise InputError("--distributed needs --out DIR, or --resume DIR: one folder that all hosts see")
+    devices.join(coordinator, hosts, host)
 
 
 LISTED = ("methods", "add-ons", "data", "scenarios", "models", "presets")
@@ -169,7 +188,7 @@ def list_command(
         console.print("\njcfl list NAME says all about one of them." + f" {named}." * bool(named), style="dim", **PLAIN)
 
 
-for command in (commands.show, commands.plot, commands.report):
+for command in (commands.sweep, commands.show, commands.plot, commands.report):
     app.command(command.__name__)(command)
 
 
@@ -209,12 +228,14 @@ def free_folder(names: list[str]) -> Path:
 
 def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, command: str) -> None:
     """Plan, refuse what is wrong, train, and show the figures; `command` is how a fresh run was asked for."""
-    from jcfl import display, experiment
+    from jcfl import devices, display, experiment
     from jcfl.plan import planned
 
     if fresh:
         experiment.refuse_taken(folder)
     plan = planned(config)
+    devices.meet()  # before the first word is written
+    quiet = quiet or not devices.leads()
     made_by = plan.config.made_by | {"command": command if fresh else config.made_by.get("command")}
     plan = plan._replace(config=plan.config.model_copy(update={"made_by": made_by}))
     console = display.screen(stderr=as_json)
@@ -226,7 +247,7 @@ def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, co
     except TrainingError as error:
         raise TrainingError(f"{error} (figures until then: {folder})") from None
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
-    if as_json:
+    if as_json and devices.leads():
         from jcfl.results import writable
 
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))

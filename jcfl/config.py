@@ -85,6 +85,7 @@ class Config(BaseModel):
     track: Annotated[tuple[Piece, ...], Field(description="where figures go besides the folder: tensorboard, …")] = ()
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
     engine: Annotated[Engine, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
+    devices: Annotated[int | None, Field(ge=1, description="that clients are shared out among; null: all")] = None
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
     budget: Annotated[int | None, Field(ge=1, description="bytes for a round's clients; null: by what is free")] = None
     made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}

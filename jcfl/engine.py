@@ -140,16 +140,19 @@ def spread(stream: Stream, devices: int) -> Stream:
     return whole
 
 
-def mapped(function: Callable[..., Any], parts: Any, devices: int, batch_size: int | None = None) -> Any:
-    """`jax.lax.map` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
-    inside = lambda parts: jax.lax.map(function, parts, batch_size=batch_size)
+def mapped(function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None) -> Any:
+    """`function(fixed, part)` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
+
+    def inside(fixed: Any, parts: Any) -> Any:
+        return jax.lax.map(lambda part: function(fixed, part), parts, batch_size=batch_size)
+
     if devices == 1:
-        return inside(parts)
+        return inside(fixed, parts)
     count = jax.tree.leaves(parts)[0].shape[0]
     even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
-    spec = jax.P("clients")
-    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=(spec,), out_specs=spec, check_vma=False)
-    return jax.tree.map(lambda leaf: leaf[:count], shared_out(jax.tree.map(even, parts)))
+    specs = jax.P(), jax.P("clients")
+    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
+    return jax.tree.map(lambda leaf: leaf[:count], shared_out(fixed, jax.tree.map(even, parts)))
 
 
 def across(devices: int) -> jax.sharding.Mesh:
@@ -197,13 +200,13 @@ def serve(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
     return jax.vmap(client, (Broadcast(0, 0, None, None, None, None, None), 0, 0))(sent, data, keys)  # pyright: ignore
 
 
-def each(function, federation: Federation, who: Array, chunk: int, devices: int = 1) -> Any:
+def each(function, federation: Federation, who: Array, chunk: int) -> Any:
     """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
 
     def part(who: Array):
         return jax.vmap(function)(who, gather(federation, federation.train, who))
 
-    results = mapped(part, padded(who, chunk), devices)
+    results = jax.lax.map(part, padded(who, chunk))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
 
 

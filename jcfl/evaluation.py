@@ -109,12 +109,13 @@ def predictions(
     tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, setting.budget)
     tiles = engine.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
 
-    def part(args):
-        label, row = args
+    def part(fixed, args):
+        (clusters, shared, alone, federation), (label, row) = fixed, args
         model = trees.select(label < k, trees.take(clusters, jnp.minimum(label, k - 1)), alone)
-        return answer(model, shared, engine.pixels(federation, rows[row]))
+        return answer(model, shared, engine.pixels(federation, federation.test.rows[row]))
 
-    logits = engine.mapped(part, (tiles.label, tiles.row), setting.devices, batch)  # [t, n, c]
+    fixed = clusters, shared, alone, federation
+    logits = engine.mapped(part, fixed, (tiles.label, tiles.row), setting.devices, batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
     return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
 
@@ -143,7 +144,7 @@ def tuned(
         rows = test.rows[test.start[who] + jnp.arange(test.width) % jnp.maximum(test.size[who], 1)]
         return answer(upload.cluster, upload.shared or state.shared, engine.pixels(federation, rows))
 
-    logits = engine.each(one, federation, jnp.arange(setting.clients), setting.chunk, setting.devices)  # [m, n, c]
+    logits = engine.each(one, federation, jnp.arange(setting.clients), setting.chunk)  # [m, n, c]
     spot = jnp.arange(test.rows.size) - test.start[owners(federation)]
     return logits[owners(federation), spot]
 

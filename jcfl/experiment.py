@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jcfl import loop, results, trackers
+import jax
+
+from jcfl import devices, loop, results, trackers
 from jcfl.config import Config, plain, read
 from jcfl.errors import InputError, TrainingError
 from jcfl.plan import Plan, described, planned
 from jcfl.representation import representation
-from jcfl.results import Folder, History
+from jcfl.results import History
 from jcfl.runs import OnProgress, Run, train
 from jcfl.types import Federation
 
@@ -64,6 +66,7 @@ def run(
     plan = planned(config, objects)
     if folder is not None and not resume:
         refuse_taken(folder)
+    devices.meet()  # before the first word is written
     return execute(plan, folder, on_progress)
 
 
@@ -78,7 +81,7 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     stored = read(folder / "config.yaml")
     if config is None:
         return stored
-    loose = {"rounds", "made_by", "chunk", "budget", "seeds_in_one", "checkpoint_every", "data_dir", "track"}
+    loose = {"rounds", "made_by", "devices", "chunk", "budget", "seeds_in_one", "checkpoint_every", "data_dir", "track"}
     for key in Config.model_fields:
         old, new = plain(getattr(stored, key)), plain(getattr(config, key))
         if key not in loose and old != new:
@@ -91,7 +94,7 @@ def refuse_taken(folder: Path) -> None:
     """Refuse a folder that cannot become a run's."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; --out expects a folder")
-    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "runs")):
+    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "runs", "sweep.yaml")):
         raise InputError(f"{folder} already holds a run; go on with it by --resume {folder}, or choose another folder")
 
 
@@ -111,19 +114,20 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     places = {title: out and (out / "runs" / title if several else out) for title in methods}
     tracking = {title: trackers.tracking(plan.config.track, title, place) for title, place in places.items()}
     if out is not None and several:
-        Folder(out).begin(plan.config.text(), measured=False)
-    clients = functools.cache(lambda: representation(plan))  # the same for all methods
+        devices.folder(out).begin(plan.config.text(), measured=False)
+    here = plan._replace(federation=jax.device_get(plan.federation)) if devices.joined() else plan
+    clients = functools.cache(lambda: representation(here))  # the same for all methods
     histories: dict[str, History] = {}
     stop = threading.Event()
     with loop.interruptible(stop, out is not None):
         for title, method in methods.items():
             config = plan.config.model_copy(update={"method": method, "compare": ()}) if several else plan.config
-            folder = Folder(place) if (place := places[title]) else None
+            folder = devices.folder(place) if (place := places[title]) else None
             if folder is not None:
                 folder.federation(clients)
             one = Run(title, plan._replace(config=config), plan.algorithms[title], folder, tracking[title])
             histories[title] = alone(one, on_progress or (lambda progress: None), stop, keep_state and not histories)
-            if out is not None and several:
+            if out is not None and several and devices.leads():
                 table = {name: item.summary for name, item in histories.items()}
                 results.write_json(out / "comparison.json", table)
     main, *rest = histories.values()
@@ -136,7 +140,9 @@ def alone(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) 
     """One run trained by itself, a batch of seeds after another."""
     run.begin()
     config = run.plan.config
-    programs = loop.programs(run.algorithm, run.plan.federation, config.seeds if config.seeds_in_one else 1)
+    programs = loop.programs(
+        run.algorithm, run.plan.federation, config.seeds if config.seeds_in_one else 1, run.plan.setting.devices
+    )
     try:
         train([run], programs, on_progress, stop, keep)
     except TrainingError:

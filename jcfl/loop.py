@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jcfl.devices import agreed, keyed, whole
 from jcfl.errors import TrainingError
 from jcfl.results import Record
 from jcfl.types import OVERFLOW, Algorithm, Array, Federation, State
@@ -57,6 +57,7 @@ class Programs(NamedTuple):
     advance: Callable[..., State]  # (state, federation, until); the state handed in is used up
     evaluate: Callable[..., dict[str, Array]]  # (state, federation)
     seconds: float  # spent compiling
+    devices: int = 1  # that clients are shared out among
 
 
 class Family(NamedTuple):
@@ -66,6 +67,7 @@ class Family(NamedTuple):
     advance: Callable[..., State]  # (state, scalars, federation, until)
     evaluate: Callable[..., dict[str, Array]]  # (state, scalars, federation)
     seconds: float  # spent compiling
+    devices: int = 1
 
     def at(self, scalars: Scalars) -> Programs:
         """The programs for these values, one for each lane. [lanes] each"""
@@ -74,6 +76,7 @@ class Family(NamedTuple):
             lambda state, federation, until: self.advance(state, scalars, federation, until),
             lambda state, federation: self.evaluate(state, scalars, federation),
             self.seconds,
+            self.devices,
         )
 
 
@@ -109,21 +112,26 @@ class Sitting:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def programs(algorithm: Algorithm, federation: Federation, seeds: int) -> Programs:
+def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
     """An algorithm compiled for a federation, for one seed or for several side by side."""
-    return family(lambda scalars: algorithm, {}, federation, seeds).at({})
+    return family(lambda scalars: algorithm, {}, federation, seeds, devices).at({})
 
 
-def family(make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int) -> Family:
+def family(
+    make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
+) -> Family:
     """Algorithms that differ in scalar options, compiled together for a federation.
 
     Args:
         make: builds the algorithm while it is traced.
         like: the options, of the shapes that they will have.
         lanes: seeds, or options and seeds, side by side.
+        devices: that clients are shared out among; states and figures are on all of them.
     """
+    where = whole(devices) if devices > 1 else None
     several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
-    init = jax.jit(several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None)))
+    init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
+    init = jax.jit(init, out_shardings=where)
     step = several(lambda state, scalars, federation: make(scalars).step(state, federation), (0, 0, None))
     evaluate = several(lambda state, scalars, federation: make(scalars).evaluate(state, federation), (0, 0, None))
 
@@ -132,21 +140,23 @@ def family(make: Callable[[Scalars], Algorithm], like: Scalars, federation: Fede
         return jax.lax.while_loop(going, lambda state: step(state, scalars, federation), state)
 
     start = time.perf_counter()
-    state = jax.eval_shape(init, keys(range(lanes)), like, federation)
+    first = keys(range(lanes), devices)
+    state = jax.eval_shape(init, first, like, federation)
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
     lowered = (
-        init.lower(keys(range(lanes)), like, federation),
-        jax.jit(advance, donate_argnums=0).lower(state, like, federation, jnp.int32(0)),
-        jax.jit(evaluate).lower(state, like, federation),
+        init.lower(first, like, federation),
+        jax.jit(advance, donate_argnums=0, out_shardings=where).lower(state, like, federation, np.int32(0)),
+        jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
     )
     with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
-        first, block, figures = pool.map(lambda program: program.compile(), lowered)
-    return Family(first, block, figures, time.perf_counter() - start)
+        begin, block, figures = pool.map(lambda program: program.compile(), lowered)
+    return Family(begin, block, figures, time.perf_counter() - start, devices)
 
 
-def keys(seeds: Sequence[int]) -> Array:
-    """The run keys of seeds run together: one key, or `[seeds]` keys."""
-    made = [jax.random.key(seed) for seed in seeds]
-    return made[0] if len(made) == 1 else jnp.stack(made)
+def keys(seeds: Sequence[int], devices: int = 1) -> Array:
+    """The run keys of seeds run together, on all devices: one key, or `[seeds]` keys."""
+    made = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
+    return keyed(made[0] if len(made) == 1 else made, devices)
 
 
 def train(programs: Programs, federation: Federation, sitting: Sitting) -> State:
@@ -156,7 +166,7 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
         TrainingError: a model is no longer finite; round and cluster are named, unless `sitting.on_failed` bears it.
         Interrupted: `sitting.stop` was set; the state is on disk.
     """
-    state = programs.init(keys(sitting.seeds), federation)
+    state = programs.init(keys(sitting.seeds, programs.devices), federation)
     found = sitting.checkpoints.newest(state) if sitting.checkpoints else None
     state, earlier = found or (state, 0.0)
     watch = Stopwatch(sitting, earlier)
@@ -167,7 +177,7 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
             sitting.on_records(evaluated(programs, federation, sitting, state, 0))
         sitting.on_block(round)
         while round < sitting.rounds:
-            if sitting.stop.is_set():
+            if agreed(sitting.stop.is_set()):
                 watch.save(round, state)
                 raise Interrupted
             until = min(round + size, next(due for due in sitting.evaluated if due > round))
@@ -176,12 +186,12 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
             if failed:
                 sitting.on_failed(failed)
             sitting.clock.add((until - round) * len(sitting.seeds), seconds)
-            size = max(1, min(2 * size, int(BLOCK * (until - round) / max(seconds, 1e-6))))
+            size = max(1, min(2 * size, int(BLOCK * (until - round) / max(agreed(seconds), 1e-6))))
             round = until
             if round in sitting.evaluated:
                 sitting.on_records(evaluated(programs, federation, sitting, state, round))
             sitting.on_block(round)
-            if round < sitting.rounds and watch.due():
+            if round < sitting.rounds and agreed(watch.due()):
                 watch.save(round, state)
         watch.save(round, state)
     finally:
@@ -219,7 +229,7 @@ class Stopwatch:
 def advanced(programs: Programs, federation: Federation, state: State, until: int) -> tuple[State, float]:
     """The state after `until` rounds, and the seconds it took."""
     start = time.perf_counter()
-    state = jax.block_until_ready(programs.advance(state, federation, jnp.int32(until)))
+    state = jax.block_until_ready(programs.advance(state, federation, np.int32(until)))
     return state, time.perf_counter() - start
 
 

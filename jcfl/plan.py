@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
-from jcfl import addons, data, engine, registry
+from jcfl import addons, data, devices, engine, registry
 from jcfl.config import GIVEN, Config, Method, Piece, Trainer, checked, read
 from jcfl.errors import InputError
 from jcfl.setting import Setting
@@ -52,13 +53,20 @@ def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
         base = what.model_dump()
     else:
         base = read(what).model_dump()
+    more, given = handed_over(given)
+    return checked({**base, **given}), more._replace(federation=objects.federation)
+
+
+def handed_over(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
+    """The objects without a name among what was given, and what was given with a stand-in for each."""
+    objects = Objects()
     for section in ("method", "model", "train"):
         value = given.get(section)
         if value is None or isinstance(value, str | Mapping | Piece):
             continue
         objects = objects._replace(**{section: value})
         given = given | {section: {"name": GIVEN, "object": getattr(value, "__qualname__", type(value).__qualname__)}}
-    return checked({**base, **given}), objects
+    return objects, given
 
 
 def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
@@ -71,6 +79,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         InputError: data that is missing or corrupt, a federation that cannot be had, options that do not go together.
     """
     use_cache()
+    several = devices.granted(config.devices)
     federation = objects.federation if objects.federation is not None else federated(config)
     shape, classes = federation.x.shape[1:], federation.classes
     build = lambda name, **options: registry.find("model", name)(
@@ -83,11 +92,12 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         trainer(config.train, objects),
         config.participation,
         chunk=config.chunk,
-        budget=config.budget or engine.memory_budget() // share,
+        budget=config.budget or int(devices.agreed(engine.memory_budget(), np.min)) // share,
         build=build,
         engine=config.engine,
+        devices=several,
     )
-    federation = jax.device_put(federation)
+    federation = devices.placed(federation, setting.devices)
     algorithms = {title: algorithm(method, setting, objects) for title, method in config.methods.items()}
     most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:

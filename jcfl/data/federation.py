@@ -12,7 +12,7 @@ from pydantic import Field
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
 from jcfl.data.dataset import Dataset, Examples, examples
-from jcfl.data.partition import Least, Partition
+from jcfl.data.partition import Draws, Least, Partition
 from jcfl.data.topping import topped_up
 from jcfl.errors import InputError, unknown
 from jcfl.types import NEVER, Federation, Split
@@ -69,9 +69,13 @@ def federation(
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
     draw, top, *streams = np.random.default_rng(common["seed"]).spawn(5)
-    partition = topped_up(top, make(draw, *datasets, **own), common["min_examples"])
+    made = make(draw, *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
-    whole = _packed(partition, max(one.classes for one in datasets), name)
+    classes = max(one.classes for one in datasets)
+    drawn = isinstance(made, Draws)
+    whole = (
+        _tabled(made, classes, name) if drawn else _packed(topped_up(top, made, common["min_examples"]), classes, name)
+    )
     return _scaled(_attended(whole, streams, common), common["scale"])
 
 
@@ -121,17 +125,35 @@ def _packed(partition: Partition, classes: int, name: str) -> Federation:
         x, y, trains, owner = (field[owned] for field in partition[:4])
         partition = Partition(x, y, trains, owner, partition.groups)
     clients = len(partition.groups)
+    train, test = (_split(partition.owner, half, clients) for half in (partition.trains, ~partition.trains))
+    return _whole(partition, train, test, classes, name)
+
+
+def _tabled(draws: Draws, classes: int, name: str) -> Federation:
+    """Clients that share a pool, as arrays."""
+
+    def split(table: np.ndarray) -> Split:
+        clients, n = table.shape
+        start: Any = np.arange(clients, dtype=np.int32) * n
+        size: Any = np.full(clients, n, np.int32)
+        rows: Any = table.reshape(-1)
+        return Split(rows, start, size, n)
+
+    return _whole(draws, split(draws.train), split(draws.test), classes, name)
+
+
+def _whole(made: Partition | Draws, train: Split, test: Split, classes: int, name: str) -> Federation:
+    """A federation everybody is in from the first round to the last."""
+    clients = len(made.groups)
     leaves: dict[str, Any] = {
-        "x": partition.x,
-        "y": partition.y.astype(np.int32),
-        "train": _split(partition.owner, partition.trains, clients),
-        "test": _split(partition.owner, ~partition.trains, clients),
-        "groups": partition.groups.astype(np.int32),
+        "x": made.x,
+        "y": made.y.astype(np.int32),
+        "groups": made.groups.astype(np.int32),
         "held_out": np.zeros(clients, bool),
         "arrive": np.zeros(clients, np.int32),
         "depart": np.full(clients, NEVER, np.int32),
     }
-    return Federation(**leaves, classes=classes, name=name)
+    return Federation(**leaves, train=train, test=test, classes=classes, name=name)
 
 
 def _split(owner: np.ndarray, half: np.ndarray, clients: int) -> Split:

@@ -46,6 +46,16 @@ class Partition(NamedTuple):
     groups: np.ndarray  # [m] int, -1 where not known
 
 
+class Draws(NamedTuple):
+    """What a scenario returns whose clients draw from a pool they share, so that an example may be several clients'."""
+
+    x: np.ndarray  # [N, ...]
+    y: np.ndarray  # [N]
+    train: np.ndarray  # [m, n] int32, every client's training examples
+    test: np.ndarray  # [m, t] int32
+    groups: np.ndarray  # [m] int, -1 where not known
+
+
 def pool(dataset: Dataset) -> Pool:
     """All examples of a dataset, training examples first, in one part."""
     return copied(dataset, [_same])

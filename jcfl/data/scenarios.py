@@ -15,6 +15,7 @@ from jcfl.data.dataset import Dataset, drawn
 from jcfl.data.partition import (
     NOBODY,
     Count,
+    Draws,
     Least,
     Partition,
     Pool,
@@ -72,6 +73,38 @@ def rotated(
     versions = [partial(rotated_images, angle=angle) for angle in turns]
     parts = copied(dataset, versions) if copies else shared(rng, dataset, versions)
     return _dealt(rng, parts, layout(clients, len(turns), sizes))
+
+
+@register("scenario", "crowd")
+def crowd(
+    rng: np.random.Generator,
+    dataset: Dataset,
+    *,
+    clients: Count = 1_000_000,
+    angles: Annotated[tuple[float, ...], Field(min_length=1, description="the groups' angles in degrees")] = (
+        0.0,
+        90.0,
+        180.0,
+        270.0,
+    ),
+    examples: Least = (10, 2),
+    sizes: Sizes = "equal",
+) -> Draws:
+    """Any number of clients that draw (training, test) examples from a pool; a group's is turned by an angle.
+
+    As Rotated MNIST, but a client draws its examples at random, with replacement, and others may draw them too, so that
+    there can be a million clients. Training and test examples stay apart.
+
+    Raises:
+        InputError: not images, or a quarter turn of images that are not square.
+    """
+    parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
+    groups = layout(clients, len(angles), sizes)
+    whole, part = len(dataset.train) + len(dataset.test), len(dataset.train)
+    first = groups.astype(np.int32)[:, None] * whole
+    train = first + rng.integers(0, part, (clients, examples[0]), np.int32)
+    test = first + part + rng.integers(0, len(dataset.test), (clients, examples[1]), np.int32)
+    return Draws(parts.x, parts.y, train, test, groups)
 
 
 @register("scenario", "shifted")
