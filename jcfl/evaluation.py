@@ -106,7 +106,7 @@ def predictions(
     """
     k, rows = trees.count(clusters), federation.test.rows
     labels = labels[owners(federation)]
-    tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, setting.budget)
+    tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, setting.room)
     tiles = engine.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
 
     def part(fixed, args):

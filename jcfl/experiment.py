@@ -11,7 +11,7 @@ import jax
 from jcfl import devices, loop, results, trackers
 from jcfl.config import Config, plain, read
 from jcfl.errors import InputError, TrainingError
-from jcfl.plan import Plan, described, planned
+from jcfl.plan import Plan, described, planned, smaller
 from jcfl.representation import representation
 from jcfl.results import History
 from jcfl.runs import OnProgress, Run, train
@@ -137,18 +137,29 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
 
 
 def alone(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
-    """One run trained by itself, a batch of seeds after another."""
+    """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out."""
     run.begin()
-    config = run.plan.config
-    programs = loop.programs(
-        run.algorithm, run.plan.federation, config.seeds if config.seeds_in_one else 1, run.plan.setting.devices
-    )
     try:
-        train([run], programs, on_progress, stop, keep)
+        while True:
+            try:
+                trained(run, on_progress, stop, keep)
+                return run.written()
+            except jax.errors.JaxRuntimeError as error:
+                less = smaller(run.plan) if "RESOURCE_EXHAUSTED" in str(error) else None
+                if less is None:
+                    raise
+                run.replan(less)
     except TrainingError:
         run.written()
         raise
     except KeyboardInterrupt:
         run.tracking.end({})
         raise
-    return run.written()
+
+
+def trained(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> None:
+    """The run's programs compiled, and driven to the last round."""
+    plan = run.plan
+    lanes = plan.config.seeds if plan.config.seeds_in_one else 1
+    programs = loop.programs(run.algorithm, plan.federation, lanes, plan.setting.devices)
+    train([run], programs, on_progress, stop, keep)

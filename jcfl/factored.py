@@ -72,7 +72,7 @@ def tile_size(setting: Setting, references: int) -> int:
     """How many clients of a cluster train at a time."""
     n, d, h = sizes(setting)
     client = 4 * (2 * n * d + n * n + n * h * (references + 8))
-    budget = min(setting.budget, TILE) if jax.default_backend() == "cpu" else setting.budget
+    budget = min(setting.room, TILE) if jax.default_backend() == "cpu" else setting.room
     most = max(1, min(setting.cohort, budget // client))
     return -(-setting.cohort // -(-setting.cohort // most))
 

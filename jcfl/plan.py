@@ -22,6 +22,9 @@ SMALL = 2**26
 
 PieceKind = TypeVar("PieceKind", bound=Piece)
 
+LEAST = 2**20
+"""Bytes to work in below which it is no use to try with less."""
+
 PACKAGES = ("jcfl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -41,6 +44,7 @@ class Plan(NamedTuple):
     federation: Federation  # on the device
     setting: Setting
     algorithms: dict[str, Algorithm]  # by title, the main one first
+    objects: Objects = Objects()  # those that the configuration has no name for
 
 
 def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
@@ -103,7 +107,18 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     if config.seeds_in_one is None:
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
     machine = {"chunk": setting.chunk, "budget": setting.budget, "made_by": made_by()}
-    return Plan(config.model_copy(update=machine), federation, setting, algorithms)
+    return Plan(config.model_copy(update=machine), federation, setting, algorithms, objects)
+
+
+def smaller(plan: Plan) -> Plan | None:
+    """The plan with half as many clients at a time, its states as they are; None if there is no less."""
+    setting = plan.setting
+    if setting.chunk == 1 and setting.room < LEAST:
+        return None
+    setting = setting._replace(chunk=-(-setting.chunk // 2), room=setting.room // 2)
+    algorithms = {title: algorithm(method, setting, plan.objects) for title, method in plan.config.methods.items()}
+    config = plan.config.model_copy(update={"chunk": setting.chunk})
+    return plan._replace(config=config, setting=setting, algorithms=algorithms)
 
 
 def federated(config: Config) -> Federation:

@@ -57,6 +57,12 @@ class Run:
             self.records = [record for record in self.folder.records() if record.round in self.due]
         self.tracking.begin(self.plan.config)
 
+    def replan(self, plan: Plan) -> None:
+        """Go on with another plan of the same run, from the newest checkpoint."""
+        self.plan, (self.algorithm, *_) = plan, plan.algorithms.values()
+        if self.folder is not None:
+            self.folder.begin(plan.config.text())
+
     def checkpoints(self, seeds: Sequence[int]) -> Checkpoints | None:
         """Where the states of some seeds are."""
         return Checkpoints(self.folder.checkpoints / f"seeds-{seeds[0]}-{seeds[-1]}") if self.folder else None

@@ -51,6 +51,7 @@ class Setting(NamedTuple):
     cohort: int  # s
     chunk: int  # clients trained at a time
     budget: int  # bytes that a round may take for its clients
+    room: int  # bytes of it for what is worked on at a time; less after memory has run out
     shape: tuple[int, ...]  # of one example
     width: int  # examples of the largest client
     engine: Engine = "auto"  # how clients train
@@ -105,6 +106,7 @@ def setting(
         cohort=cohort,
         chunk=min(chunk, cohort) if chunk else chunk_size(task, federation, -(-cohort // devices), batch, 8, budget),
         budget=budget,
+        room=budget,
         shape=tuple(federation.x.shape[1:]),
         width=width,
         engine=engine,

@@ -287,3 +287,22 @@ def test_refused_datasets():
         federation(numbered(600, 200, shape=(4, 6)), "rotated", clients=8)
     with pytest.raises(InputError, match="labelled has none"):
         federation(labelled(100, 2), "natural")
+
+
+def test_a_crowd_shares_its_pool():
+    """Every client has as many examples, of its own half and its own group's angle; others may have them too."""
+    found = federation(DATA, "crowd", seed=3, clients=1000, angles=(0.0, 90.0), examples=(7, 2))
+    assert (found.train.size == 7).all()
+    assert (found.test.size == 2).all()
+    upright = found.groups == 0
+    assert upright.sum() == 500
+    for split, tests in ((found.train, 0), (found.test, 1)):
+        rows = np.stack(owned(split))  # [m, n]
+        assert (np.asarray(found.x)[rows[upright]][..., 0, 2, 0] == tests).all()
+        assert (rows[upright] < 800).all()
+        assert (rows[~upright] >= 800).all()
+        assert len(np.unique(rows[upright])) < rows[upright].size
+    counts = np.bincount(found.train.rows[found.train.rows < 800], minlength=600)[:600]
+    assert 0.5 < counts.var() / counts.mean() < 2  # uniform: Poisson, nearly
+    again = federation(DATA, "crowd", seed=3, clients=1000, angles=(0.0, 90.0), examples=(7, 2))
+    np.testing.assert_array_equal(found.train.rows, again.train.rows)

@@ -71,7 +71,7 @@ def stocfl(
         start=start,
         chunk=setting.chunk,
         tile=tile,
-        budget=setting.budget // 8,
+        budget=setting.room // 8,
         departures=setting.departures,
     )
     start_of = (lambda key, state: state.shared) if name is None else (lambda key, state: task.init(key))
@@ -121,6 +121,6 @@ def sizes(setting: Setting, anchor: Task, tau: Any, capacity: int | None, sketch
             f"but capacity is {slots}; raise capacity or lower tau to at most 1"
         )
     tiles = -(
-        -setting.cohort * psi // max(1, setting.budget // 4)
+        -setting.cohort * psi // max(1, setting.room // 4)
     )  # Ψ is cheap next to training: rather twice than held
     return min(slots, setting.clients), -(-setting.cohort // tiles)
