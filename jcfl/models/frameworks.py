@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from flax import linen as nn
 from flax import nnx
 
 from jcfl.errors import InputError
+from jcfl.models.convolution import convolution
 from jcfl.types import Array, Key, Model
 
 Listen = Callable[[str, Any, Any], None]
@@ -106,9 +108,23 @@ def interceptor(listen: Listen, mask: Array | None) -> Callable[..., Any]:
             listen(layer.path[0] if layer.path else ROOT, layer, args[0])
             if isinstance(layer, nn.BatchNorm):
                 kwargs = masked(args[0], kwargs, mask)
-        return call(*args, **kwargs)
+        with fast(layer):
+            return call(*args, **kwargs)
 
     return around
+
+
+@contextmanager
+def fast(layer: nn.Module) -> Iterator[None]:
+    """Inside, a convolution that leaves it to Flax how it runs is one of ours."""
+    free = isinstance(layer, nn.Conv) and layer.conv_general_dilated is layer.conv_general_dilated_cls is None
+    if free:
+        object.__setattr__(layer, "conv_general_dilated", convolution())
+    try:
+        yield
+    finally:
+        if free:
+            object.__setattr__(layer, "conv_general_dilated", None)
 
 
 def masked(x: Array, kwargs: dict[str, Any], mask: Array | None) -> dict[str, Any]:
@@ -220,12 +236,14 @@ def seeded(state: Any, key: Key) -> Any:
 
 
 def overhear(module: nnx.Module, listen: Listen, mask: Array | None) -> None:
-    """Let the layers of a module that was made for one call tell `listen`, and give `BatchNorm` the mask."""
+    """Let the layers of a module made for one call tell `listen`, `BatchNorm` have the mask, convolutions be ours."""
     for path, layer in list(nnx.iter_graph(module)):
         if path and isinstance(layer, nnx.Module) and callable(layer):
             entry = ".".join(map(str, path))
             object.__setattr__(layer, "__class__", overheard(type(layer)))
             object.__setattr__(layer, "_overhear", (functools.partial(listen, entry), mask))
+        if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is jax.lax.conv_general_dilated:
+            object.__setattr__(layer, "conv_general_dilated", convolution())
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from jcfl.errors import InputError
 from jcfl.models.adapter import task
+from jcfl.models.convolution import Chosen, convolution, relu_pool
 from jcfl.registry import register
 from jcfl.types import Array, Task
 
@@ -25,6 +26,10 @@ Init = Annotated[
     Field(description="initial kernels: lecun is Flax's default, glorot Xavier's, torch PyTorch's; biases are zero"),
 ]
 Kernel = Annotated[int, Field(ge=1, description="side of a convolution's kernel")]
+How = Annotated[
+    Chosen,
+    Field(description="how convolutions run: as products of patches, by XLA's own, or as suits the device"),
+]
 Rate = Annotated[float, Field(ge=0, lt=1, description="share of units dropped between convolutions and dense layers")]
 
 
@@ -44,6 +49,7 @@ class Network(nn.Module):
     norm: bool = False
     dropout: float = 0.0
     initial: str = "lecun"
+    convolution: Chosen = "auto"
 
     def setup(self) -> None:
         """The classifier, apart from the rest."""
@@ -63,13 +69,12 @@ class Network(nn.Module):
         if self.filters:
             x = images(x)
         for i, width in enumerate(self.filters):
-            x = nn.Conv(width, (self.kernel, self.kernel), padding=self.padding, name=f"conv_{i}", **self.start())(x)
+            x = self.convolved(i, width)(x)
             if self.norm:
-                rows = None if mask is None else mask[:, None, None, None]
+                rows = None if mask is None else mask.reshape(-1, *[1] * (x.ndim - 1))
                 scale = nn.BatchNorm(momentum=0.9, param_dtype=jnp.result_type(float), name=f"norm_{i}")
                 x = scale(x, use_running_average=not train, mask=rows)
-            x = nn.relu(x)
-            x = nn.max_pool(x, (2, 2), strides=(2, 2)) if i in self.pooled else x
+            x = relu_pool(x) if i in self.pooled else nn.relu(x)
         if 0 in x.shape:
             raise InputError("the images are too small for its convolutions")
         x = x.reshape(x.shape[0], -1)
@@ -77,6 +82,11 @@ class Network(nn.Module):
         for i, width in enumerate(self.hidden):
             x = nn.relu(nn.Dense(width, name=f"dense_{i}", **self.start())(x))
         return x
+
+    def convolved(self, i: int, width: int) -> nn.Conv:
+        """The convolution after `i` others; before a pool it gives the pool's windows."""
+        size, how = (self.kernel, self.kernel), convolution(self.convolution, windows=i in self.pooled)
+        return nn.Conv(width, size, padding=self.padding, name=f"conv_{i}", conv_general_dilated=how, **self.start())
 
     def start(self) -> dict[str, Any]:
         """How a layer's parameters begin."""
@@ -116,7 +126,7 @@ def mlp(
 
 
 @register("model", "cnn_fashion")
-def cnn_fashion(shape: Sequence[int], classes: int, *, init: Init = "lecun") -> Task:
+def cnn_fashion(shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto") -> Task:
     """Two 5×5 convolutions of 16 and 32 with batch normalisation, and a classifier (thesis, Table A.1).
 
     28×28×1, 10 classes: 29,034 parameters.
@@ -124,11 +134,11 @@ def cnn_fashion(shape: Sequence[int], classes: int, *, init: Init = "lecun") -> 
     Deviations:
         The second normalisation has 32 channels, as its convolution; the table prints 16.
     """
-    return task(normalised(classes, init), shape, classes, name="cnn_fashion")
+    return task(normalised(classes, init, convolution), shape, classes, name="cnn_fashion")
 
 
 @register("model", "cnn_tissue")
-def cnn_tissue(shape: Sequence[int], classes: int, *, init: Init = "lecun") -> Task:
+def cnn_tissue(shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto") -> Task:
     """Two 5×5 convolutions of 16 and 32 with batch normalisation, for TissueMNIST (thesis, Table A.4).
 
     28×28×1, 8 classes: 25,896 parameters.
@@ -136,25 +146,25 @@ def cnn_tissue(shape: Sequence[int], classes: int, *, init: Init = "lecun") -> T
     Deviations:
         Images are padded by 2 before each convolution, without which the table's 7·7·32 inputs do not come about.
     """
-    return task(normalised(classes, init), shape, classes, name="cnn_tissue")
+    return task(normalised(classes, init, convolution), shape, classes, name="cnn_tissue")
 
 
-def normalised(classes: int, init: str) -> Network:
+def normalised(classes: int, init: str, how: Chosen) -> Network:
     """The network of the thesis' grey images."""
-    return Network(classes, filters=(16, 32), padding="SAME", pooled=(0, 1), norm=True, initial=init)
+    return Network(classes, filters=(16, 32), padding="SAME", pooled=(0, 1), norm=True, initial=init, convolution=how)
 
 
 @register("model", "cnn_cifar")
-def cnn_cifar(shape: Sequence[int], classes: int, *, init: Init = "glorot") -> Task:
+def cnn_cifar(shape: Sequence[int], classes: int, *, init: Init = "glorot", convolution: How = "auto") -> Task:
     """LeNet for CIFAR: 5×5 convolutions of 6 and 16, dense layers of 120 and 84 (thesis, Table A.2).
 
     32×32×3, 10 classes: 62,006 parameters.
     """
-    return task(lenet(classes, init), shape, classes, name="cnn_cifar")
+    return task(lenet(classes, init, convolution), shape, classes, name="cnn_cifar")
 
 
 @register("model", "cnn_path")
-def cnn_path(shape: Sequence[int], classes: int, *, init: Init = "lecun") -> Task:
+def cnn_path(shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto") -> Task:
     """LeNet for PathMNIST's 28×28 images (thesis, Table A.3).
 
     28×28×3, 9 classes: 44,641 parameters.
@@ -162,16 +172,18 @@ def cnn_path(shape: Sequence[int], classes: int, *, init: Init = "lecun") -> Tas
     Deviations:
         The first dense layer has the 256 inputs that 28×28 images give; the table prints CIFAR's 400.
     """
-    return task(lenet(classes, init), shape, classes, name="cnn_path")
+    return task(lenet(classes, init, convolution), shape, classes, name="cnn_path")
 
 
-def lenet(classes: int, init: str) -> Network:
+def lenet(classes: int, init: str, how: Chosen) -> Network:
     """Two convolutions and two dense layers without padding."""
-    return Network(classes, filters=(6, 16), pooled=(0, 1), hidden=(120, 84), initial=init)
+    return Network(classes, filters=(6, 16), pooled=(0, 1), hidden=(120, 84), initial=init, convolution=how)
 
 
 @register("model", "cnn_femnist")
-def cnn_femnist(shape: Sequence[int], classes: int, *, dropout: Rate = 0.5, init: Init = "glorot") -> Task:
+def cnn_femnist(
+    shape: Sequence[int], classes: int, *, dropout: Rate = 0.5, init: Init = "glorot", convolution: How = "auto"
+) -> Task:
     """Two 3×3 convolutions of 32 and 64, a pool, dropout, a dense layer of 128 (StoCFL, §4 on FEMNIST).
 
     28×28×1, 62 classes: 1,206,590 parameters.
@@ -180,7 +192,8 @@ def cnn_femnist(shape: Sequence[int], classes: int, *, dropout: Rate = 0.5, init
         The paper gives no widths: they are its code's. Dropout of 0.5 lies between convolutions and dense layers, as
         the paper says; its code drops 0.25 there and 0.5 before the classifier.
     """
-    network = Network(classes, filters=(32, 64), kernel=3, pooled=(1,), hidden=(128,), dropout=dropout, initial=init)
+    wide = {"filters": (32, 64), "kernel": 3, "pooled": (1,), "hidden": (128,)}
+    network = Network(classes, **wide, dropout=dropout, initial=init, convolution=convolution)
     return task(network, shape, classes, name="cnn_femnist")
 
 
@@ -193,6 +206,7 @@ def cnn_e(
         Literal[2, 6] | None, Field(description="how many; by default 2 for up to ten classes, 6 for more")
     ] = None,
     init: Init = "lecun",
+    convolution: How = "auto",
 ) -> Task:
     """Two convolutions and three dense layers, or six and two for CIFAR-100 (Empirical Exploration, §4).
 
@@ -203,7 +217,7 @@ def cnn_e(
         convolution and has a dense layer of 512.
     """
     if (convolutions or (2 if classes <= 10 else 6)) == 2:
-        return task(lenet(classes, init), shape, classes, name="cnn_e")
-    filters = (32, 64, 128, 128, 256, 256)
-    network = Network(classes, filters=filters, kernel=3, padding="SAME", pooled=(1, 3, 5), hidden=(512,), initial=init)
+        return task(lenet(classes, init, convolution), shape, classes, name="cnn_e")
+    large = {"filters": (32, 64, 128, 128, 256, 256), "kernel": 3, "padding": "SAME", "pooled": (1, 3, 5)}
+    network = Network(classes, **large, hidden=(512,), initial=init, convolution=convolution)
     return task(network, shape, classes, name="cnn_e")

@@ -1,0 +1,185 @@
+"""Convolutions as matrix products, so that one of many clients at once never becomes a grouped convolution."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jcfl.types import Array
+
+Lowering = Literal["patches", "native"]
+Chosen = Literal["auto", "patches", "native"]
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def lowering(backend: str) -> Lowering:
+    """How convolutions run on a backend of JAX's: as products of patches, or as XLA's own.
+
+    On a CPU, patches were measured to be many times faster inside a scan. On a GPU they are taken to be, for clients
+    whose kernels differ: not measured yet.
+    """
+    return "patches" if backend in ("cpu", "gpu") else "native"
+
+
+def convolution(how: Chosen = "auto", *, windows: bool = False) -> Callable[..., Array]:
+    """What `flax.linen.Conv` and `flax.nnx.Conv` take in place of `jax.lax.conv_general_dilated`.
+
+    A convolution of images without strides, dilation or groups becomes one matrix product; any other stays as it is.
+
+    Args:
+        how: auto is `lowering`'s choice for JAX's default backend.
+        windows: whether an output of even sides comes as the windows of `relu_pool`, [n, h / 2, w / 2, 4, o].
+    """
+    return functools.partial(convolved, how=how, windows=windows)
+
+
+def convolved(
+    x: Array,
+    kernel: Array,
+    window_strides: Sequence[int],
+    padding: Any,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    precision: Any = None,
+    *,
+    how: Chosen,
+    windows: bool,
+    **more: Any,
+) -> Array:
+    """[n, h, w, c] and a kernel [kh, kw, c, o] -> [n, h', w', o]; arguments as `jax.lax.conv_general_dilated`'s."""
+    how = lowering(jax.default_backend()) if how == "auto" else how
+    dense = all(set(each or (1,)) == {1} for each in (window_strides, lhs_dilation, rhs_dilation))
+    images = x.ndim == 4 and x.size and dimension_numbers == lax.conv_dimension_numbers(x.shape, kernel.shape, LAYOUT)
+    plain = dense and images and feature_group_count == 1 and set(more.values()) <= {None}
+    if how == "patches" and plain:
+        named = isinstance(padding, str)
+        pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding) if named else padding
+        return product(x, kernel, pads, precision, windows)
+    stretch = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, "dimension_numbers": dimension_numbers}
+    more |= stretch | {"feature_group_count": feature_group_count, "precision": precision}
+    out = lax.conv_general_dilated(x, kernel, window_strides, padding, **more)
+    return windowed(out) if windows and even(out) else out
+
+
+def product(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], precision: Any, windows: bool) -> Array:
+    """The convolution as one matrix product, tiles of t × t pixels of the output by patches of the input.
+
+    Neighbouring pixels share most of their patches. A patch for four of them is little larger than one's, so that less
+    is copied than is multiplied in vain.
+    """
+    (kh, kw, _, o), t = kernel.shape, tile(*kernel.shape)
+    sides = [max(size + sum(pad) - k + 1, 0) for size, pad, k in zip(x.shape[1:3], pads, (kh, kw), strict=True)]
+    tiles = [-(-side // t) for side in sides]
+    blocks = [-(-(k + t - 1) // t) for k in (kh, kw)]  # of t × t pixels, in a patch
+    if not math.prod(sides):
+        return jnp.zeros((x.shape[0], *sides, o), x.dtype)
+    rows = patches(squares(x, pads, [a + b - 1 for a, b in zip(tiles, blocks, strict=True)], t), tiles, blocks)
+    weights, axis = tiled(kernel, blocks, t)
+    y = lax.dot_general(rows, weights, (((1,), (axis,)), ((), ())), precision=precision)
+    if windows and t == 2 and not any(side % 2 for side in sides):
+        return y.reshape(-1, *tiles, 4, o)
+    y = y.reshape(-1, *tiles, t, t, o).transpose(0, 1, 3, 2, 4, 5)
+    y = y.reshape(-1, tiles[0] * t, tiles[1] * t, o)[:, : sides[0], : sides[1]]
+    return windowed(y) if windows and even(y) else y
+
+
+def tile(kh: int, kw: int, c: int, o: int) -> int:
+    """The side t of the tiles: two where what is copied less outweighs what is multiplied in vain, else one.
+
+    A number copied was measured to cost what 32 multiplications do, and a run of fewer than 16 what 16 do.
+    """
+    one_by_one, together = 4 * kh * kw, 4 * ((kh + 2) // 2) * ((kw + 2) // 2)
+    return 2 if (4 * together - one_by_one) * c * o < 32 * (one_by_one - together) * max(c, 16) else 1
+
+
+def squares(x: Array, pads: Sequence[tuple[int, int]], sides: Sequence[int], t: int) -> Array:
+    """Padded images with every t × t pixels side by side, [n, h, w, c] -> [n, *sides, t² · c]."""
+    n, *shape, c = x.shape
+    after = [t * side - size - pad[0] for side, size, pad in zip(sides, shape, pads, strict=True)]
+    edges = [(pad[0], end, 0) for pad, end in zip(pads, after, strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    x = x.reshape(n, sides[0], t, sides[1], t, c).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(n, *sides, t * t * c)
+
+
+def patches(x: Array, tiles: Sequence[int], blocks: Sequence[int]) -> Array:
+    """The blocks that every tile is made from, by columns, then by rows, [n, h, w, b] -> [n · tiles, blocks · b]."""
+    x = jnp.concatenate([x[:, :, j : j + tiles[1]] for j in range(blocks[1])], -1)
+    x = jnp.stack([x[:, i : i + tiles[0]] for i in range(blocks[0])], -2)
+    return x.reshape(x.shape[0] * math.prod(tiles), -1)
+
+
+def tiled(kernel: Array, blocks: Sequence[int], t: int) -> tuple[Array, int]:
+    """The kernel at each pixel of a tile, zero elsewhere, as a matrix, and which of its axes meets the patches.
+
+    The longer axis comes last, for then the matrix's gradient is a product that transposes less.
+    """
+    kh, kw, c, o = kernel.shape
+    down, right = t * blocks[0] - kh, t * blocks[1] - kw
+    shifted = lambda i, j: jnp.pad(kernel, ((i, down - i), (j, right - j), (0, 0), (0, 0)))
+    w = jnp.stack([shifted(i, j) for i in range(t) for j in range(t)])
+    w = w.reshape(t * t, blocks[0], t, blocks[1], t, c, o)
+    inputs, outputs = math.prod(blocks) * t * t * c, t * t * o
+    if inputs < outputs:
+        return w.transpose(1, 3, 2, 4, 5, 0, 6).reshape(inputs, outputs), 0
+    return w.transpose(0, 6, 1, 3, 2, 4, 5).reshape(outputs, inputs), 1
+
+
+def even(x: Array) -> bool:
+    """Whether images [n, h, w, c] have even sides."""
+    return x.shape[1] % 2 == x.shape[2] % 2 == 0
+
+
+def windowed(x: Array) -> Array:
+    """The pixels of every 2×2 window side by side, [n, h, w, c] -> [n, h // 2, w // 2, 4, c]; odd ends are dropped."""
+    n, h, w, c = x.shape
+    x = x[:, : h // 2 * 2, : w // 2 * 2].reshape(n, h // 2, 2, w // 2, 2, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(n, h // 2, w // 2, 4, c)
+
+
+def relu_pool(x: Array) -> Array:
+    """ReLU and a 2×2 max-pool of images [n, h, w, c] or of their windows [n, h / 2, w / 2, 4, c].
+
+    As with `flax.linen.max_pool`, all of the gradient goes to the first of equal pixels.
+    """
+    return pool(windowed(x) if x.ndim == 4 else x)
+
+
+@jax.custom_vjp
+def pool(x: Array) -> Array:
+    """The largest of every window's pixels where it is above zero, else zero, [..., 4, c] -> [..., c]."""
+    return largest(x)[0]
+
+
+def largest(x: Array) -> tuple[Array, Array]:
+    """A window's largest pixel and its place, or zero and -1; what is not a number is the largest. Both [..., c]"""
+
+    def larger(one, other):
+        (a, i), (b, j) = one, other
+        first = (a > b) | (a != a) | ((a == b) & (i < j))
+        return jnp.where(first, a, b), jnp.where(first, i, j)
+
+    axis = x.ndim - 2
+    place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    return tuple(lax.reduce((x, place), (jnp.zeros((), x.dtype), jnp.int32(-1)), larger, (axis,)))
+
+
+def to_largest(place: Array, slope: Array) -> tuple[Array]:
+    """The gradient of every window's pixels, [..., c] -> [..., 4, c].
+
+    Copies are made by a product with unit matrices: XLA on a CPU would else work the slope out anew for each copy.
+    """
+    *lead, c = place.shape
+    place, slope = place.reshape(-1, c), slope.reshape(-1, c)
+    copies = jnp.dot(slope, jnp.tile(jnp.eye(c, dtype=slope.dtype), 4), precision="highest")
+    there = jnp.concatenate([place == i for i in range(4)], -1)
+    return (jnp.where(there, copies, 0).reshape(*lead, 4, c),)
+
+
+pool.defvjp(largest, to_largest)
