@@ -5,6 +5,8 @@ are added up over slabs of hidden units, Xᵀ D[:, slab] for all clients at a ti
 worked out once and the products are plain ones.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,8 +17,8 @@ from jcfl.coordinates import Rows, folded, kernel, lead, replaced, short
 from jcfl.grouping.anchors import Describe
 from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
 
-TILE = {"cpu": 240, "gpu": 512}
-"""Clients whose inner products are worked out at a time, by backend."""
+TILE = {"cpu": 30, "gpu": 512}
+"""Clients that are described at a time, by backend."""
 
 
 SUMMED = 16
@@ -86,22 +88,22 @@ def products(
     matrix, rest = kernel(first, sums), replaced(first, sums, jnp.zeros((k, 0)))["params"]
     width = slab_width(psi, budget)
 
+    sizes = sorted({min(t * -(-s // (t * share)), s) for share in (1, 4, 16)})
+    enough = jnp.searchsorted(jnp.array(sizes), psi.used * t)  # the fewest rows that hold all that count
+
     def slab(turn: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        tiles = expanded(psi, turn, width)  # [s / t, t, d w]
+        rows = expanded(psi, turn, width).reshape(s, -1)  # [s, d w]
         far = jax.lax.dynamic_slice_in_dim(matrix, turn * width, width, 2).reshape(k, -1)
+        return jax.lax.switch(enough, [partial(add, size) for size in sizes], found, rows, far)
 
-        def row(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-            pair = lambda j, among: added(among, times(tiles[i], tiles[j]), i * t, j * t)
-            return jax.lax.fori_loop(0, i + 1 if pairs else 0, pair, found[0]), added(
-                found[1], times(tiles[i], far), i * t, 0
-            )
-
-        return jax.lax.fori_loop(0, psi.used, row, found)
+    def add(size: int, found: tuple[Array, Array], rows: Array, far: Array) -> tuple[Array, Array]:
+        among, across = found
+        rows = rows[:size]
+        among = among.at[:size, :size].add(times(rows, rows)) if pairs else among
+        return among, across.at[:size].add(times(rows, far))
 
     start = jnp.zeros((s, s), matrix.dtype), jnp.zeros((s, k), matrix.dtype)
     among, across = jax.lax.fori_loop(0, matrix.shape[2] // width, slab, start)
-    block = jnp.arange(s) // t
-    among = jnp.where(block[:, None] >= block, among, among.T)
     return among + trees.inner(psi.rest, psi.rest), across + trees.inner(psi.rest, rest)
 
 
@@ -149,9 +151,3 @@ def slab_width(psi: Coordinates, budget: int) -> int:
 def times(one: Array, two: Array) -> Array:
     """Inner products of rows with rows. [p, d], [q, d] -> [p, q]"""
     return jnp.matmul(one, two.T, precision=trees.EXACT)
-
-
-def added(total: Array, block: Array, row: Array, column: Array | int) -> Array:
-    """A matrix with a block added at a place."""
-    before = jax.lax.dynamic_slice(total, (row, column), block.shape)
-    return jax.lax.dynamic_update_slice(total, before + block, (row, column))
