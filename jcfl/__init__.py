@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jcfl.experiment import run as run
     from jcfl.registry import register as register
     from jcfl.results import History as History
+    from jcfl.sweeping import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -19,9 +20,10 @@ _HOMES = {
     "TrainingError": "jcfl.errors",
     "register": "jcfl.registry",
     "run": "jcfl.experiment",
+    "sweep": "jcfl.sweeping",
 }
 
-__all__ = ["History", "InputError", "TrainingError", "data", "register", "run"]
+__all__ = ["History", "InputError", "TrainingError", "data", "register", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,15 +1,148 @@
-"""The commands that show things: `jcfl show`, `jcfl plot`, `jcfl report`."""
+"""Further commands: `jcfl sweep`, `jcfl show`, `jcfl plot`, `jcfl report`."""
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TrainingError
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs; several are compared.")]
+Track = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Where figures go too: tensorboard, mlflow, wandb.")
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_default="JCFL_DATA, else data")]
+
+
+def sweep(
+    context: typer.Context,
+    tokens: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE|CONFIG|PRESET", help="What to sweep over, or a sweep's file.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="KEY=VALUE,VALUE...", help="The values of one key: `method.lam=0,0.05,0.5`."),
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to run at every point.")] = None,
+    by: Annotated[str, typer.Option(help="The score by which the best point is marked.")] = "accuracy_micro",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder to write.", show_default="the first free one of runs/NAME-sweep-1, …"),
+    ] = None,
+    data_dir: DataDir = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the sweep that a folder holds.")] = None,
+    track: Track = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all points as JSON on stdout.")] = False,
+) -> None:
+    """Train a method at every point of a grid, or of a list, of options, and say which point is best.
+
+    Points that differ only in numbers such as lambda, tau or the learning rate are compiled once and run side by side.
+    A sweep's file is a configuration with the keys `grid: {KEY: [VALUE, ...]}` or `list: [{KEY: VALUE}, ...]`, and
+    `base:` for what it changes. Each point leaves an ordinary run's folder. The best is best on test examples.
+    """
+    from jcfl import cli, display, sweeping
+
+    names, overrides = cli.sorted_out(tokens or [], settings or [])
+    overrides += [f"seeds={seeds}"] if seeds is not None else []
+    overrides += tracked(track)
+    if resume is not None:
+        refuse_more(resume, [*names, *(over or []), *overrides, *([str(out)] if out is not None else [])])
+        what, folder, given = resume / "sweep.yaml", resume, {}
+    else:
+        if not names:
+            raise InputError("what to sweep over? Give a configuration, a preset, or a sweep's file")
+        what, folder = names[0], out or cli.free_folder([f"{Path(names[0]).stem}-sweep"])
+        given = assigned(overrides) | {"made_by": {"command": shlex.join(context.obj)}}
+    given |= {"data_dir": str(data_dir)} if data_dir is not None else {}
+    console = display.screen(stderr=as_json)
+    try:
+        with display.watched(console, quiet, ["sweep"]) as watch:
+            grid, again = values(over or []), resume is not None
+            found = sweeping.sweep(what, grid, by=by, out=folder, resume=again, on_progress=watch, **given)
+    except KeyboardInterrupt:
+        raise cli.Stopped(f"interrupted; go on with: jcfl sweep --resume {folder}") from None
+    except TrainingError as error:
+        raise TrainingError(f"{error} (figures until then: {folder})") from None
+    drawn = effect(found, folder)
+    if as_json:
+        print((folder / "sweep.json").read_text("utf-8"), end="")
+    elif not quiet:
+        console.print(swept_table(found), highlight=False)
+        console.print(f"Written to {folder}{drawn}", highlight=False, soft_wrap=True, markup=False)
+
+
+def tracked(track: list[str] | None) -> list[str]:
+    """Names of trackers as an override."""
+    return [f"track=[{', '.join(track)}]"] if track else []
+
+
+def assigned(overrides: Sequence[str]) -> dict[str, Any]:
+    """Overrides as dotted keys and their values."""
+    from jcfl import config
+
+    return {".".join(path): value for path, value in map(config.assignment, overrides)}
+
+
+def values(over: Sequence[str]) -> dict[str, list[Any]] | None:
+    """What `--over` gave, as a grid; nothing where it was not given."""
+    from jcfl.sweeping.points import swept
+
+    return dict(map(swept, over)) or None
+
+
+def refuse_more(folder: Path, words: Sequence[str]) -> None:
+    """Refuse to resume what is not there, or as something else."""
+    if words:
+        raise InputError(f"--resume DIR takes the sweep and the folder from DIR; leave out {', '.join(words)}")
+    if not (folder / "sweep.yaml").is_file():
+        raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it")
+
+
+def effect(found: Any, folder: Path) -> str:
+    """Draw what the swept numbers do, and say where; nothing where no number differs."""
+    from jcfl import plotting
+
+    try:
+        figure = plotting.effect([one for one in found.histories if "failed" not in one.summary])
+    except InputError:
+        return ""
+    files = plotting.save(figure, folder / "figures" / "effect", ["png", "pdf"])
+    return f"; {', '.join(str(file) for file in files)}"
+
+
+def swept_table(found: Any) -> Any:
+    """Every point's values and last figures, mean ± standard deviation over seeds, the best one marked."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from jcfl.display import COLUMNS, FORMATS, cell
+
+    columns = {found.by: found.by} | COLUMNS if found.by not in COLUMNS else COLUMNS
+    rows, best = found.rows(), found.best()
+    keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for key in ("", *keys):
+        shown.add_column(Text(key))
+    for title in (*columns.values(), "seconds"):
+        shown.add_column(title, justify="right")
+    for index, (row, point) in enumerate(zip(rows, found.points, strict=True)):
+        values = [Text(str(row["values"].get(key, "–"))) for key in keys]
+        cells = [cell(row.get(score), *FORMATS.get(score, (1, 3, "")), point.config.seeds) for score in columns]
+        cells = ["diverged", *("" for _ in cells[1:])] if row["failed"] else cells
+        shown.add_row(
+            "*" if index == best else "", *values, *cells, f"{row['seconds']:.1f}", style=style(index == best)
+        )
+    return shown
+
+
+def style(best: bool) -> str:
+    """How a row is written."""
+    return "bold" if best else ""
 
 
 def show(

@@ -1,0 +1,297 @@
+"""Sweeps: points that differ in numbers are one program and give what single runs give; resumed, refused, written."""
+
+import csv
+import json
+import signal
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from pydantic import Field
+
+import jcfl
+from jcfl import cli, experiment, loop, registry, results, sweeping
+from jcfl.errors import InputError, TrainingError
+from jcfl.rounds import initial
+from jcfl.sweeping.points import named, points, swept
+from jcfl.types import Algorithm
+from tests import tiny
+
+TRACES = []
+
+
+def walk(
+    setting,
+    *,
+    drift: Annotated[float, Field(ge=0)] = 1.0,
+    start: float = 0.0,
+    bend: float = 0.0,
+    copies: int = 2,
+) -> Algorithm:
+    """A model of one number that drifts and takes a random step; `bend` is branched on, as no array can be."""
+
+    def init(key, federation):
+        clusters = {"params": jnp.full((copies, 1), start, jnp.float32)}
+        return initial(key, clusters, {"params": jnp.zeros(1)}, setting.clients)
+
+    def step(state, federation):
+        TRACES.append("step")
+        noise = jax.random.normal(jax.random.fold_in(state.key, state.round), (1,))
+        model = state.clusters["params"] + drift + noise + (0.0 if bend == 0 else 100.0)
+        failed = jnp.where((state.round == 3) & (jnp.asarray(drift) > 50), jnp.array([3, 1]), state.failed)
+        return state.replace(clusters={"params": model}, failed=failed.astype(jnp.int32), round=state.round + 1)
+
+    def evaluate(state, federation):
+        first = state.clusters["params"][0, 0]
+        labels = (jnp.arange(setting.clients) + state.round) % copies
+        figures = {"accuracy_micro": first, "loss": -first, "clusters": jnp.int32(copies)}
+        return figures | {"labels": labels, "accuracy_clients": labels * first}
+
+    return Algorithm(init=init, step=step, predict=lambda *given: given, evaluate=evaluate, costs={"storage": 1})
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """The walk among the methods, and compilations counted."""
+    registry.load()
+    monkeypatch.setattr(registry, "_TABLES", {kind: dict(table) for kind, table in registry._TABLES.items()})
+    registry.register("method", "walk")(walk)
+    TRACES.clear()
+
+
+def swept_walk(over, **given):
+    given = {"method": "walk", "model": tiny.task(), "rounds": 6, "evaluate_every": 2, "budget": 2**30} | given
+    return sweeping.sweep(tiny.federation(), over, **given)
+
+
+def expected(seed, rounds, drift, start=0.0):
+    key = jax.random.key(seed)
+    noise = [float(jax.random.normal(jax.random.fold_in(key, round), (1,))[0]) for round in range(rounds)]
+    return start + rounds * drift + sum(noise)
+
+
+def test_numbers_times_seeds_are_traced_and_compiled_once():
+    found = swept_walk({"method.drift": [0.0, 0.5, 2.0], "method.start": [0.0, -3.0]}, seeds=3, seed=4)
+    assert TRACES == ["step"]
+    assert found.compilations == 1
+    assert [point.values for point in found.points][:3] == [
+        {"method.drift": 0.0, "method.start": 0.0},
+        {"method.drift": 0.0, "method.start": -3.0},
+        {"method.drift": 0.5, "method.start": 0.0},
+    ]
+    for point, history in zip(found.points, found.histories, strict=True):
+        assert history.seeds == [4, 5, 6]
+        assert history.rounds.tolist() == [2, 4, 6]
+        for i, seed in enumerate(history.seeds):
+            for j, rounds in enumerate(history.rounds):
+                wanted = expected(seed, rounds, point.values["method.drift"], point.values["method.start"])
+                assert history["accuracy_micro"][i, j] == pytest.approx(wanted, abs=1e-5)
+    assert found.points[found.best()].values == {"method.drift": 2.0, "method.start": 0.0}
+    assert [row["best"] for row in found.rows()] == [False] * 4 + [True, False]
+    least = sweeping.Sweep(found.points, found.histories, "loss", 1)
+    assert least.best() == found.best()
+    shares = [history.summary["compile_s"] for history in found.histories]
+    assert len(set(shares)) == 1
+    assert shares[0] > 0
+
+
+def test_what_is_branched_on_or_no_real_number_is_compiled_by_value():
+    found = swept_walk({"method.drift": [0.0, 1.0], "method.bend": [0.0, 1.0]})
+    assert found.compilations == 2
+    last = [history["accuracy_micro"][0, -1] for history in found.histories]
+    wanted = [expected(0, 6, 0), expected(0, 6, 0) + 600, expected(0, 6, 1), expected(0, 6, 1) + 600]
+    np.testing.assert_allclose(last, wanted, atol=1e-3)
+    assert swept_walk({"method.drift": [0.0, 1.0], "method.copies": [1, 2]}).compilations == 2
+    assert swept_walk({"method.drift": [0.0, 1.0, 2.0]}, seeds_in_one=False, seeds=2).compilations == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "over"),
+    [
+        ({"name": "stocfl", "tau": 0.2}, {"method.lam": [0.0, 0.4], "train.momentum": [0.0, 0.5]}),
+        (
+            {"name": "ifca", "clusters": 2, "addons": [{"name": "con_para", "mu": 0.1}]},
+            {"method.addons.0.mu": [0.1, 0.8], "method.addons.0.temperature": [0.5, 2.0], "train.lr": [0.1, 0.4]},
+        ),
+    ],
+)
+def test_points_together_equal_single_runs(method, over):
+    given = {"method": method, "model": tiny.task(), "rounds": 4, "evaluate_every": 2, "seeds": 2, "budget": 2**30}
+    given["train"] = {"lr": 0.3, "epochs": 2, "batch_size": 4}
+    found = sweeping.sweep(tiny.federation(), over, **given)
+    assert found.compilations == 1
+    for index in (0, len(found.points) - 1):
+        point, together = found.points[index], found.histories[index]
+        pieces = {
+            key: value.model_dump() for key, value in (("method", point.config.method), ("train", point.config.train))
+        }
+        alone = experiment.run(tiny.federation(), **given | pieces)
+        np.testing.assert_array_equal(together.labels, alone.labels)
+        for score in alone.scores:
+            np.testing.assert_allclose(together[score], alone[score], atol=1e-6, rtol=1e-6, err_msg=score)
+    ends = [history["loss"][:, -1].tolist() for history in found.histories]
+    assert len({tuple(np.round(end, 6)) for end in ends}) == len(ends), "an option had no effect"
+
+
+def test_a_server_rate_that_is_branched_on_is_compiled_by_value():
+    given = {"method": "feddist", "model": tiny.task(), "rounds": 1, "budget": 2**30, "train": {"lr": 0.3}}
+    found = sweeping.sweep(tiny.federation(), {"method.epsilon": [0.5, 1.0]}, **given)
+    assert found.compilations in (1, 2)
+    alone = experiment.run(tiny.federation(), **given | {"method": {"name": "feddist", "epsilon": 0.5}})
+    np.testing.assert_allclose(found.histories[0]["loss"], alone["loss"], atol=1e-6)
+
+
+def test_folders_are_those_of_runs(tmp_path):
+    out = tmp_path / "sweep"
+    found = swept_walk({"method.drift": [0.0, 2.0]}, seeds=2, out=out)
+    read = results.load(out)
+    assert [read.name, *read.others] == ["drift=0", "drift=2"]
+    np.testing.assert_array_equal(read.others["drift=2"]["accuracy_micro"], found.histories[1]["accuracy_micro"])
+    alone = experiment.run(
+        tiny.federation(), method={"name": "walk", "drift": 2.0}, model=tiny.task(), rounds=6, evaluate_every=2,
+        seeds=2, budget=2**30, out=tmp_path / "alone",
+    )  # fmt: skip
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in (out / "runs" / "drift=2").iterdir()} == names
+    summary = json.loads((out / "runs" / "drift=2" / "summary.json").read_text())
+    assert summary["accuracy_micro"] == pytest.approx(alone.summary["accuracy_micro"], abs=1e-5)
+    assert summary["method"] == "walk"
+    stored = yaml.safe_load((out / "runs" / "drift=2" / "config.yaml").read_text())
+    assert (stored["method"]["drift"], stored["seeds_in_one"], stored["made_by"]["device"]["count"]) == (2.0, True, 1)
+    table = json.loads((out / "sweep.json").read_text())
+    assert [row["best"] for row in table["points"]] == [False, True]
+    assert table["points"][1]["accuracy_micro"] == summary["accuracy_micro"]
+    rows = list(csv.DictReader((out / "sweep.csv").open()))
+    assert [float(row["method.drift"]) for row in rows] == [0, 2]
+    assert float(rows[1]["accuracy_micro_std"]) == pytest.approx(summary["accuracy_micro"]["std"])
+    with pytest.raises(InputError, match="already holds a run"):
+        swept_walk({"method.drift": [0.0, 2.0]}, out=out)
+    longer = experiment.run(
+        tiny.federation(), method={"name": "walk", "drift": 2.0}, model=tiny.task(), rounds=8, evaluate_every=2,
+        seeds=2, budget=2**30, out=out / "runs" / "drift=2", resume=True,
+    )  # fmt: skip
+    assert longer["accuracy_micro"][1, -1] == pytest.approx(expected(1, 8, 2.0), abs=1e-5)
+    assert longer.rounds.tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("when", [1, 4, 7, 13])
+def test_a_stopped_sweep_goes_on_bit_for_bit(tmp_path, monkeypatch, when):
+    monkeypatch.setattr(loop, "BLOCK", 0.0)  # every block is one round
+    over, calls = {"method.drift": [0.0, 2.0], "method.copies": [1, 2]}, []
+    swept_walk(over, seeds=2, out=tmp_path / "whole")
+
+    def stop(progress):
+        calls.append(progress)
+        if len(calls) == when:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(loop.Interrupted):
+        swept_walk(over, seeds=2, out=tmp_path / "cut", on_progress=stop)
+    assert not (tmp_path / "cut" / "sweep.json").exists()
+    calls.clear()
+    found = swept_walk(over, seeds=2, out=tmp_path / "cut", resume=True, on_progress=calls.append)
+    assert calls[-1].done == calls[-1].total == 4 * 2 * 6
+    assert found.compilations == (1 if when >= 7 else 2)
+    for name in ("drift=0+copies=1", "drift=0+copies=2", "drift=2+copies=1", "drift=2+copies=2"):
+        whole, cut = (tmp_path / place / "runs" / name for place in ("whole", "cut"))
+        assert (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
+    assert swept_walk(over, seeds=2, out=tmp_path / "cut", resume=True).compilations == 0
+
+
+def test_a_point_that_diverges_leaves_the_others_alone(tmp_path):
+    found = swept_walk({"method.drift": [1.0, 60.0, 2.0]}, out=tmp_path / "sweep")
+    assert [one["accuracy_micro"].size for one in found.histories] == [3, 1, 3]
+    assert "round 4" in found.histories[1].summary["failed"]
+    assert found.histories[2]["accuracy_micro"][0, -1] == pytest.approx(expected(0, 6, 2.0), abs=1e-5)
+    assert found.points[found.best()].name == "drift=2"
+    table = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert [row["failed"] is not None for row in table["points"]] == [False, True, False]
+    with pytest.raises(TrainingError, match="every point failed"):
+        swept_walk({"method.drift": [60.0, 70.0]})
+
+
+def test_files_with_a_base_a_grid_and_a_list(tmp_path):
+    (tmp_path / "base.yaml").write_text("data: digits\nscenario: iid\nmethod: ifca\nrounds: 7\ncompare: [fedavg]\n")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "base: base.yaml\nrounds: 9\ngrid: {train.lr: [0.1, 0.2]}\n"
+        "list: [{method.clusters: 3}, {method: {name: stocfl, tau: 0.4}}]\n"
+    )
+    found = points(file, None).points
+    assert [point.name for point in found] == [
+        "clusters=3+lr=0.1",
+        "clusters=3+lr=0.2",
+        "method=stocfl_tau_0.4+lr=0.1",
+        "method=stocfl_tau_0.4+lr=0.2",
+    ]
+    assert [point.config.method.name for point in found] == ["ifca", "ifca", "stocfl", "stocfl"]
+    assert {point.config.rounds for point in found} == {9}
+    assert not found[0].config.compare
+    assert found[3].config.train.options["lr"] == 0.2
+    more = points(file, {"train.lr": [0.3], "seed": [1]}, seeds=2).points
+    assert [(point.config.seed, point.config.seeds, point.config.train.options["lr"]) for point in more] == [
+        (1, 2, 0.3)
+    ] * 2
+    assert more[0].config.scenario.options["seed"] == 1
+    again = tmp_path / "again.yaml"
+    again.write_text(points(file, None).text())
+    assert [point.config for point in points(again, None).points] == [point.config for point in found]
+
+
+def test_names_set_points_apart():
+    assert named([{"a.mu": 0.1, "b.mu": [1, 2], "c": {"name": "x/y", "z": None}}]) == ["a.mu=0.1+b.mu=1_2+c=x_y_z_None"]
+    assert named([{"a": "p q"}, {"a": "p/q"}]) == ["a=p_q", "a=p_q-2"]
+    assert named([{"lr": 1e-7}, {"lr": 0.123456789}]) == ["lr=1e-07", "lr=0.123456789"]
+    assert swept("train.batch_size=full,10") == ("train.batch_size", ["full", 10])
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"method.taw": [1]}, "did you mean 'tau'"),
+        ({"method.tau": [0.1, -3]}, r"tau.*\(point tau=-3\)"),
+        ({"methd.tau": [1]}, "did you mean 'method'"),
+        ({"method.tau": []}, "expects a list of values"),
+        ({"method.tau": 0.5}, "expects a list of values"),
+        ({"method.tau": [0.5, 0.5]}, "the same run"),
+        ({"compare": [[], ["fedavg"]]}, "sweeping over method.name"),
+        (None, "nothing to sweep over"),
+        ([0.5], "points of keys and values"),
+        ({"scenario.clients": [10, 100_000]}, "25000 clients"),
+        ({"method.name": ["stocfl", "cfl"]}, "participation must be 1"),
+    ],
+)
+def test_mistakes_are_found_before_anything_trains(tmp_path, over, said):
+    with pytest.raises(InputError, match=said):
+        sweeping.sweep("quickstart", over, out=tmp_path / "sweep")
+    with pytest.raises(InputError, match="did you mean 'accuracy_micro'"):
+        sweeping.sweep("quickstart", over, by="accuracy_mikro")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "quickstart", "--set", "method.name=majority", "rounds=1", "--over", "scenario.clients=10,20"]
+    assert cli.status([*words, "--seeds", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "sweep: round 4/4" in printed
+    assert len([line for line in printed.splitlines() if line.startswith("*")]) == 1
+    assert "Written to runs/quickstart-sweep-1; runs/quickstart-sweep-1/figures/effect.png" in printed
+    folder = tmp_path / "runs" / "quickstart-sweep-1"
+    assert (folder / "figures" / "effect.pdf").stat().st_size > 1000
+    stored = yaml.safe_load((folder / "runs" / "clients=20" / "config.yaml").read_text())
+    assert "--over scenario.clients=10,20" in stored["made_by"]["command"]
+    assert cli.status(["sweep", "--resume", str(folder), "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["points"]] == ["clients=10", "clients=20"]
+    for more, said in (
+        (["--over", "method.tau"], "expects key=value"),
+        (["--over", "methd.tau=1"], "did you mean 'method'"),
+        (["--resume", str(folder)], "leave out quickstart"),
+    ):
+        assert cli.status([*words, *more]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.status(["sweep", "--resume", "nowhere"]) == 2
+    assert jcfl.sweep is sweeping.sweep
