@@ -46,6 +46,28 @@ def mix(weights: Array, stacked: Models) -> Models:
     return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1, precision=EXACT).astype(leaf.dtype), stacked)
 
 
+def remixed(weights: Array, stacked: Models) -> Models:
+    """`mix` with `weights` [k, k], a part of every model at a time, so that the k models can be changed in place."""
+
+    def one(leaf: Array) -> Array:
+        width = leaf.shape[1] if leaf.ndim > 2 else 0
+        if not width:
+            return mix(weights, leaf)
+        part = max(size for size in range(1, width + 1) if width % size == 0 and size <= max(1, width // PARTS))
+
+        def put(turn: Array, leaf: Array) -> Array:
+            rows = jax.lax.dynamic_slice_in_dim(leaf, turn * part, part, 1)
+            return jax.lax.dynamic_update_slice_in_dim(leaf, mix(weights, rows), turn * part, 1)
+
+        return jax.lax.fori_loop(0, width // part, put, leaf)
+
+    return jax.tree.map(one, stacked)
+
+
+PARTS = 16
+"""Parts of a matrix that `remixed` takes one after another."""
+
+
 def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
     """`sums` [k, ...] with `weights` [c] times `rows` [c, ...] added at their `labels` [c].
 
@@ -64,7 +86,7 @@ def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
 def finite(stacked: Models) -> Array:
     """Whether every number of each of k models is finite. [k]"""
     leaves = [leaf for leaf in jax.tree.leaves(stacked) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    flags = [(leaf * 0).sum(tuple(range(1, leaf.ndim))) == 0 for leaf in leaves]  # a sum is read faster than tests
+    flags = [(leaf - leaf).sum(tuple(range(1, leaf.ndim))) == 0 for leaf in leaves]  # a sum is read faster than tests
     return jnp.stack(flags).all(0)
 
 

@@ -120,7 +120,5 @@ def sizes(setting: Setting, anchor: Task, tau: Any, capacity: int | None, sketch
             f"stocfl: tau {tau} never merges and needs a model for each of {setting.clients} clients ({need:.1f} GiB), "
             f"but capacity is {slots}; raise capacity or lower tau to at most 1"
         )
-    tiles = -(
-        -setting.cohort * psi // max(1, setting.room // 4)
-    )  # Ψ is cheap next to training: rather twice than held
+    tiles = -(-setting.cohort * psi // max(1, setting.room // 4))  # Ψ is cheap next to training: rather twice than held
     return min(slots, setting.clients), -(-setting.cohort // tiles)

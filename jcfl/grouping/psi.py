@@ -88,25 +88,27 @@ def tiled_gram(
     return lower + jnp.tril(lower, -1).T, across.reshape(whole, -1)[:s], trust.reshape(-1)[:s]
 
 
-def collected(settings: Settings, memory: Merging, who: Array, slot: Array, psi: Any, federation: Federation) -> Model:
-    """The sum of the new clients' Ψ in every slot, from those held or computed again. [k, ...]
+def collected(
+    settings: Settings, memory: Merging, sums: Models, who: Array, slot: Array, psi: Any, federation: Federation
+) -> Models:
+    """The slots' `sums` with the new clients' Ψ added, from those held or computed again. [k, ...]
 
     Args:
         slot: of each of the clients `who` [s], -1 for one that is not new. [s]
     """
     k, new = memory.live.size, slot >= 0
     if settings.describe.short:
-        return slabs.sums(settings.describe, psi, slot, k)
+        return slabs.collected(settings.describe, psi, slot, sums)
     came = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     if psi is not None:
-        return trees.mix(came, psi)
+        return optax.tree.add(sums, trees.mix(came, psi))
     parts = engine.padded(who, settings.tile), filled(new, settings.tile), filled(came.T, settings.tile)
 
     def add(sums, part):
         who, new, came = part
         return optax.tree.add(sums, trees.mix(came.T, descriptions(settings, memory, who, new, federation)[0])), None
 
-    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, memory.sums), parts)[0]
+    return jax.lax.scan(add, sums, parts)[0]
 
 
 def projections(settings: Settings, memory: Merging, who: Array, federation: Federation) -> Array:

@@ -32,8 +32,8 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
             state, left = leave(settings, state, federation)
             changed |= left
         order = jnp.argsort(~new, stable=True)  # the new ones first, so that whole chunks can be skipped
-        arrive = lambda: admit(settings, state, cohort.who[order], new[order], federation)
-        return jax.lax.cond(changed, arrive, lambda: state)
+        arrive = lambda _, state: admit(settings, state, cohort.who[order], new[order], federation)
+        return jax.lax.fori_loop(0, changed.astype(int), arrive, state)  # a loop changes the models in place
 
     def place(state: State, who: Array, federation: Federation) -> Array:
         memory = state.memory
@@ -62,7 +62,7 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
 
     moved = jax.nn.one_hot(jnp.where(memory.live, to[:k], -1), k, axis=0)  # [k, k] old clusters -> slots
     came = jnp.where(new, to[k:], -1)  # [s] new clients -> slots
-    sums = optax.tree.add(trees.mix(moved, memory.sums), collected(settings, memory, who, came, psi, federation))
+    sums = collected(settings, memory, trees.remixed(moved, memory.sums), who, came, psi, federation)
     gram = jnp.where(live[:, None] & live, gram[source][:, source], 0.0)
     labels = jnp.where(state.labels >= 0, to[jnp.maximum(state.labels, 0)], -1)
     labels = labels.at[jnp.where(new, who, labels.size)].set(to[k:], mode="drop").astype(jnp.int32)
@@ -96,7 +96,7 @@ def united(settings: Settings, state: State, moved: Array, gram: Array) -> Model
     trained = jnp.zeros(k).at[jnp.maximum(state.labels, 0)].add(state.seen & (state.labels >= 0))  # [k]
     weights = moved * trained
     total = weights.sum(1, keepdims=True)
-    mixed = trees.mix(weights / jnp.maximum(total, 1), state.clusters)
+    mixed = trees.remixed(weights / jnp.maximum(total, 1), state.clusters)
     return trees.select(total[:, 0] > 0, mixed, fresh_start(settings, state, mixed, total[:, 0] > 0, gram))
 
 

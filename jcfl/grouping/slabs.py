@@ -88,7 +88,7 @@ def products(
     matrix, rest = kernel(first, sums), replaced(first, sums, jnp.zeros((k, 0)))["params"]
     width = slab_width(psi, budget)
 
-    sizes = sorted({min(t * -(-s // (t * share)), s) for share in (1, 4, 16)})
+    sizes = sorted({min(t * -(-s // (t * share)), s) for share in (1, 2, 4, 16)})
     enough = jnp.searchsorted(jnp.array(sizes), psi.used * t)  # the fewest rows that hold all that count
 
     def slab(turn: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -107,12 +107,13 @@ def products(
     return among + trees.inner(psi.rest, psi.rest), across + trees.inner(psi.rest, rest)
 
 
-def sums(describe: Describe, psi: Coordinates, slot: Array, k: int) -> Model:
-    """The sum of the clients' Ψ in every one of k slots; `slot` [s] is -1 for those in none. [k, ...]
+def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models) -> Models:
+    """The k slots' `sums` with the clients' Ψ added; `slot` [s] is -1 for those in none. [k, ...]
 
     Clients are taken in tiles of one slot, so that the first layer's sum is one product.
     """
-    first, d, h = lead(describe.task), psi.x.shape[2], psi.b.shape[2]
+    first, d, h, k = lead(describe.task), psi.x.shape[2], psi.b.shape[2], trees.count(sums)
+    total = {"params": sums}
     tiles = engine.cut(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
     members = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     rest = trees.mix(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
@@ -124,7 +125,8 @@ def sums(describe: Describe, psi: Coordinates, slot: Array, k: int) -> Model:
         return total.at[tiles.label[turn]].add(jnp.matmul(x.T, b, precision=trees.EXACT), mode="drop")
 
     used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles are of those in no slot
-    matrix = jax.lax.fori_loop(0, used, add, jnp.zeros((k, d, h), psi.b.dtype))
+    matrix = jax.lax.fori_loop(0, used, add, kernel(first, total))
+    rest = optax.tree.add(replaced(first, total, jnp.zeros((k, 0)))["params"], rest)
     return replaced(first, {"params": rest}, matrix)["params"]
 
 
