@@ -26,6 +26,10 @@ PACE = {"cpu": (0.35, 1.0), "gpu": (1.0, 1.0)}
 """What a multiplication takes in a plain product of large matrices, and in the small products of a client's own, by
 backend; one in the products batched over clients that training in general is made of takes 1."""
 
+SHARED_OUT = 0.6
+"""What training in general takes of its time once a CPU's cores are devices of their own: large products, which make
+use of all cores by themselves, gain nothing by that."""
+
 UPDATE = 40
 """Multiplications that one reading and writing of a kernel's element takes the time of, all told in a step."""
 
@@ -64,6 +68,7 @@ def cheaper(setting: Setting, references: int) -> bool:
     n, d, h = sizes(setting)
     batch, steps = setting.local.turns(n)
     general = 2 * steps * batch * d * h + UPDATE * steps * d * h
+    general *= SHARED_OUT if setting.devices > 1 and jax.default_backend() == "cpu" else 1
     factored = plain * (references + 1) * n * d * h + small * (n * n * d + steps * batch * n * h)
     return factored < general
 

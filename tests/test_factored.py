@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jcfl import models, registry
+from jcfl import factored, models, registry
 from jcfl.algorithms.baselines import fedavg
 from jcfl.errors import InputError
 from jcfl.grouping import anchors
@@ -211,3 +211,12 @@ def test_the_cheaper_engine_is_chosen():
     wide = registry.find("model", "mlp")((28, 28, 1), 10, hidden=2048)
     assert fedavg(setting._replace(task=wide, shape=(28, 28, 1), width=50)).engine == "factored"
     assert fedavg(setting._replace(task=task("mlp"), width=5000)).engine == "general"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about a CPU's cores")
+def test_cores_as_devices_favour_training_in_general():
+    """Fashion-MNIST's clients of 300 in batches of 32: factored on one device, in general on one for every core."""
+    mlp = registry.find("model", "mlp")((28, 28, 1), 10, hidden=200)
+    setting = tiny.setting(epochs=1, batch_size=32)._replace(task=mlp, shape=(28, 28, 1), width=300)
+    chosen = [factored.cheaper(setting._replace(devices=devices), 1) for devices in (1, 2)]
+    assert chosen == [True, False]
