@@ -1,0 +1,76 @@
+"""Run the notebooks and keep their outputs: python notebooks/refresh.py [NAME ...]."""
+
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).parent
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, which is another place every time."""
+
+
+def main(names: list[str]) -> None:
+    """Refresh the notebooks named, or all."""
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if not names or path.stem in names:
+            start = time.perf_counter()
+            path.write_text(nbformat.writes(kept(executed(path))) + "\n", "utf-8")
+            print(f"{path.name}: {time.perf_counter() - start:.0f} s, {path.stat().st_size / 1024:.0f} KiB", flush=True)
+
+
+def executed(path: Path, timeout: float = 300) -> NotebookNode:
+    """A notebook run from top to bottom with this checkout's jcfl, in a process and a folder of its own.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    known = [str(FOLDER.resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(
+            notebook,
+            timeout=timeout,
+            kernel_name="python3",
+            record_timing=False,
+            resources={"metadata": {"path": folder}},
+            extra_arguments=["--log-level=40"],  # no warning that the kernel talks to this machine in plain text
+        )
+        client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(known)})
+    return notebook
+
+
+def kept(notebook: NotebookNode) -> NotebookNode:
+    """The notebook without what differs from machine to machine and says nothing."""
+    notebook.metadata.language_info = {"name": "python"}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if "outputs" in cell:
+            cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
+    return notebook
+
+
+def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Outputs with what was printed in pieces as one, and pictures without the name of their class."""
+    whole: list[NotebookNode] = []
+    for output in outputs:
+        if "image/png" in output.get("data", {}):
+            output.data.pop("text/plain", None)
+        if output.output_type == "stream":
+            output.text = ADDRESS.sub("", output.text)
+            if whole and whole[-1].output_type == "stream":
+                whole[-1].text += output.text
+                continue
+        whole.append(output)
+    return whole
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
