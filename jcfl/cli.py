@@ -188,7 +188,7 @@ def list_command(
         console.print("\njcfl list NAME says all about one of them." + f" {named}." * bool(named), style="dim", **PLAIN)
 
 
-for command in (commands.sweep, commands.show, commands.plot, commands.report):
+for command in (commands.sweep, commands.show, commands.plot, commands.report, commands.bench):
     app.command(command.__name__)(command)
 
 

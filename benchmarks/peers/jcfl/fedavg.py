@@ -1,0 +1,90 @@
+"""FedAvg with jcfl: the rounds as `jcfl.run` runs them, one at a time.
+
+python fedavg.py --data-dir FOLDER --model mlp --threads 2 --engine auto
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import work
+
+SHARED_OUT = "--xla_force_host_platform_device_count"
+
+
+def main() -> None:
+    parser = work.arguments(__doc__)
+    parser.add_argument("--engine", choices=("auto", "general", "factored"), default="auto")
+    parser.add_argument("--chunk", type=int, help="clients trained at a time")
+    parser.add_argument("--devices", type=int, default=1, help="parts of the CPU that clients are shared out among")
+    asked = parser.parse_args()
+    work.pin(asked.threads)
+    if asked.devices > 1:  # before JAX starts
+        os.environ["XLA_FLAGS"] = f"{SHARED_OUT}={asked.devices} {os.environ.get('XLA_FLAGS', '')}"
+    import jax
+
+    import jcfl
+    from jcfl import loop
+    from jcfl.plan import described, planned
+
+    plan = planned(*described(federation(asked), configured(asked)))
+    algorithm, seconds, start = plan.algorithms["fedavg"], [], time.perf_counter()
+    programs = loop.programs(algorithm, plan.federation, 1)
+    state = programs.init(jax.random.key(asked.seed), plan.federation)
+    for turn in range(asked.rounds):
+        state, _ = loop.advanced(programs, plan.federation, state, turn + 1)
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+    accuracy = float(programs.evaluate(state, plan.federation)["accuracy_micro"])
+    more = {"jax": jax.__version__, "engine": algorithm.engine, "devices": asked.devices}
+    work.told(asked, "jcfl", jcfl.__version__, seconds, accuracy, **more)
+
+
+def federation(asked: argparse.Namespace):
+    """The shares as a federation; every client is tested on as large a share of the test images."""
+    from jcfl import data
+    from jcfl.types import NEVER, Federation, Split
+
+    whole, m = data.load("fashion_mnist", asked.data_dir), asked.clients
+    size, tests = len(whole.train.y), len(whole.test.y) // m
+    share = lambda rows, width: Split(rows.ravel().astype(np.int32), np.arange(m) * width, np.full(m, width), width)
+    return Federation(
+        x=np.concatenate([whole.train.x, whole.test.x]),
+        y=np.concatenate([whole.train.y, whole.test.y]).astype(np.int32),
+        train=share(work.owned(asked), asked.examples),
+        test=share(size + np.arange(tests * m), tests),
+        groups=np.zeros(m, np.int32),
+        held_out=np.zeros(m, bool),
+        arrive=np.zeros(m, np.int32),
+        depart=np.full(m, NEVER),
+        classes=10,
+        mean=(float(work.MEAN),),
+        std=(float(work.STD),),
+        name="fashion_mnist",
+    )
+
+
+def configured(asked: argparse.Namespace) -> dict:
+    """The run's configuration, but for its federation."""
+    from jcfl.models.networks import Network
+
+    cnn = Network(10, filters=(16, 32), padding="SAME", pooled=(0, 1), initial="torch")
+    return {
+        "model": {"name": "mlp", "hidden": 200, "init": "torch"} if asked.model == "mlp" else cnn,
+        "method": "fedavg",
+        "train": {"lr": asked.lr, "epochs": 1, "batch_size": asked.batch},
+        "participation": asked.cohort / asked.clients,
+        "rounds": asked.rounds,
+        "engine": asked.engine,
+        "chunk": asked.chunk,
+        "devices": asked.devices,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`jcfl bench` and the comparison with peers: what they measure, what they say of it, what they refuse."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import compare
+from jcfl import bench, cli
+from jcfl.bench import rows, work
+from jcfl.errors import InputError
+
+HERE = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Two rows, measured as the command measures them."""
+    return bench.measured(["round", "clusters"], quick=True)
+
+
+def test_a_row_is_measured_in_a_process_of_its_own(found):
+    """Both engines end at the same models, and memory is that of one process."""
+    one, other = found["cases"]
+    assert (one["row"], other["row"], other["case"]) == ("round", "clusters", "3")
+    figures = one["figures"]
+    assert figures["difference"] < 1e-5
+    assert figures["times_faster"] == pytest.approx(figures["general_s"] / figures["factored_s"])
+    assert min(value for name, value in figures.items() if name.endswith("_s")) > 0
+    assert 0.2 < other["figures"]["peak_GiB"] < 4
+    assert other["figures"]["parameters"] == 784 * 8 + 8 + 8 * 10 + 10
+    assert other["figures"]["cohort"] == 4
+
+
+def test_what_is_written_says_what_was_measured(found, tmp_path):
+    """A table, the figures, and a chart that is a picture."""
+    text, figures, chart = bench.write(found, tmp_path / "new")
+    lines = text.read_text("utf-8").splitlines()
+    assert "| | general, s | factored, s | times faster |" in "\n".join(lines)
+    assert f"| {found['cases'][0]['figures']['factored_s']:.3g} |" in "\n".join(lines)
+    assert "say only that it works" in lines[0]
+    assert json.loads(figures.read_text("utf-8")) == found
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_case_that_fails_says_why(monkeypatch):
+    """One that fails ends its row, not the others."""
+    monkeypatch.setenv("XLA_FLAGS", "--no_such_flag")
+    monkeypatch.setattr(bench, "HASTY", {})
+    failed = bench.measured(["clusters"], quick=True)
+    assert "figures" not in failed["cases"][0]
+    assert failed["cases"][0]["failed"] in bench.table(failed)
+    assert bench.draw(failed, pathlib.Path("nowhere")) == []
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    """An unknown row, a folder without data, each with what was expected."""
+    with pytest.raises(InputError, match=r"'rond'.*round"):
+        bench.measured(["rond"])
+    with pytest.raises(InputError, match="mnist/"):
+        bench.measured(["round"], data_dir=tmp_path)
+    assert set(rows.ROWS) == {
+        name for line in (cli.commands.bench.__doc__ or "").split("Rows: ")[1:] for name in words(line)
+    }
+
+
+def words(text: str) -> list[str]:
+    """The names of a sentence that lists them."""
+    return text.split(".")[0].replace(",", " ").split()
+
+
+def test_images_made_up_have_the_federation_s_shape():
+    """Every client's examples are its group's, classes alike, and clients' tables are all that grows."""
+    few, many = work.made_up(8, 50), work.made_up(3000, 50)
+    assert few.x.shape == (480, 28, 28, 1)
+    assert few.x.dtype == np.uint8
+    assert many.x.shape[0] == work.IMAGES
+    for federation in (few, many):
+        for split, width in ((federation.train, 50), (federation.test, 10)):
+            tables = np.asarray(split.rows).reshape(-1, width)
+            assert (tables % 4 == np.asarray(federation.groups)[:, None]).all()
+    np.testing.assert_array_equal(np.bincount(np.asarray(few.y)), 48)
+
+
+@pytest.mark.parametrize("before", ["# R\n\nhead\n", "# R\n\n## B\n\nb\n", "# R\n\n## A\n\nold\n\n## B\n\nb\n"])
+def test_a_section_takes_the_place_of_its_former_self(before):
+    """It stands once, and nothing else moves."""
+    once = bench.placed(before, "A", "new\n")
+    assert once.count("## A\n\nnew\n") == 1
+    assert "old" not in once
+    assert ("## B\n\nb\n" in once) == ("## B" in before)
+    assert bench.placed(once, "A", "new\n") == once
+
+
+def test_peers_are_summarised_by_their_later_rounds():
+    """Medians leave out the first round; an accuracy that is off is said to be; so is a peer that failed."""
+    line = lambda name, seconds, accuracy: {
+        "name": name,
+        "model": "mlp",
+        "threads": 2,
+        "version": "1",
+        "first": 9.0,
+        "seconds": seconds,
+        "accuracy": accuracy,
+    }
+    failed = {"name": "pfl", "model": "mlp", "threads": 2, "failed": "cannot be installed: no"}
+    runs = [line("jcfl", [1.0, 2.0], 0.7), line("jcfl", [3.0], 0.7), line("vmap", [6.0] * 3, 0.71), failed]
+    group = compare.summarised([*runs, line("FedLab", [1.0] * 3, 0.5)])["mlp", 2]
+    assert (group["jcfl"]["median"], group["jcfl"]["spread"]) == (2.0, (1.0, 3.0))
+    assert [row.get("apart") for row in group.values()] == [False, False, None, True]
+    assert "| 3.00 |" in compare.told("vmap", group["vmap"], 2.0)
+    assert "not measured: cannot be installed: no" in compare.told("pfl", group["pfl"], 2.0)
+
+
+def test_a_peer_that_cannot_be_installed_or_prints_nothing_says_so(tmp_path):
+    """Its row has the last line of what went wrong."""
+    peer = compare.PEERS["jcfl"]
+    assert compare.measured(peer, "cannot be installed: no", [], 9) == {"failed": "cannot be installed: no"}
+    assert "invalid choice: 'mlpp'" in compare.measured(peer, sys.executable, ["--model", "mlpp"], 60)["failed"]
+
+
+@pytest.mark.parametrize("row", ["equal", "seeds"])
+def test_the_gpu_s_script_runs_without_one(row, tmp_path):
+    """Every figure is there; the CPU equals itself."""
+    surroundings = {**os.environ, **bench.HASTY, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(HERE / "benchmarks/gpu.py"), row, "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
+    written = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
+    assert json.loads(done.stdout.splitlines()[-1]) == written
+    assert written["products_flops"]["float32"] > 1e8
+    figures = {line["case"]: line for line in written["rows"]}
+    if row == "equal":
+        assert {case: line["labels_equal"] for case, line in figures.items()} == {"factored": True, "general": True}
+    else:
+        assert figures["2 seeds"]["times_one"] > 0
+
+
+def test_the_command_prints_a_line_and_ends_with_two():
+    """A row there is not."""
+    result = CliRunner().invoke(cli.app, ["bench", "rond"])
+    assert isinstance(result.exception, InputError)
+    assert importlib.util.find_spec("jcfl.bench.__main__")
