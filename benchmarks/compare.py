@@ -81,7 +81,10 @@ def main(
             raise typer.BadParameter(f"no peer {name!r}; there are {', '.join(PEERS)}")
     chosen = {name: PEERS[name] for name in peers or PEERS}
     pythons = {name: made(peer.environment, cache) for name, peer in chosen.items()}
-    file, load, found = out / "peers.json", os.getloadavg()[0], []
+    file, load = out / "peers.json", os.getloadavg()[0]
+    out.mkdir(parents=True, exist_ok=True)
+    earlier = json.loads(file.read_text("utf-8"))["runs"] if add and file.is_file() else []
+    found, kind = [], lambda line: (line["name"], line["model"], line["threads"])
     kinds = itertools.product(range(repeats), models.split(","), map(int, threads.split(",")), chosen.items())
     for _, model, count, (name, peer) in kinds:
         if count < peer.least:
@@ -91,16 +94,14 @@ def main(
         line = {"name": name, "model": model, "threads": count}
         found.append(line | measured(peer, pythons[name], asked, limit))
         print(json.dumps(found[-1]), flush=True)
-    earlier = json.loads(file.read_text("utf-8"))["runs"] if add and file.is_file() else []
-    kind = lambda line: (line["name"], line["model"], line["threads"])
-    new = {kind(line) for line in found}
-    found = [line for line in earlier if kind(line) not in new] + found
-    whole = {"machine": machine(load), "command": shlex.join(["python", *sys.argv]), "runs": found}
-    rows = summarised(found)
-    out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        new = {kind(line) for line in found}
+        runs = [line for line in earlier if kind(line) not in new] + found
+        whole = {"machine": machine(load), "command": shlex.join(["python", *sys.argv]), "runs": runs}
+        file.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    written = json.loads(file.read_text("utf-8"))
+    rows = summarised(written["runs"])
     draw(rows, out / "peers")
-    text = section(rows, whole["machine"], max(line.get("others", 0.0) for line in found))
+    text = section(rows, written["machine"], max(line.get("others", 0.0) for line in written["runs"]))
     print(text)
     if results is not None:
         results.write_text(placed(results.read_text("utf-8"), TITLE, text), "utf-8")
