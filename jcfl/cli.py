@@ -152,7 +152,7 @@ def together(coordinator: str | None, hosts: int | None, host: int | None, folde
     devices.join(coordinator, hosts, host)
 
 
-LISTED = ("methods", "add-ons", "data", "scenarios", "models", "presets")
+LISTED = ("methods", "add-ons", "data", "scenarios", "models", "trackers", "presets")
 
 
 @app.command("list")
@@ -161,7 +161,7 @@ def list_command(
         str | None,
         typer.Argument(
             metavar="[KIND|NAME]",
-            help="A kind: methods, add-ons, data, scenarios, models, presets. Or a name: all about it.",
+            help="A kind: methods, add-ons, data, scenarios, models, trackers, presets. Or a name: all about it.",
             autocompletion=lambda: list(LISTED),
         ),
     ] = None,

@@ -15,6 +15,7 @@ KINDS = {
     "scenario": "scenarios",
     "model": "models",
     "train": "local training",
+    "track": "trackers",
 }
 """Every kind of piece, and its title."""
 
@@ -184,6 +185,8 @@ def default(said: Mapping[str, Any]) -> str:
 def example(kind: str, name: str) -> str:
     """A command that uses a piece."""
     more = f" {NEEDED[name]}" if name in NEEDED else ""
+    if kind == "track":
+        return f"jcfl run quickstart --set 'track=[{name}]'"
     if kind == "addon":
         return f"jcfl run quickstart --set 'method.addons=[{name}]'"
     if kind == "data":

@@ -13,6 +13,7 @@ import jcfl
 from jcfl import cli, config, display, registry
 from jcfl.errors import InputError
 from jcfl.plan import planned
+from tests import commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -21,7 +22,7 @@ BUNDLED = {"digits", "gaussian"}
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return commands.blocks(README, language)
 
 
 def section(title: str) -> str:
@@ -34,9 +35,8 @@ def first_cells(title: str) -> list[str]:
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
-def commands() -> list[str]:
-    parts = [part.strip() for block in blocks("sh") for line in block.splitlines() for part in line.split("&&")]
-    return [part for part in parts if part.startswith("jcfl ")]
+RUNS = [command for command in commands.commands(README) if command.startswith("jcfl run")]
+OTHERS = [command for command in commands.commands(README) if command not in RUNS]
 
 
 @pytest.fixture
@@ -56,18 +56,23 @@ def parsed(tmp_path, monkeypatch, capsys):
     return parse
 
 
-@pytest.mark.parametrize("command", dict.fromkeys(commands()))
-def test_every_command_parses(parsed, command):
+@pytest.mark.parametrize("command", [command for command in dict.fromkeys(RUNS) if "--distributed" not in command])
+def test_every_run_parses(parsed, command):
     status, found, complaint = parsed(command)
     assert (status, complaint) == (0, "")
     assert isinstance(found, config.Config)
 
 
+@pytest.mark.parametrize("command", [*dict.fromkeys(OTHERS), *(run for run in RUNS if "--distributed" in run)])
+def test_every_other_command_parses(command):
+    commands.checked(command)
+
+
 def test_overrides_in_the_commands_are_heard(parsed):
-    _, found, _ = parsed(next(command for command in commands() if "method.clusters" in command))
+    _, found, _ = parsed(next(command for command in RUNS if "method.clusters" in command))
     assert (found.method.name, found.method.options["clusters"]) == ("ifca", 3)
     assert (found.train.options["lr"], found.rounds) == (0.05, 50)
-    _, found, _ = parsed(next(command for command in commands() if "method.addons" in command))
+    _, found, _ = parsed(next(command for command in RUNS if "method.addons" in command))
     assert found.method.title == "stocfl+finetune"
     assert found.method.addons[0].options == {"steps": 5}
 
@@ -114,7 +119,7 @@ def test_quickstart_table_has_the_columns_and_rows_of_today():
     head, *rows = blocks("text")[0].splitlines()
     assert re.split(r" {2,}", head) == ["method", *display.COLUMNS.values(), "seconds"]
     assert [row.split()[0] for row in rows[:-1]] == list(config.read("quickstart").methods)
-    assert rows[-1] == "Written to runs/quickstart-1"
+    assert rows[-1] == "Written to runs/quickstart-1; for a page about it: jcfl report runs/quickstart-1"
 
 
 def test_a_run_leaves_what_is_said(tmp_path):

@@ -1,0 +1,55 @@
+"""How Sphinx builds the documentation: sphinx-build -W docs site."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import parts  # pyright: ignore[reportMissingImports]
+
+project = "jcfl"
+author = "The jcfl authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["*.py", "_build", "__pycache__"]
+html_theme = "furo"
+html_title = "jcfl"
+html_math_renderer = "mathml"
+html_show_copyright = False
+html_copy_source = False
+default_role = "code"
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+napoleon_custom_sections = ["Deviations"]
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+
+def setup(app: Any) -> None:
+    """What is ours: parts of pages from elsewhere, docstrings that are not all reStructuredText, formulas as MathML."""
+    app.connect("source-read", lambda app, name, source: source.__setitem__(0, parts.filled(source[0], name)))
+    app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon
+    app.add_html_math_renderer("mathml", (formula, None), (formula, None))
+    app.connect("env-before-read-docs", lambda app, env, names: parts.refuse_missing(env.found_docs))
+
+
+def plain(app: Any, what: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
+    """Let signs that mean something to reStructuredText stand for themselves."""
+    for i, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[i] = re.sub(r"(?<![`*\w])([*|])(?=\S)|(?<=\S)\|(?![`\w])|(?<=\w)_(?=\W)(?!`)", r"\\\g<0>", line)
+
+
+def formula(writer: Any, node: Any) -> None:
+    """Write a formula as MathML, so that a page needs neither a script nor the network for it."""
+    from docutils.nodes import SkipNode
+    from latex2mathml.converter import convert
+
+    writer.body.append(convert(node.astext(), display="inline" if node.tagname == "math" else "block"))
+    raise SkipNode

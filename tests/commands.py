@@ -1,0 +1,40 @@
+"""Commands and code in README and docs."""
+
+import re
+import shlex
+
+import typer
+
+from jcfl import cli, config
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """What its shell blocks have jcfl do."""
+    joined = "".join(blocks(text, "sh")).replace("\\\n", " ")
+    parts = [part.strip() for line in joined.splitlines() for part in line.split("&&")]
+    return [part for part in parts if part.startswith("jcfl ")]
+
+
+def checked(command: str) -> None:
+    """Parse a command and read the configuration it names, if it names one; raises what is wrong with it."""
+    _, name, *words = shlex.split(command, comments=True)
+    if name == "--install-completion":
+        return
+    found = typer.main.get_command(cli.app)
+    context = found.commands[name].make_context(name, words)  # pyright: ignore[reportAttributeAccessIssue]
+    if name in ("run", "show", "sweep") and context.params.get("resume") is None:
+        given = cli.sorted_out(context.params["tokens"] or [], context.params["settings"] or [])
+        cli.configured(*given)
+    if name == "sweep":
+        from jcfl import commands
+
+        commands.values(context.params["over"] or [])
+    if name == "list" and context.params["what"] not in config.presets():
+        from jcfl import facts
+
+        assert context.params["what"] in (None, *facts.titles()) or facts.found(context.params["what"])

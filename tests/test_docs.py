@@ -1,0 +1,176 @@
+"""The docs say what is so: pages for all methods, marks that are filled in, code that runs, messages that are real."""
+
+import pkgutil
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import jcfl
+from jcfl import cli, config, registry
+from tests.commands import blocks, checked, commands
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md"))}
+registry.load()
+METHODS = registry.names("method")
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """What fills in the pages' marks."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        import parts  # pyright: ignore[reportMissingImports]
+
+        yield parts
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_page_with_all_parts(name):
+    page = PAGES[f"methods/{name}.md"]
+    assert page.startswith("# ")
+    assert "$$" in page and "\n## When to use it\n" in page and page.rstrip().endswith("{{ facts }}")
+    assert f"(../pictures/methods/{name}.png)" in page
+    assert re.search(rf"^{name}$", PAGES["methods/index.md"], re.MULTILINE), "not in the table of contents"
+
+
+def test_no_page_is_of_no_method(parts):
+    parts.refuse_missing([f"methods/{name}" for name in METHODS])
+    with pytest.raises(ValueError, match="stocfl"):
+        parts.refuse_missing([f"methods/{name}" for name in METHODS if name != "stocfl"])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("methods/") or "index" in page])
+def test_marks_are_filled_in(parts, page):
+    text = parts.filled(PAGES[page], page.removesuffix(".md"))
+    assert not re.search(r"^\{\{ (facts|table|file)", text, re.MULTILINE)
+
+
+def test_facts_of_a_method_are_those_of_its_function(parts):
+    text = parts.written("facts", "", "methods/stocfl")
+    for option in registry.parameters(registry.find("method", "stocfl")):
+        assert f"| `{option.name}` |" in text
+    assert "`jcfl.grouping.similar.merge_similar`" in text
+    assert "`jcfl.objective.proximal` to the shared model" in text
+    assert "storage 2, communication 2, computation 2" in text
+    assert "Cluster vectors sum over all members" in text
+    assert "[`cam`](#addon-cam)" in text
+    text = parts.written("facts", "", "methods/fedavg")
+    assert "[`robust`](#addon-robust)" in text and "addon-cam" not in text
+    assert "`jcfl.grouping.rules.together`" in text
+
+
+def test_pieces_of_every_kind_have_their_facts(parts):
+    for kind, page in (("addon", "addons"), ("data", "data"), ("scenario", "data"), ("model", "models")):
+        assert f"{{{{ facts {kind} }}}}" in PAGES[f"{page}.md"]
+        text = parts.written("facts", kind, page)
+        assert re.findall(r"^### `(\w+)`$", text, re.MULTILINE) == registry.names(kind)
+        assert re.findall(rf"^\({kind}-(\w+)\)=$", text, re.MULTILINE) == registry.names(kind)
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(#(\w+-\w+)\)", "".join(PAGES.values())))))
+def test_links_to_pieces_lead_somewhere(target):
+    kind, name = target.split("-")
+    assert name in registry.names(kind)
+
+
+def test_a_part_is_a_section_and_no_more(parts):
+    text = parts.part("CONTRIBUTING.md", "Extension points")
+    assert text.count("\n## A ") >= 7 and "Adding a method" not in text
+    with pytest.raises(ValueError, match="no heading"):
+        parts.part("CONTRIBUTING.md", "Nowhere")
+
+
+def test_pictures_are_there_and_small():
+    named = {(page, name) for page in PAGES for name in re.findall(r"\]\(([\w/.]+\.png)\)", PAGES[page])}
+    assert len(named) > 25
+    for page, name in named:
+        assert (DOCS / page).parent.joinpath(name).stat().st_size < 150_000, name
+    used = {(DOCS / page).parent.joinpath(name).resolve() for page, name in named}
+    used |= {(ROOT / name).resolve() for name in re.findall(r"\]\(([\w/.]+\.png)\)", (ROOT / "README.md").read_text())}
+    assert {path.stem for path in (DOCS / "pictures" / "methods").iterdir()} == set(METHODS)
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in used)
+
+
+PAIRS = [(page, command) for page in PAGES for command in dict.fromkeys(commands(PAGES[page]))]
+
+
+@pytest.mark.parametrize(("page", "command"), PAIRS)
+def test_every_command_parses(tmp_path, monkeypatch, page, command):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(blocks(PAGES["tutorial.md"], "yaml")[0])
+    checked(command)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "yaml")])
+def test_every_configuration_is_one(page):
+    for block in blocks(PAGES[page], "yaml"):
+        given = yaml.safe_load(block)
+        for point in given.pop("list", [{}]):
+            given.pop("base", None)
+            config.read(given or "quickstart", [f"{key}={value}" for key, value in point.items()])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "python")])
+def test_python_runs(tmp_path, monkeypatch, capsys, page):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks(PAGES[page], "python"):
+        exec(compile(block, page, "exec"), names)
+    assert capsys.readouterr().out
+    if page == "tutorial.md":
+        assert names["history"]["accuracy_micro"].shape == (1, 10)
+        assert len(np.unique(names["history"].labels[0, -1])) == 2
+    else:
+        assert names["federation"].groups.shape == (12,)
+
+
+def messages() -> list[tuple[str, str]]:
+    """The commands on the page of errors, each with the message it is said to give."""
+    lines = [line for block in blocks(PAGES["errors.md"], "console") for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines[::2]) and not any(line.startswith("$ ") for line in lines[1::2])
+    return [(command.removeprefix("$ "), said) for command, said in zip(lines[::2], lines[1::2], strict=True)]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder with one run in it, and no data anywhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JCFL_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.yaml").write_text(config.read("quickstart").text())
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "said"), messages())
+def test_messages_are_real(place, capsys, command, said):
+    status = cli.status(shlex.split(command)[1:])
+    complaint = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.fullmatch(re.escape(said).replace("…", ".+"), complaint)
+    assert status == (1 if "diverged" in said else 2)
+
+
+def test_api_names_exist():
+    page = PAGES["api.md"]
+    named = re.findall(r"^\.\. auto\w+:: (\S+)$", page, re.MULTILINE)
+    assert len(named) > 15
+    for name in named:
+        pkgutil.resolve_name(name)
+    for module, members in re.findall(r"automodule:: (\S+)\n   :members: (.+)", page):
+        assert all(hasattr(pkgutil.resolve_name(module), member.strip()) for member in members.split(","))
+
+
+def test_figures_named_are_measured():
+    named = re.findall(r"^\| `(.*)` \|", PAGES["protocol.md"].split("## Evaluation")[1].split("\n## ")[0], re.MULTILINE)
+    history = jcfl.run({"scenario": {"name": "rotated", "clients": 8}, "method": "majority", "rounds": 1})
+    known = {name for row in named for name in row.split("`, `")} - {"objective", "held_out_…"}
+    assert known == set(history.scores)
