@@ -1,0 +1,79 @@
+"""The notebooks run from top to bottom, show pictures, and are kept as GitHub and Colab need them."""
+
+import base64
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="notebooks need the extra `test`")
+pytest.importorskip("ipykernel", reason="notebooks need the extra `test`")
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+LOCAL = re.compile(r"(?<![\w.:/])/(tmp|home|root|opt|usr|var|work|mnt|Users)/|site-packages|\bat 0x[0-9a-f]{6,}")
+"""What only one machine has: folders and addresses."""
+
+
+def pictures(notebook) -> list[bytes]:
+    """The PNG files among a notebook's outputs."""
+    shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
+    return [base64.b64decode(data["image/png"]) for data in shown if "image/png" in data]
+
+
+def install(notebook) -> str:
+    """The one cell that installs jcfl."""
+    (cell,) = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "%pip" in cell.source]
+    return cell
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path.stem)
+def path(request) -> Path:
+    return request.param
+
+
+def test_there_are_six():
+    expected = "new_method newcomers own_data_and_model quickstart thousands_of_clients which_method"
+    assert [path.stem for path in PATHS] == expected.split()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kernels are started as on POSIX")
+def test_runs_from_top_to_bottom_and_shows_pictures(path):
+    refresh = runpy.run_path(str(FOLDER / "refresh.py"))
+    stored = nbformat.read(path, as_version=4)
+    fresh = refresh["kept"](refresh["executed"](path))
+    nbformat.validate(fresh)
+    assert len(pictures(fresh)) == len(pictures(stored)) > 0
+    for before, now in zip(stored.cells, fresh.cells, strict=True):
+        kinds = [[output.output_type for output in cell.get("outputs", ())] for cell in (before, now)]
+        assert kinds[0] == kinds[1], f"outputs are not those of this cell; python notebooks/refresh.py: {now.source}"
+
+
+def test_stored_as_a_reader_on_github_needs_it(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert pictures(notebook) and all(picture.startswith(b"\x89PNG") for picture in pictures(notebook))
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for output in (output for cell in code for output in cell.outputs):
+        text = output.get("text", "") + str(output.get("data", {}).get("text/plain", ""))
+        assert output.output_type != "error" and output.get("name") != "stderr"
+        assert not LOCAL.search(text), text
+
+
+def test_opens_in_colab_and_installs_only_where_jcfl_is_not_there(path):
+    notebook = nbformat.read(path, as_version=4)
+    first = notebook.cells[0].source
+    repository = re.search(r"jcfl @ git\+https://github\.com/([\w-]+/[\w-]+)\"", install(notebook))
+    assert repository
+    badge = rf"https://colab.research.google.com/github/{repository[1]}/blob/main/notebooks/{path.name}"
+    assert first.startswith("# ") and f"]({badge})" in first
+    assert install(notebook) == install(nbformat.read(PATHS[0], as_version=4))
+    guard, command = install(notebook).split("\n")[-2:]
+    assert guard.startswith('if importlib.util.find_spec("jcfl") is None:') and command.startswith("    %pip install")
+
+
+def test_together_small_enough_to_be_looked_at_anywhere():
+    assert sum(path.stat().st_size for path in PATHS) < 1.5 * 2**20
