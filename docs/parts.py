@@ -65,7 +65,8 @@ def written(what: str, name: str, source: str) -> str:
     if what == "facts" and not name:
         return about_method(Path(source).stem)
     if what == "facts":
-        return "\n\n".join(section(name, one) for one in registry.names(name))
+        text = "\n\n".join(section(name, one) for one in registry.names(name))
+        return text + letters(text)
     if what == "table":
         return listed(name)
     if what == "file":
@@ -80,8 +81,13 @@ def about_method(name: str) -> str:
     parts += ["## Options", options(one.options) if one.options else "It has none of its own."]
     parts += ["## Made of", pieces(name)]
     parts += ["## Deviations", prose(one.deviations)] if one.deviations else []
-    used = facts.papers(" ".join((one.line, one.text, one.deviations)))
-    return "\n\n".join([*parts, *([f"<small>{used}.</small>"] if used else [])])
+    return "\n\n".join(parts) + letters(" ".join((*parts, *(row.text for row in one.options))))
+
+
+def letters(text: str) -> str:
+    """What the letters for papers in a text stand for, as a last paragraph."""
+    used = facts.papers(text)
+    return f"\n\n<small>{used}.</small>" if used else ""
 
 
 def section(kind: str, name: str) -> str:
