@@ -23,12 +23,15 @@ import typer
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
-from jcfl.bench import machine, placed  # noqa: E402 - of this checkout, where the package is not installed
+from jcfl.bench import loaded, machine, placed  # noqa: E402 - of this checkout, where the package is not installed
 
 CACHE = Path.home() / ".cache/jcfl/peers"
 TITLE = "FedAvg beside other simulators"
 CLOSE = 0.03
 """How far an accuracy may be from the median one before the row says so."""
+
+DRAWN = 15
+"""How many times the fastest's seconds a bar of the chart may be."""
 
 QUIET, TRIES = 0.1, 2
 """The share of the cores that others may use during a run, and how often a run is tried that was disturbed more."""
@@ -81,9 +84,10 @@ def main(
             raise typer.BadParameter(f"no peer {name!r}; there are {', '.join(PEERS)}")
     chosen = {name: PEERS[name] for name in peers or PEERS}
     pythons = {name: made(peer.environment, cache) for name, peer in chosen.items()}
-    file, load = out / "peers.json", os.getloadavg()[0]
+    file, load = out / "peers.json", loaded()
     out.mkdir(parents=True, exist_ok=True)
-    earlier = json.loads(file.read_text("utf-8"))["runs"] if add and file.is_file() else []
+    command = shlex.join(["python", *sys.argv]).replace(str(data_dir), "FOLDER")
+    earlier = json.loads(file.read_text("utf-8")) if add and file.is_file() else {"commands": [], "runs": []}
     found, kind = [], lambda line: (line["name"], line["model"], line["threads"])
     kinds = itertools.product(range(repeats), models.split(","), map(int, threads.split(",")), chosen.items())
     for _, model, count, (name, peer) in kinds:
@@ -95,13 +99,13 @@ def main(
         found.append(line | measured(peer, pythons[name], asked, limit))
         print(json.dumps(found[-1]), flush=True)
         new = {kind(line) for line in found}
-        runs = [line for line in earlier if kind(line) not in new] + found
-        whole = {"machine": machine(load), "command": shlex.join(["python", *sys.argv]), "runs": runs}
+        runs = [line for line in earlier["runs"] if kind(line) not in new] + found
+        whole = {"machine": machine(load), "commands": [*earlier["commands"], command], "runs": runs}
         file.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
     written = json.loads(file.read_text("utf-8"))
     rows = summarised(written["runs"])
     draw(rows, out / "peers")
-    text = section(rows, written["machine"], max(line.get("others", 0.0) for line in written["runs"]))
+    text = section(rows, written, max(line.get("others", 0.0) for line in written["runs"]))
     print(text)
     if results is not None:
         results.write_text(placed(results.read_text("utf-8"), TITLE, text), "utf-8")
@@ -179,21 +183,22 @@ def summarised(found: list[dict[str, Any]]) -> Rows:
     return rows
 
 
-def section(rows: Rows, machine: dict[str, Any], others: float) -> str:
+def section(rows: Rows, written: dict[str, Any], others: float) -> str:
     """The section of RESULTS.md."""
+    machine = written["machine"]
     lines = [(HERE / "peers" / "README.md").read_text("utf-8").strip(), ""]
-    lines += ["```sh", "python benchmarks/compare.py --data-dir FOLDER --results benchmarks/RESULTS.md", "```", ""]
-    lines += ["{date}, commit {commit}, {cores} cores ({processor}), Python {python}.".format(**machine)]
-    lines += ["Load average {load_before} before and {load_after} after;".format(**machine)]
-    lines += [
-        f"others used at most {others:.0%} of the cores during a run.",
-        "",
-        "![seconds a round](figures/peers.png)",
-    ]
+    lines += ["```sh", *written["commands"], "```", ""]
+    lines += ["{date}, commit {commit}, {cores} cores ({processor}), Python {python};".format(**machine)]
+    lines += ["load average {load_before} before and {load_after} after;".format(**machine)]
+    lines += [f"others used at most {others:.0%} of the cores during a run."]
+    lines += ["", "![seconds a round](figures/peers.png)"]
     for (model, threads), group in rows.items():
         base = group.get("jcfl", {}).get("median")
         lines += ["", f"**{panel(model, threads)}**", ""]
-        lines += ["| | version | s a round | least - most | times jcfl's | first round | accuracy |", "|" + "---|" * 7]
+        lines += [
+            "| | version | s a round | least - most | rounds | times jcfl's | first | accuracy |",
+            "|" + "---|" * 8,
+        ]
         lines += [told(name, row, base) for name, row in sorted(group.items(), key=lambda it: it[1].get("median", 1e9))]
     return "\n".join(lines)
 
@@ -206,16 +211,17 @@ def panel(model: str, threads: int) -> str:
 def told(name: str, row: dict[str, Any], base: float | None) -> str:
     """A row of a table."""
     if "median" not in row:
-        return f"| {name} | | not measured: {row['failed']} | | | | |"
+        return f"| {name} | | not measured: {row['failed']} | | | | | |"
     ratio = f"{row['median'] / base:.2f}" if base else ""
-    accuracy = f"{row['accuracy']:.3f}" if len(row["rounds"]) > 2 else "(two rounds only)"
+    accuracy = f"{row['accuracy']:.3f}" if len(row["rounds"]) > 2 else "(few rounds)"
     spread = "{:.3f} - {:.3f}".format(*row["spread"])
-    cells = [name, row["version"], f"{row['median']:.3f}", spread, ratio, f"{row['first']:.1f}"]
+    counted = str(len(row["rounds"]))
+    cells = [name, row["version"], f"{row['median']:.3f}", spread, counted, ratio, f"{row['first']:.1f}"]
     return f"| {' | '.join(cells)} | {accuracy}{' (apart)' * row['apart']} |"
 
 
 def draw(rows: Rows, stem: Path) -> None:
-    """Bars of seconds a round, a panel for every model and number of threads."""
+    """Bars of seconds a round, a panel for every model and number of threads, without what would dwarf the others."""
     import matplotlib
 
     from jcfl.plotting import style
@@ -223,13 +229,12 @@ def draw(rows: Rows, stem: Path) -> None:
     with matplotlib.rc_context(style.STYLE):
         shown, axes = style.panels(len(rows), 2, 2.0, style.PAGE)
         for axis, ((model, threads), group) in zip(axes, rows.items(), strict=True):
-            known = sorted((row["median"], name) for name, row in group.items() if "median" in row)[::-1]
+            known = sorted((row["median"], name) for name, row in group.items() if "median" in row)
+            known = [(seconds, name) for seconds, name in known if seconds < DRAWN * known[0][0]][::-1]
             colours = [style.colour(int(name.startswith("jcfl"))) for _, name in known]
             bars = axis.barh([name for _, name in known], [seconds for seconds, _ in known], color=colours)
             axis.bar_label(bars, [f"{seconds:.3g}" for seconds, _ in known], padding=2, fontsize=6)
-            axis.set(xscale="log", xlabel="seconds a round", title=panel(model, threads))
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.xaxis.set_minor_formatter("")
+            axis.set(xlabel="seconds a round", title=panel(model, threads))
             axis.margins(x=0.15)
         style.save(shown, stem, ["png"])
 
