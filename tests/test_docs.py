@@ -85,7 +85,7 @@ def test_links_to_pieces_lead_somewhere(target):
 
 def test_a_part_is_a_section_and_no_more(parts):
     text = parts.part("CONTRIBUTING.md", "Extension points")
-    assert text.count("\n## A ") >= 7 and "Adding a method" not in text
+    assert len(re.findall(r"^## An? ", text, re.MULTILINE)) >= 7 and "Adding a method" not in text
     with pytest.raises(ValueError, match="no heading"):
         parts.part("CONTRIBUTING.md", "Nowhere")
 
