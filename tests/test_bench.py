@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks import compare
 from jcfl import bench, cli
-from jcfl.bench import rows, work
+from jcfl.bench import charts, rows, work
 from jcfl.errors import InputError
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
@@ -56,7 +56,21 @@ def test_a_case_that_fails_says_why(monkeypatch):
     failed = bench.measured(["clusters"], quick=True)
     assert "figures" not in failed["cases"][0]
     assert failed["cases"][0]["failed"] in bench.table(failed)
-    assert bench.draw(failed, pathlib.Path("nowhere")) == []
+    assert charts.seconds(failed, pathlib.Path("nowhere")) == charts.growth(failed, pathlib.Path("nowhere")) == []
+
+
+def test_growth_is_drawn_against_what_grows(tmp_path):
+    """Cases of one row with numbers that differ; those with another cohort stand in the table alone."""
+    case = lambda size, seconds: {
+        "row": "clients",
+        "case": size,
+        "figures": {"clients": int(size.split("/")[0]), "round_s": seconds, "peak_GiB": 1.0},
+    }
+    cases = [case("100", 0.1), case("1000", 0.2), case("1000/50", 0.9)]
+    assert charts.points("clients", cases) == [(100, 0.1, 1.0), (1000, 0.2, 1.0)]
+    (chart,) = charts.growth({"cases": cases}, tmp_path / "growth")
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    assert charts.growth({"cases": cases[:1]}, tmp_path / "growth") == []
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):

@@ -143,38 +143,15 @@ def cells(case: Result, keys: Sequence[str]) -> list[str]:
     return [*shown, case["device"], " - ".join(map(str, case["load"]))]
 
 
-def draw(found: dict[str, Any], stem: Path) -> list[Path]:
-    """A chart of every figure in seconds, on a logarithmic scale, as `stem`.png; nothing where there is none."""
-    import matplotlib
-
-    from jcfl.plotting import style
-
-    bars = [
-        (" ".join(filter(None, (case["row"], case["case"]))) + f": {heading(key)[:-3]}", value)
-        for case in found["cases"]
-        for key, value in case.get("figures", {}).items()
-        if key.endswith("_s") and isinstance(value, float) and value > 0
-    ][::-1]
-    if not bars:
-        return []
-    with matplotlib.rc_context(style.STYLE):
-        shown, (axis,) = style.panels(1, 1, 0.5 + 0.13 * len(bars), style.PAGE)
-        drawn = axis.barh([name for name, _ in bars], [value for _, value in bars], color=style.colour(0))
-        axis.bar_label(drawn, [f"{value:.3g}" for _, value in bars], padding=2, fontsize=5)
-        axis.set(xscale="log", xlabel="seconds")
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.tick_params("y", labelsize=5)
-        axis.margins(x=0.12, y=0.01)
-        return style.save(shown, stem, ["png"])
-
-
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the table, the figures and the chart into a folder; returns the files."""
+    """Write the table, the figures and the charts into a folder; returns the files."""
+    from jcfl.bench import charts
+
     folder.mkdir(parents=True, exist_ok=True)
     text, figures = folder / "bench.md", folder / "bench.json"
     text.write_text(table(found) + "\n", "utf-8")
     figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    return [text, figures, *draw(found, folder / "bench")]
+    return [text, figures, *charts.seconds(found, folder / "bench"), *charts.growth(found, folder / "growth")]
 
 
 def placed(text: str, title: str, section: str) -> str:
