@@ -221,8 +221,10 @@ def cell(text: str) -> str:
 
 
 def part(path: str, title: str = "") -> str:
-    """A file, or the part of it under a heading, its headings as low as they have to be."""
+    """A file, or the part of it under a heading, its headings as low as they can be, its pictures as docs find them."""
+    beside = Path("..") / Path(path).parent
     text = (ROOT / path).read_text("utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", lambda found: f"{found[1]}{beside.as_posix()}/", text)
     if not title:
         return text.partition("\n")[2] if text.startswith("# ") else text
     found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)

@@ -86,6 +86,8 @@ def test_links_to_pieces_lead_somewhere(target):
 def test_a_part_is_a_section_and_no_more(parts):
     text = parts.part("CONTRIBUTING.md", "Extension points")
     assert len(re.findall(r"^## An? ", text, re.MULTILINE)) >= 7 and "Adding a method" not in text
+    pictures = re.findall(r"!\[[^]]*\]\((.*?)\)", parts.part("benchmarks/RESULTS.md") + parts.part("README.md"))
+    assert len(pictures) >= 2 and all((DOCS / picture).is_file() for picture in pictures)
     with pytest.raises(ValueError, match="no heading"):
         parts.part("CONTRIBUTING.md", "Nowhere")
 
