@@ -143,7 +143,7 @@ def overhead(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """A run with its files, checkpoints and evaluations against its compiled steps and evaluations alone."""
     rounds = 6 if quick else 60
     changes = {"method": "fedavg", "rounds": rounds, "evaluate_every": 10, "compare": (), "engine": "auto"}
-    sizes = {"model": {"hidden": 16 if quick else 512}, "participation": 0.2 if quick else 0.05}
+    sizes = {"model": {"hidden": 16 if quick else 200}, "participation": 0.2 if quick else 0.05}
     plan = table_one(quick, data_dir, **changes, **sizes)
     (algorithm,) = plan.algorithms.values()
     state = jax.jit(algorithm.init)(jax.random.key(0), plan.federation)
