@@ -90,12 +90,12 @@ def methods() -> Iterator[tuple[str, Figure]]:
     runs: dict[str, results.History] = {}
     sampled = [name for name in registry.names("method") if name not in (*EVERYBODY, "fedavg")]
     for names, participation in ((sampled, 0.3), (EVERYBODY, 1.0)):
-        chosen = [{"name": name, **OPTIONS.get(name, {})} for name in names]
+        chosen = [{"name": name, **OPTIONS.get(name, {})} for name in dict.fromkeys((*names, "local"))]
         base = jcfl.run(CLIENTS | {"method": "fedavg", "compare": chosen, "participation": participation})
         runs |= {name: run for name, run in base.others.items() if name not in runs}
         runs.setdefault("fedavg", base)
         for name in names:
-            yield f"methods/{name}", method(runs[name], base, runs["local"])
+            yield f"methods/{name}", method(runs[name], base, base.others["local"])
     yield "methods/fedavg", method(runs["fedavg"], runs["fedavg"], runs["local"])
 
 
