@@ -106,7 +106,8 @@ class Lines:
             return
         self.said = now
         left = remaining(now - start.time, progress.done - start.done, progress.total - progress.done)
-        parts = [f"{progress.name}: round {progress.done}/{progress.total}", brief(progress.scores), left]
+        where = f"round {progress.done}/{progress.total}" if progress.done or not progress.total else "compiling"
+        parts = [f"{progress.name}: {where}", brief(progress.scores), left]
         self.console.print(", ".join(part for part in parts if part), highlight=False, soft_wrap=True)
 
 

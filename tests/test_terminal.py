@@ -124,8 +124,9 @@ def test_a_bar_shows_which_method_comes_next():
 def test_a_dumb_terminal_gets_lines(environment):
     there = console(_environ=environment)
     with display.watched(there) as watch:
+        watch(Progress("one", 0, 0, 0, 2, {}))
         watch(Progress("one", 0, 2, 2, 2, {"accuracy_micro": 0.5, "clusters": 0.0}))
-    assert there.file.getvalue() == "one: round 2/2, accuracy 50.00%\n"
+    assert there.file.getvalue() == "one: compiling\none: round 2/2, accuracy 50.00%\n"
 
 
 def test_no_colour_where_none_is_wanted():
