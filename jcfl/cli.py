@@ -111,6 +111,7 @@ def run_command(
     ] = None,
     data_dir: commands.DataDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run that a folder holds.")] = None,
+    track: commands.Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON on stdout, and progress on stderr.")
@@ -133,6 +134,7 @@ def run_command(
         raise InputError("--coordinator, --hosts and --host go with --distributed")
     names, overrides = sorted_out(tokens or [], settings or [])
     overrides += [f"seeds={seeds}"] if seeds is not None else []
+    overrides += commands.tracked(track)
     if resume is not None:
         if names or out is not None:
             raise InputError("--resume DIR takes the configuration and the folder from DIR; give no other")

@@ -4,7 +4,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -12,17 +11,18 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jcfl.devices import agreed, keyed, whole
+from jcfl.devices import agreed
 from jcfl.errors import TrainingError
+from jcfl.programs import Family as Family
+from jcfl.programs import Programs, keys
+from jcfl.programs import Scalars as Scalars
+from jcfl.programs import family as family
+from jcfl.programs import programs as programs
 from jcfl.results import Record
-from jcfl.types import OVERFLOW, Algorithm, Array, Federation, State
+from jcfl.types import OVERFLOW, Federation, State
 
 BLOCK = 1.0
 """Seconds after which a block of rounds should come back, so that progress is seen to move."""
-
-
-Scalars = Mapping[str, Array]
-"""Values of options by dotted name; `[lanes]` each where several lanes run side by side."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -48,36 +48,6 @@ class Store(Protocol):
 
     def newest(self, like: State) -> tuple[State, float] | None:
         """The newest complete state and its seconds."""
-
-
-class Programs(NamedTuple):
-    """The three compiled parts of a run. Every state has a leading axis of lanes where there are several."""
-
-    init: Callable[..., State]  # (keys, federation)
-    advance: Callable[..., State]  # (state, federation, until); the state handed in is used up
-    evaluate: Callable[..., dict[str, Array]]  # (state, federation)
-    seconds: float  # spent compiling
-    devices: int = 1  # that clients are shared out among
-
-
-class Family(NamedTuple):
-    """Programs compiled once for every value of some options."""
-
-    init: Callable[..., State]  # (keys, scalars, federation)
-    advance: Callable[..., State]  # (state, scalars, federation, until)
-    evaluate: Callable[..., dict[str, Array]]  # (state, scalars, federation)
-    seconds: float  # spent compiling
-    devices: int = 1
-
-    def at(self, scalars: Scalars) -> Programs:
-        """The programs for these values, one for each lane. [lanes] each"""
-        return Programs(
-            lambda keys, federation: self.init(keys, scalars, federation),
-            lambda state, federation, until: self.advance(state, scalars, federation, until),
-            lambda state, federation: self.evaluate(state, scalars, federation),
-            self.seconds,
-            self.devices,
-        )
 
 
 @dataclass
@@ -110,53 +80,6 @@ class Sitting:
     checkpoints: Store | None = None
     checkpoint_every: float = 60.0  # seconds
     stop: threading.Event = field(default_factory=threading.Event)
-
-
-def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
-    """An algorithm compiled for a federation, for one seed or for several side by side."""
-    return family(lambda scalars: algorithm, {}, federation, seeds, devices).at({})
-
-
-def family(
-    make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
-) -> Family:
-    """Algorithms that differ in scalar options, compiled together for a federation.
-
-    Args:
-        make: builds the algorithm while it is traced.
-        like: the options, of the shapes that they will have.
-        lanes: seeds, or options and seeds, side by side.
-        devices: that clients are shared out among; states and figures are on all of them.
-    """
-    where = whole(devices) if devices > 1 else None
-    several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
-    init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
-    init = jax.jit(init, out_shardings=where)
-    step = several(lambda state, scalars, federation: make(scalars).step(state, federation), (0, 0, None))
-    evaluate = several(lambda state, scalars, federation: make(scalars).evaluate(state, federation), (0, 0, None))
-
-    def advance(state: State, scalars: Scalars, federation: Federation, until: Array) -> State:
-        going = lambda state: (state.round < until).all() & (state.failed < 0).all(-1).any()
-        return jax.lax.while_loop(going, lambda state: step(state, scalars, federation), state)
-
-    start = time.perf_counter()
-    first = keys(range(lanes), devices)
-    state = jax.eval_shape(init, first, like, federation)
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
-    lowered = (
-        init.lower(first, like, federation),
-        jax.jit(advance, donate_argnums=0, out_shardings=where).lower(state, like, federation, np.int32(0)),
-        jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
-    )
-    with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
-        begin, block, figures = pool.map(lambda program: program.compile(), lowered)
-    return Family(begin, block, figures, time.perf_counter() - start, devices)
-
-
-def keys(seeds: Sequence[int], devices: int = 1) -> Array:
-    """The run keys of seeds run together, on all devices: one key, or `[seeds]` keys."""
-    made = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
-    return keyed(made[0] if len(made) == 1 else made, devices)
 
 
 def train(programs: Programs, federation: Federation, sitting: Sitting) -> State:

@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import jax
@@ -295,3 +299,32 @@ def test_command(tmp_path, monkeypatch, capsys):
         assert said in capsys.readouterr().err
     assert cli.status(["sweep", "--resume", "nowhere"]) == 2
     assert jcfl.sweep is sweeping.sweep
+
+
+ON_TWO_DEVICES = """
+import numpy as np
+from jcfl import registry, sweeping
+from tests import tiny
+
+registry.load()
+over = {"method.lam": [0.0, 0.4], "train.lr": [0.1, 0.3]}
+given = {"method": {"name": "stocfl", "tau": 0.3}, "model": {"name": "mlp", "hidden": 5}, "rounds": 3, "seeds": 2}
+given |= {"evaluate_every": 3, "budget": 2**30, "train": {"lr": 0.3, "epochs": 2, "batch_size": 4}}
+for engine in ("general", "factored"):
+    one, two = (sweeping.sweep(tiny.federation(), over, devices=n, engine=engine, **given) for n in (1, 2))
+    assert one.compilations == two.compilations == 1
+    for a, b in zip(one.histories, two.histories, strict=True):
+        np.testing.assert_array_equal(a.labels, b.labels)
+        for score in a.scores:
+            np.testing.assert_allclose(a[score], b[score], atol=1e-5, err_msg=score)
+    print(engine, "agrees")
+"""
+
+
+def test_a_sweep_on_two_devices_agrees_with_one():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ON_TWO_DEVICES]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, env=os.environ | flags, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("agrees") == 2

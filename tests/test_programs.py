@@ -1,0 +1,48 @@
+"""Programs for several lanes: each lane gives what it gives alone, however lanes and rounds are shared out."""
+
+import jax
+import numpy as np
+import pytest
+
+from jcfl import programs
+from jcfl.algorithms.baselines import fedavg
+from tests import tiny
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_lanes_equal_runs_alone_bit_for_bit(monkeypatch, cores):
+    monkeypatch.setattr(programs, "cores", lambda: cores)
+    data = jax.device_put(tiny.federation())
+    algorithm = fedavg(tiny.setting(0.5))
+    several, one = (programs.programs(algorithm, data, lanes) for lanes in (3, 1))
+    state = several.init(programs.keys([4, 5, 6]), data)
+    for until in (1, 6):
+        state = several.advance(state, data, np.int32(until))
+    assert state.round.tolist() == [6, 6, 6]
+    figures = several.evaluate(state, data)
+    for lane, seed in enumerate((4, 5, 6)):
+        alone = one.advance(one.init(programs.keys([seed]), data), data, np.int32(6))
+        for ours, theirs in zip(jax.tree.leaves(state.clusters), jax.tree.leaves(alone.clusters), strict=True):
+            np.testing.assert_array_equal(ours[lane], theirs)
+        for name, value in one.evaluate(alone, data).items():
+            np.testing.assert_array_equal(figures[name][lane], value, err_msg=name)
+
+
+def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
+    data = jax.device_put(tiny.federation())
+    made = fedavg(tiny.setting(0.5))
+
+    def broken(scalars):
+        step = lambda state, federation: made.step(state, federation).replace(
+            failed=jax.numpy.where(scalars["limit"] <= state.round, jax.numpy.array([2, 0]), state.failed)
+        )
+        return made._replace(step=step)
+
+    limits = {"limit": jax.numpy.array([2, 100])}
+    both = programs.family(broken, limits, data, 2).at(limits)
+    state = both.advance(both.init(programs.keys([0, 1]), data), data, np.int32(5))
+    assert state.round.tolist() == [5, 5]
+    assert (state.failed[:, 0] >= 0).tolist() == [True, False]
+    limit = {"limit": jax.numpy.array(2)}
+    alone = programs.family(broken, limit, data, 1).at(limit)
+    assert int(alone.advance(alone.init(programs.keys([0]), data), data, np.int32(5)).round) == 3
