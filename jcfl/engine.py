@@ -33,8 +33,10 @@ class Visit(struct.PyTreeNode):
     far: Array  # [s] what it counts in the whole cohort, by size
 
 
-Stream = Callable[[Key, State, Visit, Federation, bool], tuple[Models, Model, Upload | None]]
-"""Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`."""
+Stream = Callable[[Key, State, Visit, Federation, bool], tuple[Models, Model, Upload]]
+"""Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
+
+Optimizers' states that outlast a round are uploaded whether or not the models are kept."""
 
 
 class Tiles(NamedTuple):
@@ -63,7 +65,7 @@ def pixels(federation: Federation, rows: Array) -> Array:
 
 def stream(
     client: Client, chunk: int, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
-) -> tuple[Models, Model, Upload | None]:
+) -> tuple[Models, Model, Upload]:
     """Every client of the cohort trained from what the server sends it, and the uploads' means.
 
     Chunk after chunk of `chunk` clients is trained and added to the sums, so no more than a chunk's uploads are held
@@ -81,21 +83,20 @@ def stream(
     def body(sums, part: Visit):
         sent = Broadcast(
             part.label, trees.take(state.clusters, part.label), state.clusters, state.shared, held, state.memory
-        )
+        ).replace(optimizer=trees.take(state.optimizer, part.who))
         data = gather(federation, federation.train, part.who)
         upload = serve(client, sent, data, client_keys(key, part.who))
-        return added(sums, part, upload), upload if keep else None
+        return added(sums, part, upload), upload if keep else Upload((), (), upload.optimizer)
 
     parts = jax.tree.map(lambda array: padded(array, chunk), visit)
     (clusters, common), uploads = jax.lax.scan(body, zeros(state), parts)
-    if keep:
-        uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: visit.who.size], uploads)
+    uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: visit.who.size], uploads)
     return clusters, common, uploads
 
 
 def chain(
     client: Client, one_model: bool, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
-) -> tuple[Models, Model, None]:
+) -> tuple[Models, Model, Upload]:
     """As `stream`, one client after another, each starting from the shared model the previous one left.
 
     Args:
@@ -115,7 +116,7 @@ def chain(
         return (handed, added(sums, alone, rows)), None
 
     (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, zeros(state)), visit)
-    return clusters, common, None
+    return clusters, common, Upload((), ())
 
 
 def spread(stream: Stream, devices: int) -> Stream:
@@ -197,7 +198,7 @@ def added(sums: tuple[Models, Model], part: Visit, rows: Upload) -> tuple[Models
 
 def serve(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
     """One chunk: `client` vmapped over what differs between its clients."""
-    return jax.vmap(client, (Broadcast(0, 0, None, None, None, None, None), 0, 0))(sent, data, keys)  # pyright: ignore
+    return jax.vmap(client, (Broadcast(0, 0, None, None, None, None, None, 0), 0, 0))(sent, data, keys)  # pyright: ignore
 
 
 def each(function, federation: Federation, who: Array, chunk: int) -> Any:

@@ -46,8 +46,8 @@ def obstacle(setting: Setting, terms: Sequence[Term], alone: bool) -> str:
     """
     if setting.task.first is None:
         return f"the model {setting.task.name!r} does not begin with a dense layer that takes the examples as they are"
-    if type(setting.local) is not Local:  # a subclass may look at the examples
-        return "clients do not train by plain SGD"
+    if type(setting.local) is not Local or setting.local.keep_optimizer_state:  # a subclass may look at the examples
+        return "clients do not train by plain SGD that starts afresh in every round"
     if not all(isinstance(term, Pull) and term.to in REFERENCES for term in terms):
         return "a term of the loss is not a pull to a model that was sent"
     return "" if alone else "clients need more than the models that are sent"
@@ -98,7 +98,7 @@ def stream(
     visit: Visit,
     federation: Federation,
     keep: bool,
-) -> tuple[Models, Model, Upload | None]:
+) -> tuple[Models, Model, Upload]:
     """As `engine.stream`, for clients that `make` makes of a task.
 
     Clients are sorted by cluster and taken in tiles of one cluster, so that a tile's products are plain ones.
@@ -127,12 +127,12 @@ def tiled(
     federation: Federation,
     tiles: Tiles,
     keep: bool,
-) -> tuple[Models, Model, Upload | None]:
+) -> tuple[Models, Model, Upload]:
     """The means of the clusters' and of all uploads, tile after tile, and the uploads if they are kept."""
     first, s = lead(task), visit.who.size
     held = engine.cluster_shares(state, federation)
 
-    def part(turn: Array) -> tuple[Upload, Upload | None]:
+    def part(turn: Array) -> tuple[Upload, Upload]:
         """A tile's weighted sums, and the models themselves where they are kept."""
         label, row = tiles.label[turn], tiles.row[turn]
         real, row = row >= 0, jnp.maximum(row, 0)
@@ -148,7 +148,7 @@ def tiled(
         uploads = trained(make, task, sent, kernels, x, data, engine.client_keys(key, who))
         means = Upload(mean(first, kernels, x, near, uploads.cluster), mean(first, kernels, x, far, uploads.shared))
         whole = Upload(*(unfolded(first, kernels, x, model) for model in (uploads.cluster, uploads.shared)))
-        return means, whole if keep else None
+        return means, whole if keep else Upload((), ())
 
     def body(turn: Array, carry):
         clusters, common, kept = carry

@@ -23,9 +23,16 @@ class Local(NamedTuple):
     batch_size: int | Literal["full"]
     momentum: Any
     weight_decay: Any
+    keep_optimizer_state: bool = False
 
     def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
         """The model after local training from `start` on one client's examples (`data.x` [n, ...])."""
+        return self.resumed(objective, start, self.blank(start), sent, data, key)[0]
+
+    def resumed(
+        self, objective: Objective, start: Model, memory: Any, sent: Broadcast, data: Clients, key: Key
+    ) -> tuple[Model, Any]:
+        """As `train`, with the optimizer's state from before, and that after."""
         optimizer = self.optimizer()
         batch, passes, total = schedule(self, data, key)
 
@@ -38,9 +45,11 @@ class Local(NamedTuple):
             new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
             return (trees.select(rows.mask.any(), new, carry) if passes else new), None
 
-        carry = start, optimizer.init(start["params"])
-        (model, _), _ = jax.lax.scan(step, carry, jnp.arange(total))
-        return model
+        return jax.lax.scan(step, (start, memory), jnp.arange(total))[0]
+
+    def blank(self, start: Model) -> Any:
+        """The optimizer's state before the first step."""
+        return self.optimizer().init(start["params"])
 
     def turns(self, n: int) -> tuple[int, int]:
         """Rows in a step, and steps in a round, of a client with `n` examples."""
@@ -63,6 +72,7 @@ def sgd(
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = "full",
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     weight_decay: Annotated[float, Field(ge=0)] = 0.0,
+    keep_optimizer_state: Annotated[bool, Field(description="a client's momentum outlasts the round")] = False,
 ) -> Local:
     """SGD over the client's own examples, by epochs or by steps.
 
@@ -70,11 +80,15 @@ def sgd(
     than a batch uses what it has; padding is never drawn.
 
     Deviations:
-        Momentum starts at zero in every round; released code of the field keeps it for some methods and not for others.
+        Momentum starts at zero in every round, unless `keep_optimizer_state` is set; released code of the field keeps
+        it for some methods and not for others. With CAM it is kept from the end of the warm-up.
     """
     if epochs is not None and steps is not None:
         raise InputError(f"train: give epochs or steps, not both (got epochs={epochs}, steps={steps})")
-    return Local(lr, 1 if epochs is None and steps is None else epochs, steps, batch_size, momentum, weight_decay)
+    if keep_optimizer_state and is_zero(momentum):
+        raise InputError("train: keep_optimizer_state keeps momentum, which is 0; set momentum, or leave it out")
+    epochs = 1 if epochs is None and steps is None else epochs
+    return Local(lr, epochs, steps, batch_size, momentum, weight_decay, keep_optimizer_state)
 
 
 def schedule(local: Local, data: Clients, key: Key):

@@ -51,9 +51,9 @@ def warmed_shared(setting: Setting, algorithm: Algorithm) -> Algorithm:
 
     def warm(state: State, federation: Federation) -> State:
         view = state.replace(
-            clusters=jax.tree.map(lambda leaf: leaf[None], state.shared), labels=jnp.zeros_like(state.labels), local=()
+            clusters=jax.tree.map(lambda leaf: leaf[None], state.shared), labels=jnp.zeros_like(state.labels)
         )
-        after = first.step(view.replace(memory=()), federation)
+        after = first.step(view.replace(memory=(), local=(), optimizer=()), federation)
         return state.replace(shared=after.shared, round=after.round, failed=after.failed)
 
     return then(setting.extras.warmup, warm, algorithm)
@@ -73,7 +73,7 @@ def warmed_alone(setting: Setting, grouping: Grouping, algorithm: Algorithm, **c
     everyone = jnp.arange(setting.clients)
 
     def warm(state: State, federation: Federation) -> State:
-        view = state.replace(clusters=state.local, labels=everyone.astype(jnp.int32), local=(), memory=())
+        view = state.replace(clusters=state.local, labels=everyone.astype(jnp.int32), local=(), memory=(), optimizer=())
         after = first.step(view, federation)
         state = state.replace(local=after.clusters, round=after.round, failed=after.failed, seen=after.seen)
         return jax.lax.cond(state.round == rounds, lambda: cluster(state, federation), lambda: state)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jcfl import averaging as averages
 from jcfl import engine, evaluation, factored, trees
 from jcfl.errors import InputError
-from jcfl.objective import Term, objective, own
+from jcfl.local import Local
+from jcfl.objective import Objective, Term, objective, own
 from jcfl.objective import shared as common
 from jcfl.setting import Rule, Setting, Shared
 from jcfl.types import (
@@ -70,6 +71,7 @@ def clustered(
     task = setting.task
     client = trained(setting, pieces)
     way, stream = streaming(setting, pieces)
+    memories = optimizers(setting, pieces)
 
     def init(key: Key, federation: Federation) -> State:
         model_key, run_key = jax.random.split(key)
@@ -78,9 +80,11 @@ def clustered(
         models = jax.vmap(task.init)(keys) if pieces.distinct else trees.stack(first, pieces.clusters)
         models = tied(pieces, models, first)
         state = initial(run_key, models, first, setting.clients)
-        return grouping.init(
-            state.replace(local=trees.stack(first, setting.clients) if pieces.stored else ()), federation
+        state = state.replace(
+            local=trees.stack(first, setting.clients) if pieces.stored else (),
+            optimizer=trees.stack((setting.local.blank(first),) * memories, setting.clients),
         )
+        return grouping.init(state, federation)
 
     def step(state: State, federation: Federation) -> State:
         pick_key, group_key, train_key = jax.random.split(jax.random.fold_in(state.key, state.round), 3)
@@ -149,12 +153,42 @@ def trained(setting: Setting, pieces: Pieces) -> engine.Client:
     def client(sent: Broadcast, data: Clients, key: Key, local=setting.local) -> Upload:
         if pieces.prepare is not None:
             sent = sent.replace(extra=pieces.prepare(sent, data))
-        model = local.train(cluster_loss, sent.cluster, sent, data, key)
+        before = sent.optimizer or (None, None)  # nothing is kept at an evaluation
+        model, after = train(local, cluster_loss, sent.cluster, before[0], sent, data, key)
         if pieces.shared == "mean":
-            return Upload(model, model if apart(pieces) else ())
-        return Upload(model, local.train(shared_loss, sent.shared, sent, data, key))
+            return Upload(model, model if apart(pieces) else (), (after,) if sent.optimizer else ())
+        common, beside = train(local, shared_loss, sent.shared, before[1], sent, data, key)
+        return Upload(model, common, (after, beside) if sent.optimizer else ())
+
+    def train(local: Local, loss: Objective, start: Model, before: Any, *given) -> tuple[Model, Any]:
+        return (
+            (local.train(loss, start, *given), None) if before is None else local.resumed(loss, start, before, *given)
+        )
 
     return client
+
+
+def optimizers(setting: Setting, pieces: Pieces) -> int:
+    """How many optimizers' states outlast a client's round: one for every model that it trains, or none.
+
+    Raises:
+        InputError: nobody can keep them, or all clients' do not fit the memory.
+    """
+    if not setting.local.keep_optimizer_state:
+        return 0
+    if pieces.chained or type(setting.local).train is not Local.train:
+        raise InputError(
+            "train.keep_optimizer_state: clients that train one after another, or in a way of their own, do "
+            "not keep it; leave it out"
+        )
+    copies = 1 if pieces.shared == "mean" else 2
+    need = setting.clients * copies * trees.parameters(jax.eval_shape(setting.task.init, jax.random.key(0))) * 4
+    if need > setting.budget:
+        raise InputError(
+            f"train.keep_optimizer_state: {setting.clients} clients' take {need / 2**30:.1f} GiB, and a round may take "
+            f"{setting.budget / 2**30:.1f}; leave it out, or take fewer clients or a smaller model"
+        )
+    return copies
 
 
 def streaming(setting: Setting, pieces: Pieces) -> tuple[str, engine.Stream]:
@@ -191,15 +225,18 @@ def learnt(
 ) -> tuple[State, engine.Sums]:
     """The cohort trained, grouped by what it trained if the rule asks for that, and its models averaged."""
     train_key, group_key = keys
+    kept = state.optimizer != ()
     keep = grouping.after is not None or pieces.averaging is not None
     visit, weight = engine.visited(state, cohort, federation, pieces.weigh)
     clusters, common, uploads = stream(train_key, state, visit, federation, keep)
     sums = engine.Sums(clusters, weight, common)
-    if uploads is None:
+    if kept:
+        state = state.replace(optimizer=put(state.optimizer, cohort, uploads.optimizer))
+    if not keep:
         return state, sums
     members, models = cohort, uploads.cluster
     if pieces.stored:
-        state = stored(state, cohort, models)
+        state = state.replace(local=put(state.local, cohort, models))
         present = state.seen.at[cohort.who].max(cohort.present) & (state.round < federation.depart)
         members, models = Cohort(jnp.arange(setting.clients), present), state.local
     if grouping.after is not None:
@@ -217,11 +254,10 @@ def apart(pieces: Pieces) -> bool:
     return pieces.shared != "mean" or (pieces.clusters > 1 and pieces.weigh is not by_size and not pieces.averaging)
 
 
-def stored(state: State, cohort: Cohort, models: Models) -> State:
-    """The state with the cohort's models [s, ...] kept as the clients' last ones."""
-    place = jnp.where(cohort.present, cohort.who, state.labels.size)
-    put = lambda old, new: old.at[place].set(new, mode="drop")
-    return state.replace(local=jax.tree.map(put, state.local, models))
+def put(all_: Any, cohort: Cohort, rows: Any) -> Any:
+    """What is kept of all clients [m, ...] with the cohort's rows [s, ...] in place of theirs before."""
+    put = lambda old, new: old.at[jnp.where(cohort.present, cohort.who, old.shape[0])].set(new, mode="drop")
+    return jax.tree.map(put, all_, rows)
 
 
 def gathered(

@@ -115,6 +115,7 @@ class Broadcast(struct.PyTreeNode):
     shares: Array  # [k] the share of the examples that each cluster's clients hold
     memory: Any  # what the grouping rule remembers
     extra: Any = ()  # what the client itself worked out from it before training
+    optimizer: Any = ()  # where clients keep it: the client's own, one state for every model that it trains
 
 
 class Upload(struct.PyTreeNode):
@@ -122,6 +123,7 @@ class Upload(struct.PyTreeNode):
 
     cluster: Model
     shared: Model  # `()` where the shared model is the mean of the cluster models
+    optimizer: Any = ()  # the optimizers' states after training, where they are kept
 
 
 class State(struct.PyTreeNode):
@@ -136,6 +138,7 @@ class State(struct.PyTreeNode):
     key: Key  # the run's key; a round's keys are folded from it
     failed: Array  # [2] int32, round and cluster of the first model that is not finite; -1, -1 while all are
     local: Models = ()  # [m, ...] the clients' own last models, for methods that compare all of them each round
+    optimizer: Any = ()  # [m, ...] the clients' optimizer states, where they outlast a round
 
 
 class Grouping(NamedTuple):
