@@ -110,11 +110,20 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     Raises:
         InputError: no such file or preset, text that is not YAML, an unknown key, a value out of bounds.
     """
+    return checked(overridden(written(source), [assignment(text) for text in overrides]))
+
+
+def written(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """What a file, a preset or a mapping says, its keys known and its values not checked yet.
+
+    Raises:
+        InputError: no such file or preset, text that is not YAML, an unknown key.
+    """
     base = dict(source) if isinstance(source, Mapping) else parsed(*located(source))
     for key in base:
         if key not in Config.model_fields:
             raise unknown("key", key, Config.model_fields)
-    return checked(overridden(base, [assignment(text) for text in overrides]))
+    return base
 
 
 def presets() -> dict[str, str]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jcfl import addons, data, devices, engine, registry
-from jcfl.config import GIVEN, Config, Method, Piece, Trainer, checked, read
+from jcfl.config import GIVEN, Config, Method, Piece, Trainer, checked, written
 from jcfl.errors import InputError
 from jcfl.setting import Setting
 from jcfl.setting import setting as make_setting
@@ -56,7 +56,7 @@ def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
     elif isinstance(what, Config):
         base = what.model_dump()
     else:
-        base = read(what).model_dump()
+        base = written(what)
     more, given = handed_over(given)
     return checked({**base, **given}), more._replace(federation=objects.federation)
 

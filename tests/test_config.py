@@ -5,6 +5,7 @@ import yaml
 
 from jcfl import config
 from jcfl.errors import InputError
+from jcfl.plan import described
 
 SMALL = {
     "data": "digits",
@@ -131,3 +132,13 @@ def test_files_that_are_not_configurations(tmp_path):
         config.read("quikstart")
     with pytest.raises(InputError, match="no configuration file"):
         config.read(tmp_path / "none.yaml")
+
+
+def test_what_is_given_by_keyword_may_be_all_that_was_missing():
+    """A mapping is checked together with the keywords beside it."""
+    found, _ = described({"scenario": {"name": "rotated", "clients": 8}, "rounds": 1}, {"method": "majority"})
+    assert (found.method.name, found.rounds) == ("majority", 1)
+    with pytest.raises(InputError, match="method: field required"):
+        described({"scenario": {"name": "rotated", "clients": 8}}, {})
+    with pytest.raises(InputError, match="rounds"):
+        described({"round": 1}, {"method": "majority"})

@@ -9,21 +9,26 @@ from jax import lax
 from jcfl.types import Array
 
 Linkage = Literal["average", "complete", "single"]
-Merged = Callable[[Array, Array, Array, Array], Array]
-"""A union's distances to all from those of its two parts and from their sizes. [m]"""
+
+
+class Rule(NamedTuple):
+    """A linkage: what is kept of a pair of clusters adds up over a union's parts, and says how far apart they are."""
+
+    united: Callable[[Array, Array], Array]  # what is kept of a union and all others, from its two parts'. [m]
+    distance: Callable[[Array, Array], Array]  # from what is kept, and how many pairs of clients that is. [m]
 
 
 class Tree(NamedTuple):
     """How far agglomeration has come; a cluster lives in the row of its smallest member."""
 
-    distance: Array  # [m, m] between clusters, infinite where there is no pair
+    kept: Array  # [m, m] what the linkage keeps of two clusters, infinite where there is no pair
     size: Array  # [m] members, 0 where no cluster lives
     best: Array  # [m] the distance to the nearest other cluster, or less
     partner: Array  # [m] int32, which that is, the first of several
     exact: Array  # [m] bool, whether the two above are true
     target: Array  # [m] int32, the row in which each client's cluster lives
     pair: Array  # [2] int32, the nearest two, in order
-    rows: Array  # [2, m] their distances
+    rows: Array  # [2, m] what is kept of them
 
 
 def agglomerate(
@@ -36,9 +41,9 @@ def agglomerate(
 ) -> Array:
     """Unite the two nearest clusters while they are nearer than `threshold` and there are more than `clusters`.
 
-    Distances between clusters follow Lance and Williams (1967). The nearest partner of every row is cached; a cached
-    distance may be too low after a merge (never too high), and is recomputed when it comes to the top. Ties go to the
-    pair with the smallest ids.
+    Of an average the sum is kept, so that distances that are equal in whole numbers tie. The nearest partner of every
+    row is cached; a cached distance may be too low after a merge (never too high), and is recomputed when it comes to
+    the top. Ties go to the pair with the smallest ids.
 
     Args:
         distance: symmetric, of any sign; the diagonal is not used. [m, m]
@@ -56,8 +61,9 @@ def agglomerate(
     ids = jnp.arange(present.size, dtype=jnp.int32)
     pairs = present[:, None] & present & (ids[:, None] != ids)
     distance = jnp.where(pairs, distance, jnp.inf)
+    rule = LINKAGES[linkage]
     start = Tree(
-        distance=distance,
+        kept=distance,
         size=present.astype(distance.dtype),
         best=distance.min(1),
         partner=distance.argmin(1).astype(jnp.int32),
@@ -70,24 +76,26 @@ def agglomerate(
     def ongoing(tree: Tree) -> Array:
         return (tree.best.min() < limit) & ((tree.size > 0).sum() > least)
 
-    unite = lambda tree: refreshed(united(tree, LINKAGES[linkage]))
-    target = lax.while_loop(ongoing, unite, refreshed(start)).target
+    unite = lambda tree: refreshed(united(tree, rule), rule)
+    target = lax.while_loop(ongoing, unite, refreshed(start, rule)).target
     number = jnp.cumsum(present & (target == ids)) - 1
     return jnp.where(present, number[target], -1).astype(jnp.int32)
 
 
-def united(tree: Tree, merged: Merged) -> Tree:
+def united(tree: Tree, rule: Rule) -> Tree:
     """The tree after the nearest two became one cluster, in the place of the smaller."""
-    distance, size, best, partner, exact, target, (a, b), (to_a, to_b) = tree
+    kept, size, best, partner, exact, target, (a, b), (to_a, to_b) = tree
     ids = jnp.arange(size.size, dtype=jnp.int32)
     others = (size > 0) & (ids != a) & (ids != b)
-    near = jnp.where(others, merged(to_a, to_b, size[a], size[b]), jnp.inf)  # [m]
+    row = jnp.where(others, rule.united(to_a, to_b), jnp.inf)  # [m]
+    size = size.at[a].add(size[b]).at[b].set(0)
+    near = jnp.where(others, rule.distance(row, size[a] * size), jnp.inf)
     # No linkage brings clusters nearer, save by rounding; where the union is as near as anything, the first one counts.
     nearer, first = near < best, (near <= best) & (a <= partner)
     exact = nearer | (exact & (first | ((partner != a) & (partner != b))))
     return tree._replace(
-        distance=distance.at[b].set(jnp.inf).at[:, b].set(jnp.inf).at[a].set(near).at[:, a].set(near),
-        size=size.at[a].add(size[b]).at[b].set(0),
+        kept=kept.at[b].set(jnp.inf).at[:, b].set(jnp.inf).at[a].set(row).at[:, a].set(row),
+        size=size,
         best=jnp.minimum(best, near).at[a].set(near.min()).at[b].set(jnp.inf),
         partner=jnp.where(nearer | first, a, partner).at[a].set(near.argmin().astype(jnp.int32)),
         exact=exact.at[a].set(True),
@@ -95,13 +103,13 @@ def united(tree: Tree, merged: Merged) -> Tree:
     )
 
 
-def refreshed(tree: Tree) -> Tree:
+def refreshed(tree: Tree, rule: Rule) -> Tree:
     """The tree with rows' partners looked up again until the nearest pair is a true one, and that pair."""
 
     def look(carry):
         best, partner, exact = carry
         row = best.argmin()
-        near = tree.distance[row]
+        near = jnp.where(tree.kept[row] < jnp.inf, rule.distance(tree.kept[row], tree.size[row] * tree.size), jnp.inf)
         partner = partner.at[row].set(near.argmin().astype(jnp.int32))
         return best.at[row].set(near.min()), partner, exact.at[row].set(True)
 
@@ -110,13 +118,13 @@ def refreshed(tree: Tree) -> Tree:
     row = best.argmin().astype(jnp.int32)
     pair = jnp.sort(jnp.stack([row, partner[row]]))
     # Rows are read here, after all writes, because XLA copies a matrix that is read and then written in one step.
-    return tree._replace(best=best, partner=partner, exact=exact, pair=pair, rows=tree.distance[pair])
+    return tree._replace(best=best, partner=partner, exact=exact, pair=pair, rows=tree.kept[pair])
 
 
-LINKAGES: dict[str, Merged] = {
-    "average": lambda a, b, n, p: (n * a + p * b) / (n + p),
-    "complete": lambda a, b, n, p: jnp.maximum(a, b),
-    "single": lambda a, b, n, p: jnp.minimum(a, b),
+LINKAGES: dict[str, Rule] = {
+    "average": Rule(jnp.add, jnp.divide),
+    "complete": Rule(jnp.maximum, lambda kept, pairs: kept),
+    "single": Rule(jnp.minimum, lambda kept, pairs: kept),
 }
 
 
