@@ -32,7 +32,12 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
             state, left = leave(settings, state, federation)
             changed |= left
         order = jnp.argsort(~new, stable=True)  # the new ones first, so that whole chunks can be skipped
-        arrive = lambda _, state: admit(settings, state, cohort.who[order], new[order], federation)
+
+        def arrive(turn: Array, state: State) -> State:
+            # XLA must not think that it could work anything out before it knows whether there are new clients.
+            who, fresh, _ = jax.lax.optimization_barrier((cohort.who[order], new[order], turn))
+            return admit(settings, state, who, fresh, federation)
+
         return jax.lax.fori_loop(0, changed.astype(int), arrive, state)  # a loop changes the models in place
 
     def place(state: State, who: Array, federation: Federation) -> Array:
@@ -57,7 +62,7 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     root = alive & (target == jnp.arange(target.size))
     slot, overflow = slots(root, k)  # [k + s], meant for roots
     to = slot[target]
-    source = jnp.full(k, -1, jnp.int32).at[jnp.where(root, slot, k)].set(jnp.arange(target.size), mode="drop")
+    source = jnp.full(k, -1, jnp.int32).at[jnp.where(root, slot, k)].set(jnp.arange(target.size, dtype=jnp.int32), mode="drop")
     live = source >= 0  # [k]
 
     moved = jax.nn.one_hot(jnp.where(memory.live, to[:k], -1), k, axis=0)  # [k, k] old clusters -> slots

@@ -62,9 +62,9 @@ def coordinates(
         model = {"params": psi}
         return x, -kernel(first, model).b, replaced(first, model, jnp.zeros((t, 0)))["params"], trust
 
-    shapes = jax.eval_shape(part, 0)
-    blank = jax.tree.map(lambda leaf: jnp.zeros((len(who), *leaf.shape), leaf.dtype), shapes)
-    used = new.any(1).sum()
+    shapes, used = jax.eval_shape(part, 0), new.any(1).sum()
+    zero = (used < 0).astype(float)  # never, which XLA cannot know: it would write plain zeros in rounds without need
+    blank = jax.tree.map(lambda leaf: jnp.full((len(who), *leaf.shape), zero.astype(leaf.dtype)), shapes)
     put = lambda turn, out: jax.tree.map(lambda all, tile: all.at[turn].set(tile), out, part(turn))
     found = jax.lax.fori_loop(0, used, put, blank)
     x, b, rest, trust = jax.tree.map(lambda leaf: leaf.reshape(who.size, *leaf.shape[2:]), found)
