@@ -182,7 +182,9 @@ def cluster_shares(state: State, federation: Federation) -> Array:
 
 def zeros(state: State) -> tuple[Models, Model]:
     """Empty sums: by cluster, and over the cohort."""
-    return jax.tree.map(jnp.zeros_like, (state.clusters, state.shared))
+    one = state.labels[0] < -1  # never, which XLA cannot know: it would write plain zeros before clients are grouped
+    blank = lambda leaf: jnp.full(leaf.shape, one.astype(leaf.dtype))
+    return jax.tree.map(blank, (state.clusters, state.shared))
 
 
 def added(sums: tuple[Models, Model], part: Visit, rows: Upload) -> tuple[Models, Model]:

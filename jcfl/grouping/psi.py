@@ -52,7 +52,7 @@ def joint_gram(
     s, tile = who.size, settings.tile
     if settings.describe.short:
         psi = slabs.coordinates(settings.describe, memory.anchor, memory.key, who, new, federation)
-        among, across = slabs.products(settings.describe, psi, memory.sums, settings.budget)
+        among, across = slabs.products(settings.describe, psi, memory.sums, federation, settings.budget)
         among, across, trust = among[:s, :s], across[:s], psi.trust[:s]
     elif tile >= s:
         psi, trust = descriptions(settings, memory, who, new, federation)
@@ -98,7 +98,7 @@ def collected(
     """
     k, new = memory.live.size, slot >= 0
     if settings.describe.short:
-        return slabs.collected(settings.describe, psi, slot, sums)
+        return slabs.collected(settings.describe, psi, slot, sums, federation)
     came = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     if psi is not None:
         return optax.tree.add(sums, trees.mix(came, psi))
@@ -118,7 +118,8 @@ def projections(settings: Settings, memory: Merging, who: Array, federation: Fed
         every = jnp.ones(who.shape, bool)
         if settings.describe.short:
             psi = slabs.coordinates(settings.describe, memory.anchor, memory.key, who, every, federation)
-            return slabs.products(settings.describe, psi, memory.sums, settings.budget, pairs=False)[1][: who.size]
+            across = slabs.products(settings.describe, psi, memory.sums, federation, settings.budget, pairs=False)[1]
+            return across[: who.size]
         psi, _ = descriptions(settings, memory, who, every, federation)
         return trees.inner(psi, memory.sums)
 

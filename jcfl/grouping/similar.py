@@ -62,7 +62,11 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     root = alive & (target == jnp.arange(target.size))
     slot, overflow = slots(root, k)  # [k + s], meant for roots
     to = slot[target]
-    source = jnp.full(k, -1, jnp.int32).at[jnp.where(root, slot, k)].set(jnp.arange(target.size, dtype=jnp.int32), mode="drop")
+    source = (
+        jnp.full(k, -1, jnp.int32)
+        .at[jnp.where(root, slot, k)]
+        .set(jnp.arange(target.size, dtype=jnp.int32), mode="drop")
+    )
     live = source >= 0  # [k]
 
     moved = jax.nn.one_hot(jnp.where(memory.live, to[:k], -1), k, axis=0)  # [k, k] old clusters -> slots

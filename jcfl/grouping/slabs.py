@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
@@ -26,9 +27,9 @@ SUMMED = 16
 
 
 class Coordinates(struct.PyTreeNode):
-    """Ψ of s clients, those that count first: the first layer's is xᵀ b, the rest is as it is."""
+    """Ψ of s clients, those that count first: the first layer's is xᵀ b with their examples x, the rest as it is."""
 
-    x: Array  # [s, n, d]
+    who: Array  # [s]
     b: Array  # [s, n, h]
     rest: Models  # [s, ...] the other parameters'
     trust: Array  # [s] the part of the squared length that is not noise
@@ -47,7 +48,7 @@ def coordinates(
 
     def part(turn: Array):
         data = engine.gather(federation, federation.train, who[turn])
-        x = data.x.reshape(*data.y.shape, -1)  # [t, n, d]
+        x = examples(federation, who[turn])
         t, n, d = x.shape
         product, gram = (x.reshape(t * n, d) @ matrix).reshape(t, n, -1), jnp.einsum("tnd,tmd->tnm", x, x)
         keys = engine.client_keys(key, who[turn])
@@ -60,15 +61,21 @@ def coordinates(
         psi, trust = jax.vmap(one)(product, gram, data.y, data.mask, keys)
         psi = jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn], leaf), leaf, 0), psi)
         model = {"params": psi}
-        return x, -kernel(first, model).b, replaced(first, model, jnp.zeros((t, 0)))["params"], trust
+        return -kernel(first, model).b, replaced(first, model, jnp.zeros((t, 0)))["params"], trust
 
     shapes, used = jax.eval_shape(part, 0), new.any(1).sum()
     zero = (used < 0).astype(float)  # never, which XLA cannot know: it would write plain zeros in rounds without need
     blank = jax.tree.map(lambda leaf: jnp.full((len(who), *leaf.shape), zero.astype(leaf.dtype)), shapes)
     put = lambda turn, out: jax.tree.map(lambda all, tile: all.at[turn].set(tile), out, part(turn))
     found = jax.lax.fori_loop(0, used, put, blank)
-    x, b, rest, trust = jax.tree.map(lambda leaf: leaf.reshape(who.size, *leaf.shape[2:]), found)
-    return Coordinates(x, b, rest, trust, used, tile)
+    b, rest, trust = jax.tree.map(lambda leaf: leaf.reshape(who.size, *leaf.shape[2:]), found)
+    return Coordinates(who.reshape(-1), b, rest, trust, used, tile)
+
+
+def examples(federation: Federation, who: Array) -> Array:
+    """The training examples of the clients `who` [t] as rows, taken anew where they are needed. [t, n, d]"""
+    x = engine.gather(federation, federation.train, who).x
+    return x.reshape(*x.shape[:2], -1)
 
 
 def inner(first: First, gram: Array, one: Model, two: Model) -> Array:
@@ -80,19 +87,19 @@ def inner(first: First, gram: Array, one: Model, two: Model) -> Array:
 
 
 def products(
-    describe: Describe, psi: Coordinates, sums: Models, budget: int, pairs: bool = True
+    describe: Describe, psi: Coordinates, sums: Models, federation: Federation, budget: int, pairs: bool = True
 ) -> tuple[Array, Array]:
     """Inner products among the clients [s, s], if `pairs` is set, and with every slot's sum [s, k]."""
     first, k, s, t = lead(describe.task), trees.count(sums), psi.trust.size, psi.tile
     sums = {"params": sums}
     matrix, rest = kernel(first, sums), replaced(first, sums, jnp.zeros((k, 0)))["params"]
-    width = slab_width(psi, budget)
+    width = slab_width(matrix, s, budget)
 
     sizes = sorted({min(t * -(-s // (t * share)), s) for share in (1, 2, 4, 16)})
     enough = jnp.searchsorted(jnp.array(sizes), psi.used * t)  # the fewest rows that hold all that count
 
     def slab(turn: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        rows = expanded(psi, turn, width).reshape(s, -1)  # [s, d w]
+        rows = expanded(psi, federation, turn, width).reshape(s, -1)  # [s, d w]
         far = jax.lax.dynamic_slice_in_dim(matrix, turn * width, width, 2).reshape(k, -1)
         return jax.lax.switch(enough, [partial(add, size) for size in sizes], found, rows, far)
 
@@ -107,13 +114,13 @@ def products(
     return among + trees.inner(psi.rest, psi.rest), across + trees.inner(psi.rest, rest)
 
 
-def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models) -> Models:
+def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models, federation: Federation) -> Models:
     """The k slots' `sums` with the clients' Ψ added; `slot` [s] is -1 for those in none. [k, ...]
 
     Clients are taken in tiles of one slot, so that the first layer's sum is one product.
     """
-    first, d, h, k = lead(describe.task), psi.x.shape[2], psi.b.shape[2], trees.count(sums)
-    total = {"params": sums}
+    first, total, k = lead(describe.task), {"params": sums}, trees.count(sums)
+    _, d, h = kernel(first, total).shape
     tiles = engine.cut(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
     members = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     rest = trees.mix(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
@@ -121,7 +128,7 @@ def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models) -
     def add(turn: Array, total: Array) -> Array:
         row = tiles.row[turn]
         real = jnp.where(row < 0, 0.0, 1.0)[:, None, None]
-        x, b = psi.x[row].reshape(-1, d), (real * psi.b[row]).reshape(-1, h)
+        x, b = examples(federation, psi.who[row]).reshape(-1, d), (real * psi.b[row]).reshape(-1, h)
         return total.at[tiles.label[turn]].add(jnp.matmul(x.T, b, precision=trees.EXACT), mode="drop")
 
     used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles are of those in no slot
@@ -130,23 +137,22 @@ def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models) -
     return replaced(first, {"params": rest}, matrix)["params"]
 
 
-def expanded(psi: Coordinates, turn: Array, width: int) -> Array:
+def expanded(psi: Coordinates, federation: Federation, turn: Array, width: int) -> Array:
     """The slab's part of every client's first-layer gradient, tile by tile. [s / t, t, d w]"""
-    s, n, d = psi.x.shape
-    x, b = (leaf.reshape(-1, psi.tile, n, leaf.shape[2]) for leaf in (psi.x, psi.b))
+    (s, n, h), d = psi.b.shape, int(np.prod(federation.x.shape[1:]))
+    who, b = psi.who.reshape(-1, psi.tile), psi.b.reshape(-1, psi.tile, n, h)
     blank = jnp.zeros((s // psi.tile, psi.tile, d * width), psi.b.dtype)
 
     def put(i: Array, out: Array) -> Array:
         part = jax.lax.dynamic_slice_in_dim(b[i], turn * width, width, 2)
-        return out.at[i].set(jnp.einsum("tnd,tnw->tdw", x[i], part).reshape(psi.tile, -1))
+        return out.at[i].set(jnp.einsum("tnd,tnw->tdw", examples(federation, who[i]), part).reshape(psi.tile, -1))
 
     return jax.lax.fori_loop(0, psi.used, put, blank)
 
 
-def slab_width(psi: Coordinates, budget: int) -> int:
-    """Hidden units in a slab: as many as divide the layer and fit the budget."""
-    s, _, d = psi.x.shape
-    h = psi.b.shape[2]
+def slab_width(matrix: Array, s: int, budget: int) -> int:
+    """Hidden units in a slab of s clients' first layers, like those of `matrix` [k, d, h], within the budget."""
+    _, d, h = matrix.shape
     return max(width for width in range(1, h + 1) if h % width == 0 and (width == 1 or s * d * width * 4 <= budget))
 
 
