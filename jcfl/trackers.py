@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import secrets
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -238,7 +239,7 @@ class WandB:
     def record(self, round: int, seed: int, scores: Mapping[str, float]) -> None:
         """Log one seed's scores."""
         if seed not in self.runs:
-            id = self.ids.table.get(str(seed)) or self.ids.keep(seed, self.package.util.generate_id())
+            id = self.ids.table.get(str(seed)) or self.ids.keep(seed, secrets.token_hex(4))
             about = {"name": f"{self.title} seed {seed}", "config": self.config | {"seed": seed}}
             more = {"id": id, "resume": "allow", "reinit": "create_new"}
             self.runs[seed] = self.package.init(**self.options, **about, **more)
