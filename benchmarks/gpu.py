@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl import loop
-from jcfl.bench import machine
-from jcfl.bench.work import bare, gap, made_up, medians, seconds_of, settled, table_one
+from jcfl import programs
+from jcfl.bench import loaded, machine
+from jcfl.bench.work import bare, gap, made_up, medians, seconds_of, settled, table_one, timed
 from jcfl.plan import Plan, described, planned
 
 ROUNDS = 6
@@ -39,7 +39,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder for gpu.json.")] = None,
 ) -> None:
     """Measure what is asked for, or everything, and print it."""
-    load = os.getloadavg()[0]
+    load = loaded()
     peaks = {name: peak(quick, name) for name in ("float32", "tensorfloat32")}
     found: dict[str, Any] = {"device": described_device(), "products_flops": peaks, "rows": []}
     for name in rows or ROWS:
@@ -138,10 +138,10 @@ def seeds(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
     plan = table_one(quick, None, model={"hidden": 16 if quick else 200})
     (algorithm,) = plan.algorithms.values()
     for lanes in (1, count):
-        programs = loop.programs(algorithm, plan.federation, lanes)
-        states, seconds = programs.init(loop.keys(range(lanes)), plan.federation), []
+        compiled = programs.programs(algorithm, plan.federation, lanes)
+        states, seconds = compiled.init(programs.keys(range(lanes)), plan.federation), []
         for turn in range(1, 4):
-            one, states = seconds_of(programs.advance, states, plan.federation, jnp.int32(10 * turn))
+            one, states = seconds_of(compiled.advance, states, plan.federation, jnp.int32(10 * turn))
             seconds.append(one)
         times[lanes] = medians(seconds[1:])[0]
     return {f"{count} seeds": {"one_s": times[1], "all_s": times[count], "times_one": times[count] / times[1]}}
@@ -149,12 +149,9 @@ def seeds(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
 
 def steady(plan: Plan, state: Any) -> tuple[float, float]:
     """The median of some rounds, and the seconds of the first with compilation."""
-    begin, later = seconds_of(lambda: bare(plan, state)), []
-    step, at = begin[1], state
-    for _ in range(2 if plan.setting.cohort < 50 else ROUNDS):
-        seconds, at = seconds_of(step, at, plan.federation)
-        later.append(seconds)
-    return medians(later[1:])[0], begin[0] + later[0]
+    compiling, step = seconds_of(lambda: bare(plan, state))
+    first, *later = timed(step, state, plan.federation, 2 if plan.setting.cohort < 50 else ROUNDS)
+    return medians(later)[0], compiling + first
 
 
 def described_device() -> dict[str, Any]:

@@ -4,6 +4,8 @@ import importlib.resources
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,16 +83,6 @@ def preset_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE...",
-        help="Override keys of the configuration: `--set rounds=50 method.name=ifca method.clusters=3`.",
-    ),
-]
-
-
 @app.command("run")
 def run_command(
     context: typer.Context,
@@ -102,7 +94,7 @@ def run_command(
             autocompletion=preset_names,
         ),
     ] = None,
-    settings: Settings = None,
+    settings: commands.Settings = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="How many seeds to run; figures become means and deviations.")
     ] = None,
@@ -241,13 +233,8 @@ def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, co
     made_by = plan.config.made_by | {"command": command if fresh else config.made_by.get("command")}
     plan = plan._replace(config=plan.config.model_copy(update={"made_by": made_by}))
     console = display.screen(stderr=as_json)
-    try:
-        with display.watched(console, quiet, list(plan.config.methods)) as watch:
-            history = experiment.execute(plan, folder, watch, keep_state=False)
-    except KeyboardInterrupt:
-        raise Stopped(f"interrupted; go on with: jcfl run --resume {folder}") from None
-    except TrainingError as error:
-        raise TrainingError(f"{error} (figures until then: {folder})") from None
+    with ending("run", folder), display.watched(console, quiet, list(plan.config.methods)) as watch:
+        history = experiment.execute(plan, folder, watch, keep_state=False)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
     if as_json and devices.leads():
         from jcfl.results import writable
@@ -256,6 +243,17 @@ def train(config: Any, folder: Path, fresh: bool, quiet: bool, as_json: bool, co
     elif not quiet:
         console.print(display.table(summaries), highlight=False)
         console.print(f"Written to {folder}; for a page about it: jcfl report {folder}", soft_wrap=True, **PLAIN)
+
+
+@contextmanager
+def ending(command: str, folder: Path) -> Iterator[None]:
+    """What ends training early says where its figures are, and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from None
+    except TrainingError as error:
+        raise TrainingError(f"{error} (figures until then: {folder})") from None
 
 
 def everything() -> dict[str, Any]:

@@ -8,11 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs; several are compared.")]
 Track = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Where figures go too: tensorboard, mlflow, wandb.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE...",
+        help="Override keys of the configuration: `--set rounds=50 method.name=ifca method.clusters=3`.",
+    ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_default="JCFL_DATA, else data")]
 
@@ -26,7 +34,7 @@ def sweep(
         list[str] | None,
         typer.Option("--over", metavar="KEY=VALUE,VALUE...", help="The values of one key: `method.lam=0,0.05,0.5`."),
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    settings: Settings = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to run at every point.")] = None,
     by: Annotated[str, typer.Option(help="The score by which the best point is marked.")] = "accuracy_micro",
     out: Annotated[
@@ -60,14 +68,9 @@ def sweep(
         given = assigned(overrides) | {"made_by": {"command": shlex.join(context.obj)}}
     given |= {"data_dir": str(data_dir)} if data_dir is not None else {}
     console = display.screen(stderr=as_json)
-    try:
-        with display.watched(console, quiet, ["sweep"]) as watch:
-            grid, again = values(over or []), resume is not None
-            found = sweeping.sweep(what, grid, by=by, out=folder, resume=again, on_progress=watch, **given)
-    except KeyboardInterrupt:
-        raise cli.Stopped(f"interrupted; go on with: jcfl sweep --resume {folder}") from None
-    except TrainingError as error:
-        raise TrainingError(f"{error} (figures until then: {folder})") from None
+    with cli.ending("sweep", folder), display.watched(console, quiet, ["sweep"]) as watch:
+        grid, again = values(over or []), resume is not None
+        found = sweeping.sweep(what, grid, by=by, out=folder, resume=again, on_progress=watch, **given)
     drawn = effect(found, folder)
     if as_json:
         print((folder / "sweep.json").read_text("utf-8"), end="")
@@ -120,7 +123,8 @@ def swept_table(found: Any) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from jcfl.display import COLUMNS, FORMATS, cell
+    from jcfl.display import COLUMNS, FORMATS
+    from jcfl.results import cell
 
     columns = {found.by: found.by} | COLUMNS if found.by not in COLUMNS else COLUMNS
     rows, best = found.rows(), found.best()
@@ -134,28 +138,22 @@ def swept_table(found: Any) -> Any:
         values = [Text(str(row["values"].get(key, "–"))) for key in keys]
         cells = [cell(row.get(score), *FORMATS.get(score, (1, 3, "")), point.config.seeds) for score in columns]
         cells = ["diverged", *("" for _ in cells[1:])] if row["failed"] else cells
-        shown.add_row(
-            "*" if index == best else "", *values, *cells, f"{row['seconds']:.1f}", style=style(index == best)
-        )
+        mark, look = ("*", "bold") if index == best else ("", "")
+        shown.add_row(mark, *values, *cells, f"{row['seconds']:.1f}", style=look)
     return shown
-
-
-def style(best: bool) -> str:
-    """How a row is written."""
-    return "bold" if best else ""
 
 
 def show(
     tokens: Annotated[
         list[str] | None, typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="Whose federation to show.")
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    settings: Settings = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Draw all clients' labels into this .png, .pdf or .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a federation before anything trains: its clients, their labels, and how far guessing gets."""
-    from jcfl import cli, show
+    from jcfl import cli, display, show
 
     names, overrides = cli.sorted_out(tokens or [], settings or [])
     config = cli.configured(names, overrides)
@@ -166,7 +164,7 @@ def show(
     if as_json:
         print(json.dumps(show.facts(federation), indent=2))
         return
-    console = wide_console()
+    console = display.screen()
     console.print(show.table(federation), highlight=False)
     if file is not None:
         console.print(f"Written to {file}", highlight=False, soft_wrap=True, markup=False)
@@ -185,14 +183,14 @@ def plot(
     Figures: curves, clusters, clients and effect lay runs over each other; embedding, similarity, sizes, flow, samples
     and heatmap show one. --figure can be given several times, or be a list with commas.
     """
-    from jcfl import plotting
+    from jcfl import display, plotting
 
     runs = plotting.histories(folders)
     chosen = [name for given in names or [] for name in given.split(",") if name]
     kinds = [kind for kind in formats.split(",") if kind]
     refuse_unknown(chosen, kinds)
     folder = out or (folders[0] / "figures" if len(folders) == 1 else Path("figures"))
-    console = wide_console()
+    console = display.screen()
     for stem, figure in plotting.drawn(runs, chosen):
         if isinstance(figure, InputError) and chosen:
             raise InputError(f"{stem}: {figure}")
@@ -210,7 +208,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page on a run, or on several side by side, that needs no network and no other file."""
-    from jcfl import plotting
+    from jcfl import display, plotting
     from jcfl.report import page
 
     file = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
@@ -219,7 +217,7 @@ def report(
     text = page(plotting.histories(folders))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, "utf-8")
-    wide_console().print(f"Written to {file}", highlight=False, soft_wrap=True, markup=False)
+    display.screen().print(f"Written to {file}", highlight=False, soft_wrap=True, markup=False)
 
 
 def bench(
@@ -262,11 +260,3 @@ def refuse_ending(file: Path) -> None:
     """Refuse a file whose ending is no figure's."""
     if file.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"--out expects a file that ends in .png, .pdf or .svg, got {str(file)!r}")
-
-
-def wide_console() -> Any:
-    """A console that does not break lines where there is no terminal."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=160)

@@ -1,6 +1,5 @@
 """What a run looks like on a terminal, and in plain lines where there is none."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from jcfl import loop
 from jcfl.facts import Facts, Option, papers
+from jcfl.results import cell
 
 PLAIN_EVERY = 10.0
 """Seconds between plain lines."""
@@ -144,16 +144,6 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
         cells = [cell(summary.get(score), *FORMATS.get(score, (1, 3, "")), summary["seeds"]) for score in COLUMNS]
         shown.add_row(name, *cells, f"{summary['wall_s']:.1f}")
     return shown
-
-
-def cell(value: Mapping[str, float | None] | None, scale: float, digits: int, unit: str, seeds: int) -> str:
-    """One score as text."""
-    mean = None if value is None else value["mean"]
-    if value is None or mean is None or math.isnan(mean):
-        return "–"
-    digits += seeds > 1 and digits == 0
-    spread = f" ± {(value['std'] or 0) * scale:.{digits}f}" if seeds > 1 else ""
-    return f"{mean * scale:.{digits}f}{spread}{unit}"
 
 
 def listing(kinds: Mapping[str, Mapping[str, str]]) -> Table:

@@ -81,9 +81,8 @@ def stream(
     held = cluster_shares(state, federation)
 
     def body(sums, part: Visit):
-        sent = Broadcast(
-            part.label, trees.take(state.clusters, part.label), state.clusters, state.shared, held, state.memory
-        ).replace(optimizer=trees.take(state.optimizer, part.who))
+        own, optimizer = trees.take(state.clusters, part.label), trees.take(state.optimizer, part.who)
+        sent = Broadcast(part.label, own, state.clusters, state.shared, held, state.memory, optimizer=optimizer)
         data = gather(federation, federation.train, part.who)
         upload = serve(client, sent, data, client_keys(key, part.who))
         return added(sums, part, upload), upload if keep else Upload((), (), upload.optimizer)
@@ -182,9 +181,7 @@ def cluster_shares(state: State, federation: Federation) -> Array:
 
 def zeros(state: State) -> tuple[Models, Model]:
     """Empty sums: by cluster, and over the cohort."""
-    one = state.labels[0] < -1  # never, which XLA cannot know: it would write plain zeros before clients are grouped
-    blank = lambda leaf: jnp.full(leaf.shape, one.astype(leaf.dtype))
-    return jax.tree.map(blank, (state.clusters, state.shared))
+    return trees.zeros_after(state.labels[0] >= -1, (state.clusters, state.shared))
 
 
 def added(sums: tuple[Models, Model], part: Visit, rows: Upload) -> tuple[Models, Model]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jcfl import devices, loop, results, trackers
+from jcfl import devices, loop, programs, results, trackers
 from jcfl.config import Config, plain, read
 from jcfl.errors import InputError, TrainingError
 from jcfl.plan import Plan, described, planned, smaller
@@ -161,5 +161,5 @@ def trained(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool
     """The run's programs compiled, and driven to the last round."""
     plan = run.plan
     lanes = plan.config.seeds if plan.config.seeds_in_one else 1
-    programs = loop.programs(run.algorithm, plan.federation, lanes, plan.setting.devices)
-    train([run], programs, on_progress, stop, keep)
+    compiled = programs.programs(run.algorithm, plan.federation, lanes, plan.setting.devices)
+    train([run], compiled, on_progress, stop, keep)

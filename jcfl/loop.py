@@ -13,11 +13,7 @@ import numpy as np
 
 from jcfl.devices import agreed
 from jcfl.errors import TrainingError
-from jcfl.programs import Family as Family
 from jcfl.programs import Programs, keys
-from jcfl.programs import Scalars as Scalars
-from jcfl.programs import family as family
-from jcfl.programs import programs as programs
 from jcfl.results import Record
 from jcfl.types import OVERFLOW, Federation, State
 

@@ -52,13 +52,18 @@ def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
     objects, base = Objects(), {}
     if isinstance(what, Federation):
         objects = objects._replace(federation=what)
-        base = {"data": GIVEN, "scenario": {"name": GIVEN, "federation": what.name}, "method": "stocfl"}
+        base = standing_in(what)
     elif isinstance(what, Config):
         base = what.model_dump()
     else:
         base = written(what)
     more, given = handed_over(given)
     return checked({**base, **given}), more._replace(federation=objects.federation)
+
+
+def standing_in(federation: Federation) -> dict[str, Any]:
+    """What a configuration says of a federation that was handed over in Python."""
+    return {"data": GIVEN, "scenario": {"name": GIVEN, "federation": federation.name}, "method": "stocfl"}
 
 
 def handed_over(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:

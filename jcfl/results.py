@@ -99,6 +99,20 @@ def final(history: History) -> dict[str, Any]:
     return table
 
 
+def cell(value: Mapping[str, float | None] | None, scale: float, digits: int, unit: str, seeds: int) -> str:
+    """One score as text."""
+    mean = None if value is None else value["mean"]
+    if value is None or mean is None or math.isnan(mean):
+        return "–"
+    digits += seeds > 1 and digits == 0
+    spread = f" ± {(value['std'] or 0) * scale:.{digits}f}" if seeds > 1 else ""
+    return f"{mean * scale:.{digits}f}{spread}{unit}"
+
+
+LEAST = ("loss", "held_out_loss")
+"""The scores of which less is better."""
+
+
 class Folder:
     """The files of one run: config.yaml, metrics.jsonl, federation.npz, clusters.npz, summary.json, checkpoints/."""
 

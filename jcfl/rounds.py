@@ -70,7 +70,7 @@ def clustered(
     pieces = extended(setting, Pieces(**choices))
     task = setting.task
     client = trained(setting, pieces)
-    way, stream = streaming(setting, pieces)
+    way, stream = streaming(setting, pieces, client)
     memories = optimizers(setting, pieces)
 
     def init(key: Key, federation: Federation) -> State:
@@ -191,13 +191,12 @@ def optimizers(setting: Setting, pieces: Pieces) -> int:
     return copies
 
 
-def streaming(setting: Setting, pieces: Pieces) -> tuple[str, engine.Stream]:
-    """How the cohort trains: the way's name, and what trains it.
+def streaming(setting: Setting, pieces: Pieces, client: engine.Client) -> tuple[str, engine.Stream]:
+    """How the cohort trains: the way's name, and what trains it, client by client.
 
     Raises:
         InputError: a way was asked for that the model or the method does not allow.
     """
-    client = trained(setting, pieces)
     why_not = factored.obstacle(setting, pieces.terms, alone=pieces.prepare is None and not pieces.chained)
     if setting.engine == "factored" and why_not:
         raise InputError(f"engine 'factored' cannot be used: {why_not}; take engine 'auto' or 'general'")

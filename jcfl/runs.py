@@ -267,9 +267,13 @@ class Stores:
 
 def peak_memory() -> int:
     """The most bytes that this process, or its busiest device, has held so far."""
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     devices = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
-    return max(host, *devices)
+    return max(most_resident(resource.RUSAGE_SELF), *devices)
+
+
+def most_resident(who: int) -> int:
+    """The most bytes of the host's memory that a process (or its children, by `resource.RUSAGE_…`) has held so far."""
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def numpy(state: Any, single: bool) -> Any:

@@ -68,6 +68,14 @@ PARTS = 16
 """Parts of a matrix that `remixed` takes one after another."""
 
 
+def zeros_after(true: Array, like: Models) -> Models:
+    """Zeros like the leaves of a tree, written no sooner than `true` [] is known.
+
+    It always holds, which XLA cannot know: plain zeros it would write ahead, and hold memory meanwhile or in vain.
+    """
+    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, (~true).astype(leaf.dtype)), like)
+
+
 def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
     """`sums` [k, ...] with `weights` [c] times `rows` [c, ...] added at their `labels` [c].
 

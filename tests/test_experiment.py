@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from jcfl import config, experiment, loop, results
+from jcfl import config, experiment, loop, programs, results
 from jcfl.errors import InputError, TrainingError
 from jcfl.plan import planned
 from jcfl.rounds import initial
@@ -256,14 +256,14 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
 def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
     calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")
-    programs, errors = loop.programs, ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
+    made, errors = programs.programs, ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
 
     def tight(*given, **more):
         if errors:
             raise jax.errors.JaxRuntimeError(errors.pop())
-        return programs(*given, **more)
+        return made(*given, **more)
 
-    monkeypatch.setattr(loop, "programs", tight)
+    monkeypatch.setattr(programs, "programs", tight)
     found = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "tight")
     assert yaml.safe_load((tmp_path / "tight" / "config.yaml").read_text())["chunk"] == 1
     np.testing.assert_allclose(found["accuracy_micro"], calm["accuracy_micro"], atol=1e-6)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jcfl.bench.work import bare, made_up, medians, seconds_of, settled
+from jcfl.bench.work import bare, made_up, medians, settled, timed
 from jcfl.plan import described, planned
 from jcfl.trees import parameters
 
@@ -31,11 +31,8 @@ def grown(row: str, case: str, quick: bool) -> dict[str, Any]:
     method = ifca if row in ("clients", "clusters") else {"name": "stocfl", "capacity": 64}
     given = {"model": {"name": "mlp", "hidden": hidden}, "method": method, "train": SGD}
     plan = planned(*described(made_up(clients, 50), {**given, "participation": cohort / clients}))
-    state, times = settled(plan), []
-    step = bare(plan, state)
-    for _ in range(2 if quick else 4):
-        seconds, state = seconds_of(step, state, plan.federation)
-        times.append(seconds)
+    state = settled(plan)
+    times = timed(bare(plan, state), state, plan.federation, 2 if quick else 4)
     (algorithm,) = plan.algorithms.values()
     size = parameters(jax.eval_shape(plan.setting.task.init, jax.random.key(0)))
     counts = {"clients": clients, "cohort": plan.setting.cohort, "parameters": size, "engine": algorithm.engine}

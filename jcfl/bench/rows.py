@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl import loop
+from jcfl import metrics, programs, trees
 from jcfl.bench.growth import GROWTH, grown
-from jcfl.bench.work import bare, gap, medians, seconds_of, settled, table_one
+from jcfl.bench.work import bare, gap, medians, seconds_of, settled, table_one, timed
 from jcfl.experiment import execute
 from jcfl.plan import Plan, described, planned
+from jcfl.runs import most_resident
 
 Figures = dict[str, Any]
 
@@ -74,11 +75,8 @@ def plain_products(plan: Plan) -> tuple[Callable[..., Any], tuple[jax.Array, ...
 def full(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """All clients at once."""
     plan = table_one(quick, data_dir, participation=1.0)
-    state, times = settled(plan), []
-    step = bare(plan, state)
-    for _ in range(3):
-        seconds, state = seconds_of(step, state, plan.federation)
-        times.append(seconds)
+    state = settled(plan)
+    times = timed(bare(plan, state), state, plan.federation, 3)
     return {"clients": plan.setting.cohort, "first_s": times[0], "round_s": medians(times[1:])[0]}
 
 
@@ -93,21 +91,14 @@ def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
     for seed in range(2):
         seconds, state = seconds_of(step, init(jax.random.key(seed), plan.federation), plan.federation)
         times.append(seconds)
-    found = np.asarray(state.labels)
+    groups, k = plan.federation.groups, trees.count(state.clusters)
     return {
         "clients": plan.setting.cohort,
         "first_s": times[0],
         "again_s": times[1],
         "clusters": int(state.memory.live.sum()),
-        "purity": purity(found, np.asarray(plan.federation.groups)),
+        "purity": float(metrics.purity(metrics.contingency(state.labels, groups, k, int(groups.max()) + 1))),
     }
-
-
-def purity(labels: np.ndarray, groups: np.ndarray) -> float:
-    """The share of clients in a cluster whose largest group is theirs."""
-    counts = np.zeros((labels.max() + 1, groups.max() + 1), int)
-    np.add.at(counts, (labels, groups), 1)
-    return float(counts.max(1).sum() / len(labels))
 
 
 def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
@@ -116,11 +107,11 @@ def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
     plan = planned(*described("quickstart", {"compare": (), **small}))
     (algorithm,) = plan.algorithms.values()
     count, rounds = (2, 2) if quick else (5, 25)
-    programs = {n: loop.programs(algorithm, plan.federation, n, plan.setting.devices) for n in (1, count)}
-    states = {n: programs[n].init(loop.keys(range(n)), plan.federation) for n in programs}
-    times: dict[int, list[float]] = {n: [] for n in programs}
+    compiled = {n: programs.programs(algorithm, plan.federation, n, plan.setting.devices) for n in (1, count)}
+    states = {n: compiled[n].init(programs.keys(range(n)), plan.federation) for n in compiled}
+    times: dict[int, list[float]] = {n: [] for n in compiled}
     for turn in range(3 if quick else 5):
-        for n, program in programs.items():
+        for n, program in compiled.items():
             until = jnp.int32(rounds * (turn + 1))
             seconds, states[n] = seconds_of(program.advance, states[n], plan.federation, until)
             times[n] += [seconds] if turn else []
@@ -177,8 +168,7 @@ def start(case: str, quick: bool, data_dir: Path | None) -> Figures:
             begin = time.perf_counter()
             subprocess.run([*command, *(["--set", *more] if more else [])], env=surroundings, check=True)
             times.append(time.perf_counter() - begin)
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"cold_s": times[0], "warm_s": times[1], "peak_GiB": most / 2**30}
+    return {"cold_s": times[0], "warm_s": times[1], "peak_GiB": most_resident(resource.RUSAGE_CHILDREN) / 2**30}
 
 
 def growth(name: str, about: str) -> Row:

@@ -93,6 +93,15 @@ def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, An
     return time.perf_counter() - start, result
 
 
+def timed(step: Callable[..., State], state: State, federation: Federation, rounds: int) -> list[float]:
+    """The seconds of some rounds, one after another; the state is used up."""
+    times = []
+    for _ in range(rounds):
+        seconds, state = seconds_of(step, state, federation)
+        times.append(seconds)
+    return times
+
+
 def medians(*times: Sequence[float]) -> list[float]:
     """The median of each list."""
     return [statistics.median(some) for some in times]

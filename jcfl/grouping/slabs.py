@@ -64,8 +64,8 @@ def coordinates(
         return -kernel(first, model).b, replaced(first, model, jnp.zeros((t, 0)))["params"], trust
 
     shapes, used = jax.eval_shape(part, 0), new.any(1).sum()
-    zero = (used < 0).astype(float)  # never, which XLA cannot know: it would write plain zeros in rounds without need
-    blank = jax.tree.map(lambda leaf: jnp.full((len(who), *leaf.shape), zero.astype(leaf.dtype)), shapes)
+    whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(who), *leaf.shape), leaf.dtype), shapes)
+    blank = trees.zeros_after(used >= 0, whole)  # so that rounds without newcomers do not write them
     put = lambda turn, out: jax.tree.map(lambda all, tile: all.at[turn].set(tile), out, part(turn))
     found = jax.lax.fori_loop(0, used, put, blank)
     b, rest, trust = jax.tree.map(lambda leaf: leaf.reshape(who.size, *leaf.shape[2:]), found)

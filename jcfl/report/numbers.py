@@ -25,9 +25,6 @@ SCORES = (
 )
 """The scores of the table, in its order."""
 
-LOW = ("loss",)
-"""Scores of which less is better; of `clusters` neither is."""
-
 
 def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> list[tuple[str, str]]:
     """What was run, in a few words."""
@@ -93,19 +90,14 @@ def best_of(values: Sequence[Mapping[str, float] | None], name: str) -> set[int]
     known = {i: value["mean"] for i, value in enumerate(values) if value is not None and is_number(value)}
     if len(known) < 2 or name == "clusters" or len(set(known.values())) == 1:
         return set()
-    top = min(known.values()) if name in LOW else max(known.values())
+    top = min(known.values()) if name in results.LEAST else max(known.values())
     return {i for i, mean in known.items() if mean == top}
 
 
 def score(value: Mapping[str, float] | None, name: str, seeds: int) -> str:
     """One score as text."""
-    if value is None or not is_number(value):
-        return "–"
-    scale, digits, unit = (100, 2, " %") if is_share(name) else (1, 3, "")
-    if name.endswith("clusters"):
-        digits = 1 if seeds > 1 else 0
-    spread = f" ± {scale * value['std']:.{digits}f}" if seeds > 1 else ""
-    return f"{scale * value['mean']:.{digits}f}{spread}{unit}"
+    scale, digits, unit = (100, 2, " %") if is_share(name) else (1, 0 if name.endswith("clusters") else 3, "")
+    return results.cell(value, scale, digits, unit, seeds)
 
 
 def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:

@@ -21,9 +21,6 @@ from jcfl.sweeping.groups import Training
 from jcfl.sweeping.points import Over, Point, points
 from jcfl.types import Federation
 
-LEAST = ("loss", "held_out_loss")
-"""The scores of which less is better."""
-
 
 @dataclass
 class Sweep:
@@ -39,7 +36,7 @@ class Sweep:
 
         Scores are those on test examples: the best of many is flattered by having been chosen.
         """
-        sign = -1 if self.by in LEAST else 1
+        sign = -1 if self.by in results.LEAST else 1
         means = [sign * one.summary.get(self.by, {}).get("mean", math.nan) for one in self.histories]
         means = [math.nan if "failed" in one.summary else mean for mean, one in zip(means, self.histories, strict=True)]
         return None if np.isnan(means).all() else int(np.nanargmax(means))

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl import loop, results, trackers
+from jcfl import results, trackers
 from jcfl.config import Config, Piece, plain
 from jcfl.errors import InputError, TrainingError
-from jcfl.loop import Family
 from jcfl.plan import SMALL, Plan, federated, planned, state_bytes, variable
+from jcfl.programs import Family, Scalars, family
 from jcfl.representation import representation
 from jcfl.results import Folder, History
 from jcfl.runs import OnProgress, Run, train
@@ -80,7 +80,7 @@ class Training:
             lanes, values = len(part) * batch, scalars(plan, part, names, batch)
             if lanes not in families:
                 try:
-                    families[lanes] = loop.family(make, values, plan.federation, lanes, plan.setting.devices)
+                    families[lanes] = family(make, values, plan.federation, lanes, plan.setting.devices)
                 except (TypeError, InputError):  # an option that is branched on, or an array where none can be
                     if not names:
                         raise
@@ -88,8 +88,8 @@ class Training:
                     return
                 self.compilations += 1
             sharing = sum(len(other) * batch == lanes for other in parts)
-            family = families[lanes]._replace(seconds=families[lanes].seconds / sharing)
-            self.train_part(part, family, values, stop)
+            shared = families[lanes]._replace(seconds=families[lanes].seconds / sharing)
+            self.train_part(part, shared, values, stop)
 
     def train_apart(
         self, group: Sequence[Point], names: Sequence[str], fixed: Sequence[str], stop: threading.Event
@@ -99,7 +99,7 @@ class Training:
         for _, alike in itertools.groupby(sorted(group, key=value), key=value):
             self.train_group(list(alike), [name for name in names if name not in fixed], stop)
 
-    def train_part(self, part: Sequence[Run], family: Family, values: loop.Scalars, stop: threading.Event) -> None:
+    def train_part(self, part: Sequence[Run], shared: Family, values: Scalars, stop: threading.Event) -> None:
         """Train runs side by side, and write what is known of the sweep."""
         for run in part:
             if run.folder is not None:
@@ -108,7 +108,7 @@ class Training:
             run.begin()
         watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
         try:
-            train(part, family.at(values), watch, stop, before=self.done, total=self.total)
+            train(part, shared.at(values), watch, stop, before=self.done, total=self.total)
         except TrainingError:  # nobody is left; each run knows its own failure
             pass
         except KeyboardInterrupt:
@@ -218,7 +218,7 @@ def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
     return -(-len(group) // -(-len(group) // most))
 
 
-def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -> loop.Scalars:
+def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -> Scalars:
     """The values of options at the points run side by side, each as often as there are seeds; in the models' type."""
     model = jax.eval_shape(plan.setting.task.init, jax.random.key(0))
     kind = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(model["params"])))
@@ -226,10 +226,10 @@ def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -
     return {name: jnp.asarray(value[0] if value.size == 1 else value, kind) for name, value in values.items()}
 
 
-def fixed(make: Callable[..., Any], values: loop.Scalars, federation: Federation) -> list[str]:
+def fixed(make: Callable[..., Any], values: Scalars, federation: Federation) -> list[str]:
     """The options with which an algorithm cannot be traced as arrays; all, if no one alone is in the way."""
 
-    def once(value: loop.Scalars, federation: Federation) -> Any:
+    def once(value: Scalars, federation: Federation) -> Any:
         algorithm = make(value)
         state = algorithm.step(algorithm.init(jax.random.key(0), federation), federation)
         return algorithm.evaluate(state, federation)

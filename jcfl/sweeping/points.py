@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from jcfl import config
-from jcfl.config import GIVEN, Config, checked, overridden, plain
+from jcfl.config import Config, checked, overridden, plain
 from jcfl.errors import InputError
-from jcfl.plan import Objects, handed_over
+from jcfl.plan import Objects, handed_over, standing_in
 from jcfl.types import Federation
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -77,7 +77,7 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
 def tree(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """A configuration as it was written, and the grid and the list beside it."""
     if isinstance(what, Federation):
-        return {"data": GIVEN, "scenario": {"name": GIVEN, "federation": what.name}, "method": "stocfl"}, {}, []
+        return standing_in(what), {}, []
     if isinstance(what, Config):
         return what.model_dump(), {}, []
     found = dict(what) if isinstance(what, Mapping) else config.parsed(*config.located(what))

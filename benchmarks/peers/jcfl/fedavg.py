@@ -29,18 +29,18 @@ def main() -> None:
     import jax
 
     import jcfl
-    from jcfl import loop
+    from jcfl import loop, programs
     from jcfl.plan import described, planned
 
     plan = planned(*described(federation(asked), configured(asked)))
     algorithm, seconds, start = plan.algorithms["fedavg"], [], time.perf_counter()
-    programs = loop.programs(algorithm, plan.federation, 1)
-    state = programs.init(jax.random.key(asked.seed), plan.federation)
+    compiled = programs.programs(algorithm, plan.federation, 1)
+    state = compiled.init(jax.random.key(asked.seed), plan.federation)
     for turn in range(asked.rounds):
-        state, _ = loop.advanced(programs, plan.federation, state, turn + 1)
+        state, _ = loop.advanced(compiled, plan.federation, state, turn + 1)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
-    accuracy = float(programs.evaluate(state, plan.federation)["accuracy_micro"])
+    accuracy = float(compiled.evaluate(state, plan.federation)["accuracy_micro"])
     more = {"jax": jax.__version__, "engine": algorithm.engine, "devices": asked.devices}
     work.told(asked, "jcfl", jcfl.__version__, seconds, accuracy, **more)
 
