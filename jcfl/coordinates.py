@@ -1,4 +1,4 @@
-"""First-layer kernels in coordinates: what a dense layer's training makes of its kernel, never written out.
+"""Dense first layers in coordinates: what training makes of their kernel and bias, never written out.
 
 A dense layer's gradient on examples X [n, d] is Xᵀ D, so SGD, momentum, weight decay and proximal pulls never leave
 
@@ -6,7 +6,8 @@ A dense layer's gradient on examples X [n, d] is Xᵀ D, so SGD, momentum, weigh
 
 with the kernels W_j that the server sent, numbers a_j and a matrix B [n, h]. Its product with the examples is
 Σ a_j X W_j − (X Xᵀ) B: X W_j is one plain product for all clients of a cluster, X Xᵀ is small, and a step costs n·n·h
-instead of n·d·h. The mean over clients needs Σ Xᵀ B, which again is one plain product.
+instead of n·d·h. The mean over clients needs Σ Xᵀ B, which again is one plain product. A bias is one row more of W, for
+a one at the end of every example, so that a and B say what becomes of it as well.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,19 @@ from jcfl import trees
 from jcfl.types import Array, First, Key, Model, Task
 
 
-class Kernel(struct.PyTreeNode):
-    """A kernel Σ a_j W_j − Xᵀ B by its coordinates; what is linear in kernels is the same in coordinates."""
+class Layer(struct.PyTreeNode):
+    """A layer Σ a_j W_j − Xᵀ B by its coordinates; what is linear in layers is the same in coordinates."""
 
     a: Array  # [r]
     b: Array  # [n, h]
+
+
+class Sum(struct.PyTreeNode):
+    """A weighted sum of such layers, of clients sent the same W_j."""
+
+    a: Array  # [r]
+    kernel: Array  # [d, h], Σ Xᵀ B
+    bias: Array  # [h], the sum of the rows of B
 
 
 class Rows:
@@ -36,21 +45,36 @@ class Rows:
 jax.tree_util.register_static(Rows)
 
 
-def short(task: Task, products: Sequence[Array], gram: Array) -> Task:
-    """A task for one client, whose models have their first kernel in coordinates and whose examples are row numbers.
+def seen(layers: Sequence[Model], x: Array) -> tuple[list[Array], Array]:
+    """What training needs to know of clients' examples: X W_j [t, n, h] each, and X Xᵀ [t, n, n].
 
     Args:
+        layers: the layers W_j, biases included in X Xᵀ alone.
+        x: [t, n, d]
+    """
+    t, n, d = x.shape
+    gram = jnp.einsum("tnd,tmd->tnm", x, x)
+    gram = gram + 1 if "bias" in layers[0] else gram
+    return [(x.reshape(t * n, d) @ layer["kernel"]).reshape(t, n, -1) for layer in layers], gram
+
+
+def short(task: Task, layers: Sequence[Model], products: Sequence[Array], gram: Array) -> Task:
+    """A task for one client, whose models have their first layer in coordinates and whose examples are row numbers.
+
+    Args:
+        layers: the layers W_j.
         products: X W_j. [n, h] each
         gram: X Xᵀ. [n, n]
     """
     first = lead(task)
+    biases = [sent.get("bias", 0.0) for sent in layers]
 
     def apply(model: Model, x, *, key: Key | None = None, mask: Array | None = None) -> tuple[Array, Model]:
-        at = kernel(first, model)
+        at = layer(first, model)
         pick = (lambda rows: rows) if isinstance(x, Rows) else (lambda rows: rows[x])
-        product = sum(share * pick(rows) for share, rows in zip(at.a, products, strict=True)) - pick(gram) @ at.b
-        product = through(jax.lax.stop_gradient(product), pick(at.b))
-        logits, after = first.rest(replaced(first, model, product[:0]), product, key=key, mask=mask)
+        sent = sum(a * (pick(rows) + bias) for a, rows, bias in zip(at.a, products, biases, strict=True))
+        product = through(jax.lax.stop_gradient(sent - pick(gram) @ at.b), pick(at.b))
+        logits, after = first.rest(replaced(first, model, {}), product, key=key, mask=mask)
         return logits, {**after, "params": model["params"]}
 
     return task._replace(apply=apply, first=None)
@@ -58,7 +82,7 @@ def short(task: Task, products: Sequence[Array], gram: Array) -> Task:
 
 @jax.custom_vjp
 def through(product: Array, rows: Array) -> Array:
-    """`product` [b, h]; its gradient D makes that of `rows` [b, h] −D: coordinates of the kernel's gradient Xᵀ D."""
+    """`product` [b, h]; its gradient D makes that of `rows` [b, h] −D: coordinates of the layer's gradient Xᵀ D."""
     return product
 
 
@@ -76,31 +100,45 @@ through.defvjp(forth, back)
 
 
 def folded(first: First, model: Model, j: int, references: int, n: int) -> Model:
-    """A model that was sent, its first kernel W_j in coordinates."""
-    matrix = kernel(first, model)
-    start = Kernel(jax.nn.one_hot(j, references, dtype=matrix.dtype), jnp.zeros((n, matrix.shape[1]), matrix.dtype))
+    """A model that was sent, its first layer W_j in coordinates."""
+    matrix = layer(first, model)["kernel"]
+    start = Layer(jax.nn.one_hot(j, references, dtype=matrix.dtype), jnp.zeros((n, matrix.shape[1]), matrix.dtype))
     return replaced(first, model, start)
 
 
-def mean(first: First, kernels: Sequence[Array], x: Array, weights: Array, rows: Model) -> Model:
-    """The sum of `weights` [t] times models with kernels in coordinates [t, ...], its own kernel a matrix."""
+def summed(first: First, x: Array, weights: Array, rows: Model) -> Model:
+    """The sum of `weights` [t] times models with layers in coordinates [t, ...], its own layer a `Sum`."""
     if not jax.tree.leaves(rows):
         return rows
-    at = kernel(first, rows)
+    at = layer(first, rows)
     rest = jax.tree.map(lambda leaf: leaf[0], trees.mix(weights[None], replaced(first, rows, at.a)))
-    sent = sum(share * matrix for share, matrix in zip(kernel(first, rest), kernels, strict=True))
-    d, h = x.shape[-1], at.b.shape[-1]
-    moved = x.reshape(-1, d).T @ (trees.wide(weights, at.b) * at.b).reshape(-1, h)
-    return replaced(first, rest, (sent - moved).astype(at.b.dtype))
+    b = (trees.wide(weights, at.b) * at.b).reshape(-1, at.b.shape[-1])
+    return replaced(first, rest, Sum(layer(first, rest), x.reshape(-1, x.shape[-1]).T @ b, b.sum(0)))
 
 
-def unfolded(first: First, kernels: Sequence[Array], x: Array, rows: Model) -> Model:
-    """Models with kernels in coordinates [t, ...] with their kernels as matrices."""
+def whole(first: First, layers: Sequence[Model], model: Model) -> Model:
+    """A sum of models with its own layer as it is."""
+    if not jax.tree.leaves(model):
+        return model
+    at = layer(first, model)
+    return replaced(first, model, away(layers, at.a, {"kernel": at.kernel, "bias": at.bias}))
+
+
+def unfolded(first: First, layers: Sequence[Model], x: Array, rows: Model) -> Model:
+    """Models with layers in coordinates [t, ...] with their layers as they are."""
     if not jax.tree.leaves(rows):
         return rows
-    at = kernel(first, rows)
-    sent = jnp.tensordot(at.a, jnp.stack(kernels), 1)
-    return replaced(first, rows, (sent - jnp.einsum("tnd,tnh->tdh", x, at.b)).astype(at.b.dtype))
+    at = layer(first, rows)
+    moved = {"kernel": jnp.einsum("tnd,tnh->tdh", x, at.b), "bias": at.b.sum(1)}
+    return replaced(first, rows, away(layers, at.a, moved))
+
+
+def away(layers: Sequence[Model], a: Array, moved: Model) -> Model:
+    """Σ a_j W_j less what training moved, for `a` [r] or [t, r] and `moved` [...] or [t, ...]."""
+    shares = lambda leaf: [a[..., j].reshape(a.shape[:-1] + (1,) * leaf.ndim) for j in range(len(layers))]
+    sent = lambda *leaves: sum(share * leaf for share, leaf in zip(shares(leaves[0]), leaves, strict=True))
+    whole = jax.tree.map(sent, *layers)
+    return {name: (leaf - moved[name]).astype(moved[name].dtype) for name, leaf in whole.items()}
 
 
 def lead(task: Task) -> First:
@@ -109,18 +147,23 @@ def lead(task: Task) -> First:
     return task.first
 
 
-def kernel(first: First, model: Model):
-    """The first layer's kernel."""
-    layer = model["params"]
+def layer(first: First, model: Model):
+    """The first layer: its kernel and its bias, if it has one, or its coordinates."""
+    found = model["params"]
     for name in first.path:
-        layer = layer[name]
-    return layer["kernel"]
+        found = found[name]
+    return found
+
+
+def kernel(first: First, model: Model) -> Array:
+    """The first layer's kernel."""
+    return layer(first, model)["kernel"]
 
 
 def replaced(first: First, model: Model, new) -> Model:
-    """The model with another first kernel."""
+    """The model with another first layer."""
 
     def put(table, names: Sequence[str]):
-        return {**table, names[0]: put(table[names[0]], names[1:]) if names[1:] else new}
+        return {**table, names[0]: put(table[names[0]], names[1:])} if names else new
 
-    return {**model, "params": put(model["params"], (*first.path, "kernel"))}
+    return {**model, "params": put(model["params"], first.path)}

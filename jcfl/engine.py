@@ -19,7 +19,7 @@ Weigh = Callable[[Array], Array]
 class Sums(NamedTuple):
     """What a round's uploads add up to."""
 
-    clusters: Models  # [k, ...], weighted means by cluster, zero where nobody trained
+    clusters: Models  # [k, ...], weighted means by cluster; the model as it was where nobody trained
     weight: Array  # [k]
     shared: Model  # the weighted mean over the cohort
 
@@ -36,7 +36,8 @@ class Visit(struct.PyTreeNode):
 Stream = Callable[[Key, State, Visit, Federation, bool], tuple[Models, Model, Upload]]
 """Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
 
-Optimizers' states that outlast a round are uploaded whether or not the models are kept."""
+A cluster in which nobody trains keeps its model. Optimizers' states that outlast a round are uploaded whether or not
+the models are kept."""
 
 
 class Tiles(NamedTuple):
@@ -90,7 +91,7 @@ def stream(
     parts = jax.tree.map(lambda array: padded(array, chunk), visit)
     (clusters, common), uploads = jax.lax.scan(body, zeros(state), parts)
     uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: visit.who.size], uploads)
-    return clusters, common, uploads
+    return trees.select(counted(visit, state), clusters, state.clusters), common, uploads
 
 
 def chain(
@@ -115,7 +116,7 @@ def chain(
         return (handed, added(sums, alone, rows)), None
 
     (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, zeros(state)), visit)
-    return clusters, common, Upload((), ())
+    return trees.select(counted(visit, state), clusters, state.clusters), common, Upload((), ())
 
 
 def spread(stream: Stream, devices: int) -> Stream:
@@ -128,13 +129,15 @@ def spread(stream: Stream, devices: int) -> Stream:
     def whole(key: Key, state: State, visit: Visit, federation: Federation, keep: bool):
         def part(key: Key, state: State, visit: Visit, federation: Federation):
             clusters, common, uploads = stream(key, state, visit, federation, keep)
-            return jax.lax.psum((clusters, common), "clients"), uploads
+            mine = trees.select(counted(visit, state), clusters, jax.tree.map(jnp.zeros_like, clusters))
+            return jax.lax.psum((mine, common), "clients"), uploads
 
         parts = jax.tree.map(lambda array: padded(array, devices).reshape(-1), visit)
         shared_out = jax.shard_map(
             part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
         )
         (clusters, common), uploads = shared_out(key, state, parts, federation)
+        clusters = trees.select(counted(visit, state), clusters, state.clusters)
         return clusters, common, jax.tree.map(lambda leaf: leaf[: visit.who.size], uploads)
 
     return whole
@@ -169,6 +172,11 @@ def visited(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) 
     total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
     near = weights / jnp.where(total > 0, total, 1.0)[labels]
     return Visit(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
+
+
+def counted(visit: Visit, state: State) -> Array:
+    """Whether anybody of a cohort counts in a cluster. [k]"""
+    return jnp.zeros(trees.count(state.clusters)).at[visit.label].add(visit.near) > 0
 
 
 def cluster_shares(state: State, federation: Federation) -> Array:

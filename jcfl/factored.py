@@ -4,7 +4,9 @@ Clients are sorted by cluster and taken in tiles of one cluster, so that the pro
 they are sent, and the sums over clients, are plain products of large matrices. See `jcfl.coordinates`.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import numpy as np
 import optax
 
 from jcfl import engine, trees
-from jcfl.coordinates import Rows, folded, kernel, lead, mean, short, unfolded
+from jcfl.coordinates import Rows, folded, kernel, layer, lead, seen, short, summed, unfolded, whole
 from jcfl.engine import Client, Tiles, Visit
 from jcfl.local import Local
 from jcfl.objective import Pull, Term, own, shared
@@ -79,7 +81,9 @@ def tile_size(setting: Setting, references: int) -> int:
     client = 4 * (2 * n * d + n * n + n * h * (references + 8))
     budget = min(setting.room, TILE) if jax.default_backend() == "cpu" else setting.room
     most = max(1, min(setting.cohort, budget // client))
-    return -(-setting.cohort // -(-setting.cohort // most))
+    even = -(-setting.cohort // -(-setting.cohort // most))
+    cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
+    return min(setting.cohort, -(-even // cores) * cores)  # a CPU's cores share a tile's clients
 
 
 def sizes(setting: Setting) -> tuple[int, int, int]:
@@ -109,12 +113,14 @@ def stream(
     """
     k, s = trees.count(state.clusters), visit.who.size
     tile = min(tile, s)
-    train = lambda tiles: tiled(make, task, references, key, state, visit, federation, tiles, keep)
+    train = partial(tiled, make, task, references, key, state, visit, federation, keep)
     tiles = engine.cut(visit.label, k, tile)
     if k * tile <= s or tile == 1:
         return train(tiles)
-    singly = lambda: train(engine.cut(visit.label, k, 1))  # with many small clusters most of a tile may be empty
-    return jax.lax.cond(tiles.used * tile <= 2 * s, lambda: train(tiles), singly)
+    singly = engine.cut(visit.label, k, 1)  # with many small clusters most of a tile may be empty
+    packed = tiles.used * tile <= 2 * s
+    begun = train(tiles._replace(used=jnp.where(packed, tiles.used, 0)))
+    return train(singly._replace(used=jnp.where(packed, 0, singly.used)), begun)
 
 
 def tiled(
@@ -125,51 +131,80 @@ def tiled(
     state: State,
     visit: Visit,
     federation: Federation,
-    tiles: Tiles,
     keep: bool,
+    tiles: Tiles,
+    begun: tuple[Models, Model, Upload] | None = None,
 ) -> tuple[Models, Model, Upload]:
-    """The means of the clusters' and of all uploads, tile after tile, and the uploads if they are kept."""
-    first, s = lead(task), visit.who.size
-    held = engine.cluster_shares(state, federation)
+    """A cohort trained, cluster after cluster, tile after tile; a cluster's mean takes the place of its model.
 
-    def part(turn: Array) -> tuple[Upload, Upload]:
+    Args:
+        begun: what other tiles have come to.
+    """
+    first, s = lead(task), visit.who.size
+    held, counted = engine.cluster_shares(state, federation), engine.counted(visit, state)
+    starts, count = runs(tiles)
+
+    def part(turn: Array, models: Sequence[Model]) -> tuple[Upload, Upload]:
         """A tile's weighted sums, and the models themselves where they are kept."""
         label, row = tiles.label[turn], tiles.row[turn]
         real, row = row >= 0, jnp.maximum(row, 0)
         who, near, far = visit.who[row], jnp.where(real, visit.near[row], 0), jnp.where(real, visit.far[row], 0)
-        models = trees.take(state.clusters, label), state.shared
-        kernels = [kernel(first, model) for model in models[:references]]
+        layers = [layer(first, model) for model in models[:references]]
         data = engine.gather(federation, federation.train, who)
         x = data.x.reshape(*data.y.shape, -1)  # [t, n, d]
         own_model, common = (
             folded(first, model, min(j, references - 1), references, x.shape[1]) for j, model in enumerate(models)
         )
         sent = Broadcast(label, own_model, (), common, held, ())
-        uploads = trained(make, task, sent, kernels, x, data, engine.client_keys(key, who))
-        means = Upload(mean(first, kernels, x, near, uploads.cluster), mean(first, kernels, x, far, uploads.shared))
-        whole = Upload(*(unfolded(first, kernels, x, model) for model in (uploads.cluster, uploads.shared)))
-        return means, whole if keep else Upload((), ())
+        uploads = trained(make, task, sent, layers, x, data, engine.client_keys(key, who))
+        sums = Upload(summed(first, x, near, uploads.cluster), summed(first, x, far, uploads.shared))
+        full = Upload(*(unfolded(first, layers, x, model) for model in (uploads.cluster, uploads.shared)))
+        return sums, full if keep else Upload((), ())
 
-    def body(turn: Array, carry):
+    def cluster(run: Array, carry):
         clusters, common, kept = carry
-        means, whole = part(turn)
-        clusters = jax.tree.map(lambda total, new: total.at[tiles.label[turn]].add(new), clusters, means.cluster)
-        common = optax.tree.add(common, means.shared) if jax.tree.leaves(means.shared) else common
-        place = jnp.where(tiles.row[turn] < 0, s, tiles.row[turn])
-        return clusters, common, jax.tree.map(lambda out, new: out.at[place].set(new, mode="drop"), kept, whole)
+        label = tiles.label[starts[run]]
+        models = [trees.take(clusters, label), state.shared]
 
-    _, shapes = jax.eval_shape(part, jnp.int32(0))
-    kept = jax.tree.map(lambda leaf: jnp.zeros((s, *leaf.shape[1:]), leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, tiles.used, body, (*engine.zeros(state), kept))
+        def add(turn: Array, carry):
+            sums, kept = carry
+            new, full = part(turn, models)
+            place = jnp.where(tiles.row[turn] < 0, s, tiles.row[turn])
+            put = lambda out, new: out.at[place].set(new, mode="drop")
+            return optax.tree.add(sums, new), jax.tree.map(put, kept, full)
+
+        blank = optax.tree.zeros_like(shapes[0])
+        sums, kept = jax.lax.fori_loop(starts[run], starts[run + 1], add, (blank, kept))
+
+        def close(_, carry):
+            clusters, common = carry
+            layers = [layer(first, model) for model in models[:references]]
+            mean, more = whole(first, layers, sums.cluster), whole(first, layers, sums.shared)
+            clusters = jax.tree.map(lambda all_, one: all_.at[label].set(one), clusters, mean)
+            return clusters, optax.tree.add(common, more) if jax.tree.leaves(more) else common
+
+        # a loop of no or one turn, since XLA would copy all clusters for a choice, or to read and write in one place
+        return *jax.lax.fori_loop(0, counted[label].astype(int), close, (clusters, common)), kept
+
+    shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
+    if begun is None:
+        kept = jax.tree.map(lambda leaf: jnp.zeros((s, *leaf.shape[1:]), leaf.dtype), shapes[1])
+        begun = state.clusters, trees.zeros_after(state.labels[0] >= -1, state.shared), kept
+    return jax.lax.fori_loop(0, count, cluster, begun)
 
 
-def trained(make, task: Task, sent: Broadcast, kernels: Sequence[Array], x: Array, data: Clients, keys: Key) -> Upload:
-    """A tile of clients trained, their first kernels in coordinates. [t, ...]"""
-    t, n, d = x.shape
-    products = [(x.reshape(t * n, d) @ kernel).reshape(t, n, -1) for kernel in kernels]
-    gram = jnp.einsum("tnd,tmd->tnm", x, x)
+def runs(tiles: Tiles) -> tuple[Array, Array]:
+    """Where the tiles of every label begin, and at last end, and how many labels there are. [t + 1], []"""
+    turn = jnp.arange(tiles.label.size)
+    begins = (turn < tiles.used) & ((turn == 0) | (tiles.label != jnp.roll(tiles.label, 1)))
+    starts = jnp.flatnonzero(begins, size=turn.size + 1, fill_value=tiles.used)
+    return starts, begins.sum()
 
-    def one(products: list[Array], gram: Array, y: Array, mask: Array, key: Key) -> Upload:
-        return make(short(task, products, gram))(sent, Clients(Rows(), y, mask), key)
 
-    return jax.vmap(one)(products, gram, data.y, data.mask, keys)
+def trained(make, task: Task, sent: Broadcast, layers: Sequence[Model], x: Array, data: Clients, keys: Key) -> Upload:
+    """A tile of clients trained, their first layers in coordinates. [t, ...]"""
+
+    def one(rows: list[Array], gram: Array, y: Array, mask: Array, key: Key) -> Upload:
+        return make(short(task, layers, rows, gram))(sent, Clients(Rows(), y, mask), key)
+
+    return jax.vmap(one)(*seen(layers, x), data.y, data.mask, keys)

@@ -276,7 +276,7 @@ def averaged(pieces: Pieces, state: State, sums: engine.Sums) -> State:
     toward = lambda old, new: jax.tree.map(
         lambda a, b: b if pieces.rate == 1.0 else a + pieces.rate * (b - a), old, new
     )
-    clusters = trees.select(sums.weight > 0, toward(state.clusters, sums.clusters), state.clusters)
+    clusters = toward(state.clusters, sums.clusters)
     share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
     mean = jax.tree.map(lambda leaf: leaf[0], trees.mix(share[None], clusters))
     shared = sums.shared if apart(pieces) else mean

@@ -69,11 +69,11 @@ class Clients(struct.PyTreeNode):
 class First(NamedTuple):
     """A network's first layer where that is dense, takes the examples as they are, and alone sees them.
 
-    `rest(model, product [n, h], *, key=None, mask=None)` is `Task.apply` from the product of examples and kernel on,
-    `x [n, d] @ kernel [d, h]`; the kernel itself is then not looked at.
+    `rest(model, product [n, h], *, key=None, mask=None)` is `Task.apply` from what the layer makes of the examples on,
+    `x [n, d] @ kernel [d, h] + bias [h]`; the layer itself is then not looked at.
     """
 
-    path: tuple[str, ...]  # of the layer among the parameters; the kernel is its entry "kernel"
+    path: tuple[str, ...]  # of the layer among the parameters: its "kernel", and its "bias" if it has one
     rest: Callable[..., tuple[Array, Model]]
 
 

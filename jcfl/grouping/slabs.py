@@ -14,7 +14,7 @@ import optax
 from flax import struct
 
 from jcfl import engine, trees
-from jcfl.coordinates import Rows, folded, kernel, lead, replaced, short
+from jcfl.coordinates import Rows, folded, layer, lead, replaced, seen, short
 from jcfl.grouping.anchors import Describe
 from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
 
@@ -42,26 +42,25 @@ def coordinates(
 ) -> Coordinates:
     """Ψ of the clients `who` [s] under `new` [s], those first; zero for the rest, which take no time."""
     first = lead(describe.task)
-    matrix = kernel(first, anchor)
+    start = layer(first, anchor)
     tile = min(TILE.get(jax.default_backend(), TILE["gpu"]), who.size)
     who, new = engine.padded(who, tile), jnp.pad(new, (0, -new.size % tile)).reshape(-1, tile)
 
     def part(turn: Array):
         data = engine.gather(federation, federation.train, who[turn])
         x = examples(federation, who[turn])
-        t, n, d = x.shape
-        product, gram = (x.reshape(t * n, d) @ matrix).reshape(t, n, -1), jnp.einsum("tnd,tmd->tnm", x, x)
         keys = engine.client_keys(key, who[turn])
 
-        def one(product: Array, gram: Array, y: Array, mask: Array, key: Key):
-            task, start = short(describe.task, [product], gram), folded(first, anchor, 0, 1, n)
+        def one(rows: list[Array], gram: Array, y: Array, mask: Array, key: Key):
+            task, model = short(describe.task, [start], rows, gram), folded(first, anchor, 0, 1, len(y))
             dot = lambda one, two: inner(first, gram, one, two)
-            return describe.form(task, dot, start, Clients(Rows(), y, mask), key)
+            return describe.form(task, dot, model, Clients(Rows(), y, mask), key)
 
-        psi, trust = jax.vmap(one)(product, gram, data.y, data.mask, keys)
-        psi = jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn], leaf), leaf, 0), psi)
-        model = {"params": psi}
-        return -kernel(first, model).b, replaced(first, model, jnp.zeros((t, 0)))["params"], trust
+        psi, trust = jax.vmap(one)(*seen([start], x), data.y, data.mask, keys)
+        psi = {"params": jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn], leaf), leaf, 0), psi)}
+        b = -layer(first, psi).b
+        rest = replaced(first, psi, {"bias": b.sum(1)} if "bias" in start else {})
+        return b, rest["params"], trust
 
     shapes, used = jax.eval_shape(part, 0), new.any(1).sum()
     whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(who), *leaf.shape), leaf.dtype), shapes)
@@ -72,6 +71,13 @@ def coordinates(
     return Coordinates(who.reshape(-1), b, rest, trust, used, tile)
 
 
+def parted(first: First, model: Model) -> tuple[Array, Model]:
+    """The first layer's kernel, and all other parameters."""
+    found = layer(first, model)
+    others = {name: leaf for name, leaf in found.items() if name != "kernel"}
+    return found["kernel"], replaced(first, model, others)["params"]
+
+
 def examples(federation: Federation, who: Array) -> Array:
     """The training examples of the clients `who` [t] as rows, taken anew where they are needed. [t, n, d]"""
     x = engine.gather(federation, federation.train, who).x
@@ -79,11 +85,10 @@ def examples(federation: Federation, who: Array) -> Array:
 
 
 def inner(first: First, gram: Array, one: Model, two: Model) -> Array:
-    """The inner product of two trees of parameters with their first kernels in coordinates. []"""
+    """The inner product of two trees of parameters with their first layers in coordinates. []"""
     one, two = {"params": one}, {"params": two}
-    pairs = kernel(first, one).b @ kernel(first, two).b.T  # [n, n]
-    none = jnp.zeros(0)
-    return (gram * pairs).sum() + optax.tree.vdot(replaced(first, one, none), replaced(first, two, none))
+    pairs = layer(first, one).b @ layer(first, two).b.T  # [n, n]
+    return (gram * pairs).sum() + optax.tree.vdot(replaced(first, one, {}), replaced(first, two, {}))
 
 
 def products(
@@ -92,7 +97,7 @@ def products(
     """Inner products among the clients [s, s], if `pairs` is set, and with every slot's sum [s, k]."""
     first, k, s, t = lead(describe.task), trees.count(sums), psi.trust.size, psi.tile
     sums = {"params": sums}
-    matrix, rest = kernel(first, sums), replaced(first, sums, jnp.zeros((k, 0)))["params"]
+    matrix, rest = parted(first, sums)
     width = slab_width(matrix, s, budget)
 
     sizes = sorted({min(t * -(-s // (t * share)), s) for share in (1, 2, 4, 16)})
@@ -120,7 +125,8 @@ def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models, f
     Clients are taken in tiles of one slot, so that the first layer's sum is one product.
     """
     first, total, k = lead(describe.task), {"params": sums}, trees.count(sums)
-    _, d, h = kernel(first, total).shape
+    matrix, others = parted(first, total)
+    _, d, h = matrix.shape
     tiles = engine.cut(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
     members = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     rest = trees.mix(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
@@ -132,9 +138,9 @@ def collected(describe: Describe, psi: Coordinates, slot: Array, sums: Models, f
         return total.at[tiles.label[turn]].add(jnp.matmul(x.T, b, precision=trees.EXACT), mode="drop")
 
     used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles are of those in no slot
-    matrix = jax.lax.fori_loop(0, used, add, kernel(first, total))
-    rest = optax.tree.add(replaced(first, total, jnp.zeros((k, 0)))["params"], rest)
-    return replaced(first, {"params": rest}, matrix)["params"]
+    matrix = jax.lax.fori_loop(0, used, add, matrix)
+    total = {"params": optax.tree.add(others, rest)}
+    return replaced(first, total, {**layer(first, total), "kernel": matrix})["params"]
 
 
 def expanded(psi: Coordinates, federation: Federation, turn: Array, width: int) -> Array:

@@ -51,14 +51,14 @@ def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | 
 
 
 def given(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[..., Any]:
-    """What makes the layer at `path` take `product` [n, h] for its own product, and its input known."""
+    """What makes the layer at `path` take `product` [n, h] for its output, and its input known."""
 
     def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
         layer = context.module
         if context.method_name != "__call__" or layer.path != path:
             return call(*args, **kwargs)
         inputs.append(args[0])
-        return product + layer.get_variable("params", "bias") if layer.use_bias else product
+        return product
 
     return around
 
