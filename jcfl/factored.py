@@ -4,7 +4,6 @@ Clients are sorted by cluster and taken in tiles of one cluster, so that the pro
 they are sent, and the sums over clients, are plain products of large matrices. See `jcfl.coordinates`.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -37,6 +36,9 @@ UPDATE = 40
 
 TILE = 32 * 2**20
 """Bytes of a tile beyond which a CPU gains nothing."""
+
+EVEN = 4
+"""A tile's clients are a multiple of this, so that two or four cores have equally many of them."""
 
 
 def obstacle(setting: Setting, terms: Sequence[Term], alone: bool) -> str:
@@ -82,8 +84,7 @@ def tile_size(setting: Setting, references: int) -> int:
     budget = min(setting.room, TILE) if jax.default_backend() == "cpu" else setting.room
     most = max(1, min(setting.cohort, budget // client))
     even = -(-setting.cohort // -(-setting.cohort // most))
-    cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
-    return min(setting.cohort, -(-even // cores) * cores)  # a CPU's cores share a tile's clients
+    return min(setting.cohort, -(-even // EVEN) * EVEN if even > 2 else even)
 
 
 def sizes(setting: Setting) -> tuple[int, int, int]:

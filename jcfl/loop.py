@@ -13,7 +13,7 @@ import numpy as np
 
 from jcfl.devices import agreed
 from jcfl.errors import TrainingError
-from jcfl.programs import Programs, keys
+from jcfl.programs import Programs, Running, keys
 from jcfl.results import Record
 from jcfl.types import OVERFLOW, Federation, State
 
@@ -78,7 +78,7 @@ class Sitting:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def train(programs: Programs, federation: Federation, sitting: Sitting) -> State:
+def train(programs: Programs, federation: Federation, sitting: Sitting) -> Running:
     """Train to the last round, evaluating, reporting and checkpointing on the way; goes on from a checkpoint if any.
 
     Raises:
@@ -86,9 +86,9 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
         Interrupted: `sitting.stop` was set; the state is on disk.
     """
     state = programs.init(keys(sitting.seeds, programs.devices), federation)
-    found = sitting.checkpoints.newest(state) if sitting.checkpoints else None
-    state, earlier = found or (state, 0.0)
-    watch = Stopwatch(sitting, earlier)
+    found = sitting.checkpoints.newest(programs.joined(state)) if sitting.checkpoints else None
+    state, earlier = (programs.parted(found[0]), found[1]) if found else (state, 0.0)
+    watch = Stopwatch(sitting, programs.joined, earlier)
     round, size = at(state), 1
     sitting.on_start(round if found else -1)
     try:
@@ -121,8 +121,8 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> State
 class Stopwatch:
     """When to write the next checkpoint, and how long a batch has taken."""
 
-    def __init__(self, sitting: Sitting, earlier: float):
-        self.sitting, self.earlier = sitting, earlier
+    def __init__(self, sitting: Sitting, joined: Callable[[Any], State], earlier: float):
+        self.sitting, self.joined, self.earlier = sitting, joined, earlier
         self.began = self.saved = time.perf_counter()
         self.cost = 0.0
 
@@ -134,30 +134,30 @@ class Stopwatch:
         """Whether it is time; a state of gigabytes never takes more than a twentieth of the run's."""
         return time.perf_counter() - self.saved > max(self.sitting.checkpoint_every, 20 * self.cost)
 
-    def save(self, round: int, state: State) -> None:
+    def save(self, round: int, state: Running) -> None:
         """Write the state, after the figures that lead up to it."""
         if self.sitting.checkpoints is None:
             return
         start = time.perf_counter()
         self.sitting.before_saving()
-        self.sitting.checkpoints.save(round, state, self.seconds())
+        self.sitting.checkpoints.save(round, self.joined(state), self.seconds())
         self.saved = time.perf_counter()
         self.cost = self.saved - start
 
 
-def advanced(programs: Programs, federation: Federation, state: State, until: int) -> tuple[State, float]:
+def advanced(programs: Programs, federation: Federation, state: Running, until: int) -> tuple[Running, float]:
     """The state after `until` rounds, and the seconds it took."""
     start = time.perf_counter()
     state = jax.block_until_ready(programs.advance(state, federation, np.int32(until)))
     return state, time.perf_counter() - start
 
 
-def at(state: State) -> int:
+def at(state: Running) -> int:
     """The number of rounds that a state, or every one of several, has behind it."""
     return int(np.min(state.round))
 
 
-def evaluated(programs: Programs, federation: Federation, sitting: Sitting, state: State, round: int) -> list[Record]:
+def evaluated(programs: Programs, federation: Federation, sitting: Sitting, state: Running, round: int) -> list[Record]:
     """One record per seed."""
     figures = jax.device_get(programs.evaluate(state, federation))
     if len(sitting.seeds) == 1:
@@ -166,7 +166,7 @@ def evaluated(programs: Programs, federation: Federation, sitting: Sitting, stat
     return [Record.of(seed, round, part) for seed, part in zip(sitting.seeds, parts, strict=True)]
 
 
-def failures(state: State, seeds: Sequence[int]) -> dict[int, TrainingError]:
+def failures(state: Running, seeds: Sequence[int]) -> dict[int, TrainingError]:
     """The lanes that cannot go on, and why."""
     places = np.asarray(state.failed).reshape(-1, 2)
     return {lane: failure(seeds[lane], *places[lane]) for lane in range(len(seeds)) if places[lane][0] >= 0}

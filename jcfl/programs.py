@@ -4,11 +4,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from jcfl.devices import keyed, whole
 from jcfl.types import Algorithm, Array, Federation, State
@@ -17,24 +18,48 @@ Scalars = Mapping[str, Array]
 """Values of options by dotted name; `[lanes]` each where several lanes run side by side."""
 
 
-class Programs(NamedTuple):
-    """The three compiled parts of a run. Every state has a leading axis of lanes where there are several."""
+class Lanes(struct.PyTreeNode):
+    """The states of lanes that run each for itself."""
 
-    init: Callable[..., State]  # (keys, federation)
-    advance: Callable[..., State]  # (state, federation, until); the state handed in is used up
-    evaluate: Callable[..., dict[str, Array]]  # (state, federation)
+    states: list[State]
+
+    @property
+    def round(self) -> np.ndarray:
+        """Rounds behind every lane. [lanes]"""
+        return np.stack([state.round for state in self.states])
+
+    @property
+    def failed(self) -> np.ndarray:
+        """Where every lane failed. [lanes, 2]"""
+        return np.stack([state.failed for state in self.states])
+
+
+Running = State | Lanes
+"""The state of one lane, those of several along a leading axis, or each for itself, as a run's programs like it."""
+
+
+class Programs(NamedTuple):
+    """The three compiled parts of a run."""
+
+    init: Callable[..., Running]  # (keys, federation)
+    advance: Callable[..., Running]  # (state, federation, until); the state handed in is used up
+    evaluate: Callable[..., dict[str, Array]]  # (state, federation); `[lanes, ...]` each where there are several
     seconds: float  # spent compiling
     devices: int = 1  # that clients are shared out among
+    parted: Callable[[State], Running] = lambda state: state  # from a state with a leading axis of lanes,
+    joined: Callable[[Any], State] = lambda state: state  # and to one
 
 
 class Family(NamedTuple):
     """Programs compiled once for every value of some options."""
 
-    init: Callable[..., State]  # (keys, scalars, federation)
-    advance: Callable[..., State]  # (state, scalars, federation, until)
+    init: Callable[..., Running]  # (keys, scalars, federation)
+    advance: Callable[..., Running]  # (state, scalars, federation, until)
     evaluate: Callable[..., dict[str, Array]]  # (state, scalars, federation)
     seconds: float  # spent compiling
     devices: int = 1
+    parted: Callable[[State], Running] = lambda state: state
+    joined: Callable[[Any], State] = lambda state: state
 
     def at(self, scalars: Scalars) -> Programs:
         """The programs for these values, one for each lane. [lanes] each"""
@@ -44,6 +69,8 @@ class Family(NamedTuple):
             lambda state, federation: self.evaluate(state, scalars, federation),
             self.seconds,
             self.devices,
+            self.parted,
+            self.joined,
         )
 
 
@@ -116,27 +143,28 @@ def threaded(
     workers = min(lanes, cores()) if devices == 1 else 1  # devices meet in every round, all in one order
     pool = ThreadPoolExecutor(workers)
 
-    def init(keys: Array, scalars: Scalars, federation: Federation) -> State:
-        begin = lambda key, scalars: one.init(key, scalars, federation)
-        return join(list(pool.map(begin, split(keys), split(scalars))))
+    def init(keys: Array, scalars: Scalars, federation: Federation) -> Lanes:
+        begin: Callable[..., Any] = lambda key, scalars: one.init(key, scalars, federation)
+        return Lanes(list(pool.map(begin, split(keys), split(scalars))))
 
-    def advance(state: State, scalars: Scalars, federation: Federation, until: Array) -> State:
-        turns = 1 if lanes % workers == 0 else workers  # a thread more or less is busy for a part of a lane only
-        stops = np.linspace(np.min(state.round), until, turns + 1).astype(np.int32)[1:]
-        values, running = split(scalars), [settled(part) for part in split(state)]
+    def advance(lanes: Lanes, scalars: Scalars, federation: Federation, until: Array) -> Lanes:
+        turns = 1 if len(lanes.states) % workers == 0 else workers  # a thread more or less is busy for a part of a lane
+        stops = np.linspace(np.min(lanes.round), until, turns + 1).astype(np.int32)[1:]
+        values, running = split(scalars), [settled(state) for state in lanes.states]
 
         def go(before: Future[State], values: Scalars, stop: np.int32) -> State:
             return jax.block_until_ready(one.advance(before.result(), values, federation, stop))
 
         for stop in stops:
             running = [pool.submit(go, before, own, stop) for before, own in zip(running, values, strict=True)]
-        return join([future.result() for future in running])
+        return Lanes([future.result() for future in running])
 
-    def evaluate(state: State, scalars: Scalars, federation: Federation) -> dict[str, Array]:
+    def evaluate(lanes: Lanes, scalars: Scalars, federation: Federation) -> dict[str, Array]:
         judge = lambda state, scalars: jax.block_until_ready(one.evaluate(state, scalars, federation))
-        return join(list(pool.map(judge, split(state), split(scalars))))
+        return join(list(pool.map(judge, lanes.states, split(scalars))))
 
-    return Family(init, advance, evaluate, one.seconds, devices)
+    parted, joined = (lambda state: Lanes(split(state))), (lambda lanes: join(lanes.states))
+    return Family(init, advance, evaluate, one.seconds, devices, parted, joined)
 
 
 def settled(state: State) -> Future[State]:

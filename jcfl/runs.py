@@ -14,8 +14,9 @@ from jcfl import loop, results, trees
 from jcfl.algorithms.options import average, in_bytes
 from jcfl.checkpoints import Checkpoints
 from jcfl.errors import TrainingError
-from jcfl.loop import Clock, Programs, Progress, Sitting
+from jcfl.loop import Clock, Progress, Sitting
 from jcfl.plan import Plan
+from jcfl.programs import Programs, Running
 from jcfl.results import Folder, History, Record
 from jcfl.trackers import Tracking
 from jcfl.types import Algorithm, State
@@ -156,7 +157,7 @@ def train(
         done = before + start * config.rounds * len(runs)
         watch = Watch(runs, seeds, on_progress, done, total or config.rounds * config.seeds * len(runs))
         state = sat(runs, programs, seeds, watch, stop)
-        states.append(numpy(state, len(runs) * batch == 1) if keep else None)
+        states.append(numpy(programs.joined(state), len(runs) * batch == 1) if keep else None)
     for index, run in enumerate(runs if keep else ()):
         own = [jax.tree.map(lambda leaf: leaf[index * batch : (index + 1) * batch], state) for state in states]
         run.state = own[0] if len(own) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)
@@ -178,8 +179,8 @@ class Watch:
 
 def sat(
     runs: Sequence[Run], programs: Programs, seeds: Sequence[int], watch: Callable[[int], None], stop: threading.Event
-) -> State:
-    """The final state of one batch of seeds of all runs. [lanes, ...]"""
+) -> Running:
+    """The final state of one batch of seeds of all runs."""
     n, clock = len(seeds), Clock()
     stores = Stores([store for run in runs if (store := run.checkpoints(seeds))], n, len(runs) * n == 1)
 

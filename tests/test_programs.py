@@ -19,7 +19,9 @@ def test_lanes_equal_runs_alone_bit_for_bit(monkeypatch, cores):
     for until in (1, 6):
         state = several.advance(state, data, np.int32(until))
     assert state.round.tolist() == [6, 6, 6]
-    figures = several.evaluate(state, data)
+    again = several.parted(several.joined(state))
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    figures, state = several.evaluate(state, data), several.joined(state)
     for lane, seed in enumerate((4, 5, 6)):
         alone = one.advance(one.init(programs.keys([seed]), data), data, np.int32(6))
         for ours, theirs in zip(jax.tree.leaves(state.clusters), jax.tree.leaves(alone.clusters), strict=True):
