@@ -46,11 +46,9 @@ jax.tree_util.register_static(Rows)
 
 
 def seen(layers: Sequence[Model], x: Array) -> tuple[list[Array], Array]:
-    """What training needs to know of clients' examples: X W_j [t, n, h] each, and X Xᵀ [t, n, n].
+    """What training needs to know of clients' examples x [t, n, d]: X W_j [t, n, h] each, and X Xᵀ [t, n, n].
 
-    Args:
-        layers: the layers W_j, biases included in X Xᵀ alone.
-        x: [t, n, d]
+    With biases, the latter is that of examples with a one at their end; to the former, `short` adds the biases.
     """
     t, n, d = x.shape
     gram = jnp.einsum("tnd,tmd->tnm", x, x)
@@ -64,7 +62,7 @@ def short(task: Task, layers: Sequence[Model], products: Sequence[Array], gram: 
     Args:
         layers: the layers W_j.
         products: X W_j. [n, h] each
-        gram: X Xᵀ. [n, n]
+        gram: X Xᵀ, as of `seen`. [n, n]
     """
     first = lead(task)
     biases = [sent.get("bias", 0.0) for sent in layers]

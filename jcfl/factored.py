@@ -83,8 +83,10 @@ def tile_size(setting: Setting, references: int) -> int:
     client = 4 * (2 * n * d + n * n + n * h * (references + 8))
     budget = min(setting.room, TILE) if jax.default_backend() == "cpu" else setting.room
     most = max(1, min(setting.cohort, budget // client))
-    even = -(-setting.cohort // -(-setting.cohort // most))
-    return min(setting.cohort, -(-even // EVEN) * EVEN if even > 2 else even)
+    if most <= 2:
+        return most
+    time = lambda tile: -(-setting.cohort // tile) * (tile + 0.5)  # with what a tile takes of its own
+    return min(setting.cohort, min(range(EVEN, most + EVEN, EVEN), key=time))
 
 
 def sizes(setting: Setting) -> tuple[int, int, int]:
