@@ -19,9 +19,9 @@ CONFIG = {
     "model": {"name": "mlp", "hidden": 8},
     "method": {"name": "ifca", "clusters": 2},
     "train": {"lr": 0.1, "epochs": 1},
-    "rounds": 3000,
+    "rounds": 1500,
     "participation": 0.5,
-    "evaluate_every": 1000,
+    "evaluate_every": 500,
     "checkpoint_every": 0.5,
 }
 COMMAND = [sys.executable, "-c", "from jcfl.cli import main; main()", "run"]
@@ -68,7 +68,7 @@ def test_two_hosts_one_killed_and_resumed(tmp_path):
     alone = [*COMMAND, str(config), "--quiet", "--out", str(tmp_path / "one")]
     subprocess.run(alone, env=PLATFORM, check=True, **REST)
     (two, labels), (one, others) = figures(tmp_path / "two"), figures(tmp_path / "one")
-    assert set(two) == set(one) == {1000, 2000, 3000}
+    assert set(two) == set(one) == {500, 1000, 1500}
     np.testing.assert_array_equal(labels, others)
     np.testing.assert_allclose([two[round] for round in one], list(one.values()), atol=0.01)
 
