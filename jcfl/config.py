@@ -38,6 +38,11 @@ class Piece(BaseModel):
         """What was given beside the name."""
         return dict(self.model_extra or {})
 
+    @property
+    def is_given(self) -> bool:
+        """Whether this stands for an object that was handed over in Python."""
+        return self.name == GIVEN
+
     @model_serializer
     def _plain(self) -> dict[str, Any]:
         return {key: plain(value) for key, value in dict(self).items() if not (key in OPTIONAL and not value)}
@@ -230,7 +235,7 @@ def checked(tree: dict[str, Any]) -> Config:
 
 def resolved(config: Config) -> Config:
     """The configuration with every option of every piece checked, converted and spelt out."""
-    seeded = {"seed": config.seed} if config.scenario.name != GIVEN else {}
+    seeded = {"seed": config.seed} if not config.scenario.is_given else {}
     scenario = Piece.model_validate({**seeded, **dict(config.scenario)})
     changes = {section: full(section, getattr(config, section)) for section in SECTIONS if section != "scenario"}
     changes |= {"scenario": full("scenario", scenario)}
@@ -242,7 +247,7 @@ def full(section: str, piece: Any) -> Any:
     """One piece, or each of several, with its options checked and spelt out."""
     if isinstance(piece, tuple):
         return tuple(full(section, item) for item in piece)
-    if piece.name == GIVEN:
+    if piece.is_given:
         return piece
     found = registry.options(section, piece.name, piece.options, also(section))
     changes = {"addons": tuple(full("addon", item) for item in piece.addons)} if isinstance(piece, Method) else {}

@@ -149,7 +149,7 @@ def tasked(config: Config, objects: Objects, build: Callable[..., Task], shape, 
 def algorithm(method: Method, setting: Setting, objects: Objects) -> Algorithm:
     """The algorithm that a method's name and options describe."""
     setting = setting._replace(extras=addons.extras([dict(addon) for addon in method.addons]))
-    if method.name == GIVEN and objects.method is not None:
+    if method.is_given and objects.method is not None:
         return objects.method(setting)
     return registry.find("method", named(method, "method"))(setting, **method.options)
 
@@ -194,7 +194,7 @@ def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
 
 def named(piece: Piece, section: str) -> str:
     """A piece's name, unless it is a stand-in for an object that only its own program has."""
-    if piece.name == GIVEN:
+    if piece.is_given:
         raise InputError(f"{section}: this was a run in Python with a {section} of its own; only Python can repeat it")
     return piece.name
 

@@ -3,12 +3,10 @@
 from typing import Annotated, Any, Literal
 
 import jax
-import numpy as np
 from pydantic import Field
 
-from jcfl import trees
+from jcfl import factored, trees
 from jcfl.algorithms.options import Lam, SharedUpdate, costs, own_average
-from jcfl.coordinates import kernel
 from jcfl.errors import InputError
 from jcfl.grouping import anchors, merging
 from jcfl.grouping.similar import Settings, merge_similar
@@ -100,8 +98,7 @@ def in_coordinates(setting: Setting, task: Task) -> bool:
     """Whether Ψ are kept in coordinates: where that takes less memory, unless an engine was asked for."""
     if task.first is None or setting.engine != "auto":
         return setting.engine == "factored"
-    n, d = setting.width, int(np.prod(setting.shape))
-    h = kernel(task.first, jax.eval_shape(task.init, jax.random.key(0))).shape[1]
+    n, d, h = factored.sizes(setting._replace(task=task))
     return n * (d + h) < d * h
 
 
