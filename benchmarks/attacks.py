@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from study import TRAIN, Study, heading, row
 
-from jcfl.local import Local
+from jcfl.core.local import Local
 from jcfl.results import History
 from jcfl.types import Federation
-
-if TYPE_CHECKING:
-    from methods import Study
 
 FACTOR = 10.0
 ATTACKS = {"none": (False, False), "flip": (True, False), "scale": (False, True), "flip and scale": (True, True)}
@@ -35,10 +33,8 @@ class Scaling(Local):
         return jax.tree.map(lambda before, after: before + factor * (after - before), start, model)
 
 
-def answer(study: "Study", tau: float) -> None:
+def answer(study: Study, tau: float) -> None:
     """The accuracy of honest clients in two groups turned by 0 and 180 degrees, a malicious client in either."""
-    from methods import TRAIN, heading, row
-
     federations = study.federations("rotated", groups=2, copies=False)
     bad = np.array([0, study.clients - 1])
     found: dict[str, Any] = {}

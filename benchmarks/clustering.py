@@ -9,6 +9,7 @@ runs through the method's own rounds on those. A run of `method stocfl` with `cl
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 
-from jcfl import config, metrics, trees
-from jcfl.grouping import anchors, merging, similar
-from jcfl.plan import Plan, planned
-from jcfl.rounds import clustered
-from jcfl.types import Array, Clients, Federation, Key, Model, Split, Task
+from jcfl import metrics, trees
+from jcfl.core import describing, engine
+from jcfl.core.compile import compile
+from jcfl.core.context import Context
+from jcfl.core.describing import Description
+from jcfl.core.method import Method, Train
+from jcfl.grouping.compare import Cosine
+from jcfl.grouping.describe import Gradient
+from jcfl.grouping.merge import Merge
+from jcfl.grouping.when import Arrival
+from jcfl.runs import config
+from jcfl.runs.environment import use_cache
+from jcfl.runs.plan import Plan, planned
+from jcfl.types import Array, Federation, Key, Split, Task
 
 SETTINGS = {
     "pathological": ("stocfl_pathological_mnist", []),
@@ -32,7 +42,7 @@ SETTINGS = {
 }
 """Every setting's preset, and what is changed in it."""
 
-DESCRIBE = {"plain": anchors.gradient, "noise_corrected": anchors.halves}
+DESCRIBE = {"plain": describing.gradient, "noise_corrected": describing.halves}
 LABEL_SETS = 4  # of `rotated_pathological`: group a * 4 + s holds label set s
 MOMENTS = (1, 2, 5, 10, 20, 50)
 
@@ -75,45 +85,53 @@ def swept(preset: str, changes: list[str], similarity: str, taus: np.ndarray) ->
     values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
     coordinates = vectors * np.sqrt(np.maximum(values, 0))  # [m, m]
     rows = np.concatenate([coordinates, np.asarray(trust)[:, None]], 1).astype(np.float32)
-    return jax.device_get(replayed(plan, rows, key, jnp.asarray(taus, jnp.float32)))
+    found = jax.device_get(replayed(plan, rows, key, jnp.asarray(taus, jnp.float32)))
+    labels, groups = found["labels"], np.asarray(plan.federation.groups)
+    measures = {"clusters": metrics.clusters, "purity": lambda own: metrics.purity(own, groups)}
+    measures["ari"] = lambda own: metrics.ari(own, groups)
+    if plan.context.population.groups > LABEL_SETS:
+        measures["ari_label_sets"] = lambda own: metrics.ari(own, groups % LABEL_SETS)
+    return {name: np.apply_along_axis(measure, -1, labels) for name, measure in measures.items()} | found
 
 
 def gradients(plan: Plan, similarity: str, key: Key) -> tuple[Array, Array]:
     """Inner products of all clients' Ψ [m, m], and what their squared lengths are taken for [m]."""
-    algorithm, m = next(iter(plan.algorithms.values())), plan.setting.clients
-    settings = rule(DESCRIBE[similarity](plan.setting.task), 0.0, plan.setting.chunk)
+    algorithm, context = next(iter(plan.algorithms.values())), plan.context
+    description = DESCRIBE[similarity](context.task)
 
     def described(key: Key, federation: Federation) -> tuple[Array, Array]:
         memory = algorithm.init(key, federation).memory
-        psi, trust = similar.descriptions(settings, memory, jnp.arange(m), jnp.ones(m, bool), federation)
+        describe = lambda client, data: description(memory.anchor, data, jax.random.fold_in(memory.key, client))
+        everyone = jnp.arange(context.population.clients)
+        psi, trust = engine.each(describe, federation, everyone, context.resources.chunk)
         return trees.inner(psi, psi), trust
 
     return jax.jit(described)(key, plan.federation)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Coordinates(Gradient):
+    """The method's description, taken before: a client's only example is its Ψ in coordinates, and its trust."""
+
+    def description(self, context: Context, halves: bool = False) -> Description:
+        """The example."""
+        return Description(context.task, lambda task, dot, anchor, data, key: (data.x[0, :-1], data.x[0, -1]), False)
+
+
 def replayed(plan: Plan, rows: np.ndarray, key: Key, taus: Array) -> dict[str, Array]:
     """The method's rounds, each client's Ψ given by its coordinates and trust in `rows` [m, m + 1]."""
-    m, groups = plan.setting.clients, plan.federation.groups
+    m = plan.context.population.clients
     federation = reduced(plan.federation, rows)
-    setting = plan.setting._replace(task=Task(lambda key: {"params": jnp.zeros(m)}, *[None] * 3, ()))  # pyright: ignore
-
-    def given(task: Task, dot: anchors.Dot, anchor: Model, data: Clients, key: Key) -> tuple[Array, Array]:
-        return data.x[0, :-1], data.x[0, -1]
+    context = plan.context._replace(task=Task(lambda key: {"params": {"psi": jnp.zeros(m)}}, *[None] * 3, ()))  # pyright: ignore
 
     def figures(state) -> dict[str, Array]:
-        names = "clusters", "purity", "ari"
-        found = metrics.clustering(state.labels, groups, m, plan.setting.groups)
-        found = {name: found[name] for name in names} | {"labels": state.labels}
-        if plan.setting.groups > LABEL_SETS:
-            coarse = metrics.clustering(state.labels, groups % LABEL_SETS, m, LABEL_SETS)
-            found["ari_label_sets"] = coarse["ari"]
-        return found | {"objective": metrics.objective(state.memory.gram, state.memory.live)}
+        objective = metrics.objective(state.memory.gram, state.memory.live)
+        return {"labels": state.labels, "objective": objective}
 
     def run(tau: Array) -> dict[str, Array]:
-        grouping = similar.merge_similar(
-            rule(anchors.Describe(setting.task, given, False), tau, setting.cohort), lambda key, state: state.shared
-        )
-        algorithm = clustered(setting, grouping, clusters=m, shared="trained", train=False)
+        group, train = Merge(tau=tau, capacity=m), Train(shared="trained", active=False)  # pyright: ignore
+        method = Method(describe=Coordinates(), compare=Cosine(), group=group, when=Arrival(), train=train)
+        algorithm = compile(method, context)
 
         def turn(state, _):
             state = algorithm.step(state, federation)
@@ -122,11 +140,6 @@ def replayed(plan: Plan, rows: np.ndarray, key: Key, taus: Array) -> dict[str, A
         return jax.lax.scan(turn, algorithm.init(key, federation), length=plan.config.rounds)[1]
 
     return jax.jit(lambda taus: jax.lax.map(run, taus))(taus)
-
-
-def rule(describe: anchors.Describe, tau, chunk: int) -> similar.Settings:
-    """StoCFL's settings, its defaults but for what is given."""
-    return similar.Settings(describe, tau, merging.greedy, "current", chunk, 2**30, 2**28, departures=False)
 
 
 def reduced(federation: Federation, rows: np.ndarray) -> Federation:
@@ -171,4 +184,5 @@ def rounds_table(taus: np.ndarray, found: dict[str, np.ndarray]) -> str:
 
 
 if __name__ == "__main__":
+    use_cache()
     typer.run(main)

@@ -23,7 +23,7 @@ import typer
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
-from jcfl.bench import loaded, machine, placed  # noqa: E402 - of this checkout, where the package is not installed
+from jcfl.runs.bench import loaded, machine, placed  # noqa: E402 - of this checkout, where the package is not installed
 
 CACHE = Path.home() / ".cache/jcfl/peers"
 TITLE = "FedAvg beside other simulators"
@@ -224,7 +224,7 @@ def draw(rows: Rows, stem: Path) -> None:
     """Bars of seconds a round, a panel for every model and number of threads, without what would dwarf the others."""
     import matplotlib
 
-    from jcfl.plotting import style
+    from jcfl.view.plotting import style
 
     with matplotlib.rc_context(style.STYLE):
         shown, axes = style.panels(len(rows), 2, 2.0, style.PAGE)

@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl import programs
-from jcfl.bench import loaded, machine
-from jcfl.bench.work import bare, gap, made_up, medians, seconds_of, settled, table_one, timed
-from jcfl.plan import Plan, described, planned
+from jcfl.runs import programs
+from jcfl.runs.bench import loaded, machine
+from jcfl.runs.bench.work import bare, gap, made_up, medians, seconds_of, settled, table_one, timed
+from jcfl.runs.environment import use_cache
+from jcfl.runs.plan import Plan, described, planned
 
 ROUNDS = 6
 LOWERINGS = ("native", "patches", "auto")
@@ -106,9 +107,9 @@ def products(plan: Plan, engine: str) -> float:
     Two models are trained. In general every step multiplies with a kernel forward and back; factored there are X W of
     two kernels, X Xᵀ, Xᵀ B of two models, and n · n · h a step and direction.
     """
-    setting = plan.setting
-    s, n, h = setting.cohort, setting.width, plan.config.model.options["hidden"]
-    d, steps = int(np.prod(setting.shape)), setting.local.turns(setting.width)[1]
+    population, h = plan.context.population, plan.config.model.options["hidden"]
+    s, n, d = population.cohort, population.width, int(np.prod(population.shape))
+    _, steps = plan.context.trainer.turns(n)
     if engine == "general":
         return 2.0 * s * 2 * steps * 2 * n * d * h
     return 2.0 * s * (4 * n * d * h + n * n * d + 2 * steps * 2 * n * n * h)
@@ -150,7 +151,7 @@ def seeds(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
 def steady(plan: Plan, state: Any) -> tuple[float, float]:
     """The median of some rounds, and the seconds of the first with compilation."""
     compiling, step = seconds_of(lambda: bare(plan, state))
-    first, *later = timed(step, state, plan.federation, 2 if plan.setting.cohort < 50 else ROUNDS)
+    first, *later = timed(step, state, plan.federation, 2 if plan.context.population.cohort < 50 else ROUNDS)
     return medians(later)[0], compiling + first
 
 
@@ -174,4 +175,5 @@ ROWS: dict[str, Callable[[bool, dict[str, float]], dict[str, dict[str, Any]]]] =
 }
 
 if __name__ == "__main__":
+    use_cache()
     typer.run(main)

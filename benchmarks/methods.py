@@ -7,73 +7,24 @@
     python benchmarks/methods.py choice
 
 Every seed is another federation, another start and another order of examples. Seconds are the processor's, compilation
-included, so that other work on the machine does not count. `attacks` is in attacks.py, `thresholds` in thresholds.py.
+included, so that other work on the machine does not count. `attacks` is in attacks.py, `thresholds` in
+thresholds.py, what all studies have in common in study.py.
 """
 
-import json
-import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from study import Study, heading, row
 
-import jcfl
-from jcfl import config, data, registry
-from jcfl.choice import choose_k
-from jcfl.data import Examples
-from jcfl.results import History
-from jcfl.types import Federation
+from jcfl.runs import config
+from jcfl.runs.choice import choose_k
+from jcfl.runs.environment import use_cache
 
 COLUMNS = ("accuracy_micro", "accuracy_macro", "f1_micro", "f1_macro", "purity", "ari", "clusters", "seconds")
-TRAIN = {"lr": 0.05, "steps": 5, "batch_size": 32}
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-
-
-class Study(NamedTuple):
-    """What a question is asked of; every field is an option."""
-
-    name: str = "fashion_mnist"
-    clients: int = 200
-    groups: int = 10
-    examples: int = 100  # for training, per client, on average; a quarter of that for testing
-    hidden: int = 64
-    rounds: int = 40
-    seeds: int = 2
-    only: tuple[str, ...] = ()  # rows
-    data_dir: Path | None = None
-    out: Path | None = None
-
-    def federations(self, scenario: str, **options: Any) -> list[Federation]:
-        """A federation for every seed, padded to one width so that they share their compiled programs."""
-        registry.load()
-        whole = data.load(self.name, self.data_dir or Path(os.environ.get("JCFL_DATA", "data")))
-        rng, number = np.random.default_rng(0), self.examples * self.clients
-        part = replace(whole, train=drawn(rng, whole.train, number), test=drawn(rng, whole.test, number // 4))
-        options |= {"clients": self.clients}
-        found = [data.federation(part, scenario, seed=seed, **options) for seed in range(self.seeds)]
-        for half in ("train", "test"):
-            width = max(getattr(one, half).width for one in found)
-            found = [replace(one, **{half: replace(getattr(one, half), width=width)}) for one in found]
-        return found
-
-    def run(self, federation: Federation, **given: Any) -> tuple[History, float]:
-        """A run's history, and the processor's seconds."""
-        start = time.process_time()
-        common = {"model": {"name": "mlp", "hidden": self.hidden}, "train": TRAIN, "rounds": self.rounds}
-        return jcfl.run(federation, **{**common, **given}), time.process_time() - start
-
-    def chosen(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows asked for."""
-        return {title: row for title, row in rows.items() if not self.only or title in self.only}
-
-    def saved(self, found: Mapping[str, Any]) -> None:
-        """The figures so far, on disk."""
-        if self.out is not None:
-            self.out.write_text(json.dumps(found, indent=1), "utf-8")
 
 
 @app.callback()
@@ -153,11 +104,11 @@ def collapse(
     uneven = {"sizes": [int(size) for size in group_sizes.split(",")]} if group_sizes else {}
     federations = study.federations(scenario, groups=study.groups, **uneven)
     found: dict[str, Any] = {}
-    for row, method in study.chosen(starters(study.groups, warmup)).items():
+    for start, method in study.chosen(starters(study.groups, warmup)).items():
         for seed, federation in enumerate(federations):
             history, _ = study.run(federation, method=method, seed=seed, evaluate_first=True)
             counts = [sizes(labels, method["clusters"]) for labels in history.labels[0]]
-            title = f"{row}, seed {seed}"
+            title = f"{start}, seed {seed}"
             scores = {key: float(history[key][0, -1]) for key in ("accuracy_micro", "purity", "ari")}
             found[title] = {"sizes": dict(zip(history.rounds.tolist(), counts, strict=True)), **scores}
             print(f"\n{title}: {', '.join(f'{key} {value:.3f}' for key, value in scores.items())}")
@@ -215,22 +166,6 @@ def choice(context: typer.Context, largest: int = 8, federation: int = 0) -> Non
         study.saved(found)
 
 
-def drawn(rng: np.random.Generator, examples: Examples, number: int) -> Examples:
-    """A random part of some examples, in their order."""
-    rows = np.sort(rng.permutation(len(examples))[:number])
-    return Examples(examples.x[rows], examples.y[rows])
-
-
-def heading(names: Sequence[str]) -> str:
-    """The head of a Markdown table."""
-    return f"{row(names[0], names[1:])}\n|{'---|' * len(names)}"
-
-
-def row(title: str, cells: Sequence[str]) -> str:
-    """One row of a Markdown table."""
-    return f"| {' | '.join([title, *cells])} |"
-
-
 def cell(values: Sequence[float], what: str) -> str:
     """Mean ± standard deviation over seeds; a dash where there is no such figure."""
     if np.isnan(values).any():
@@ -240,4 +175,5 @@ def cell(values: Sequence[float], what: str) -> str:
 
 
 if __name__ == "__main__":
+    use_cache()
     app()

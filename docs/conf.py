@@ -21,7 +21,9 @@ html_math_renderer = "mathml"
 html_show_copyright = False
 html_copy_source = False
 default_role = "code"
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "substitution"]
+myst_substitutions = parts.SUBSTITUTIONS
+suppress_warnings = ["config.cache"]  # that Sphinx cannot store these functions between builds
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -33,15 +35,14 @@ napoleon_numpy_docstring = False
 
 
 def setup(app: Any) -> None:
-    """What is ours: parts of pages from elsewhere, docstrings that are not all reStructuredText, formulas as MathML."""
-    app.connect("source-read", lambda app, name, source: source.__setitem__(0, parts.filled(source[0], name)))
+    """Escape docstrings that are not reStructuredText, write formulas as MathML, refuse a site with missing pages."""
     app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("env-before-read-docs", lambda app, env, names: parts.refuse_missing(env.found_docs))
 
 
 def plain(app: Any, what: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
-    """Let signs that mean something to reStructuredText stand for themselves."""
+    """Escape the characters of a docstring that reStructuredText would take for markup."""
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             lines[i] = re.sub(r"(?<![`*\w])([*|])(?=\S)|(?<=\S)\|(?![`\w])|(?<=\w)_(?=\W)(?!`)", r"\\\g<0>", line)

@@ -1,46 +1,27 @@
-"""What pages take from elsewhere: facts from the registry, parts of other files.
+"""The parts of pages that come from elsewhere: descriptions from the registry, sections of other files.
 
-A page asks for them by lines of their own: `{{ facts }}` on the page of a method, `{{ facts addon }}` for all pieces of
-a kind, `{{ table method }}` for a kind's table, `{{ file CHANGELOG.md }}` for a file, and `{{ file CONTRIBUTING.md:
-Extension points }}`, in one line, for what stands in it under a heading.
+A page calls the functions in `SUBSTITUTIONS` by MyST's substitutions, each in a line of its own: `{{ method("ifca") }}`
+describes a method, `{{ answers() }}` is the table of all methods and their seven answers, `{{ pieces("addon") }}`
+describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("CHANGELOG.md") }}` is a file, and
+`{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
-from jcfl import config, facts, phases, registry
-from jcfl.algorithms.options import average
+from jcfl import metrics, registry
+from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
-from jcfl.objective import Pull
-from jcfl.plan import planned
-from jcfl.rounds import Pieces
+from jcfl.runs import config
+from jcfl.runs.plan import planned
+from jcfl.view import facts
 
+registry.load()
 ROOT = Path(__file__).parents[1]
-MARK = re.compile(r"^\{\{ (\w+) ?(.*?) \}\}$", re.MULTILINE)
 TINY = ["scenario.clients=20", "model.hidden=4", "compare=[]"]
-"""What a method's pieces are looked at on, besides the options of its example."""
-
-WORDS = {
-    "distinct": "cluster models start from different initialisations",
-    "terms": "loss terms",
-    "shared": "shared model",
-    "weigh": "clients count",
-    "averaging": "averages by a rule of its own",
-    "rate": "step towards the average",
-    "stored": "clients' last models are kept",
-    "prepare": "clients compute something before they train",
-    "chained": "clients train one after another",
-}
-"""What the choices in `jcfl.rounds.Pieces` are called."""
-
-
-def filled(markdown: str, name: str) -> str:
-    """A page with what it asks for put in."""
-    return MARK.sub(lambda found: written(found[1], found[2], name), markdown)
+"""What is built to see which add-ons a method takes, besides the options of its example."""
 
 
 def refuse_missing(pages: Iterable[str]) -> None:
@@ -49,45 +30,24 @@ def refuse_missing(pages: Iterable[str]) -> None:
     Raises:
         ValueError: there is one.
     """
-    registry.load()
     there = {Path(page).stem for page in pages if page.startswith("methods/")} - {"index"}
     if odd := there ^ set(registry.names("method")):
         raise ValueError(f"docs/methods and the registry differ in {', '.join(sorted(odd))}")
 
 
-def written(what: str, name: str, source: str) -> str:
-    """What stands in place of a mark.
-
-    Raises:
-        ValueError: nothing of that name can.
-    """
-    registry.load()
-    if what == "facts" and not name:
-        return about_method(Path(source).stem)
-    if what == "facts":
-        text = "\n\n".join(section(name, one) for one in registry.names(name))
-        return text + letters(text)
-    if what == "table":
-        return listed(name)
-    if what == "file":
-        return part(*(word.strip() for word in name.split(":")))
-    raise ValueError(f"{source}: nothing is known of {{{{ {what} {name} }}}}")
-
-
 def about_method(name: str) -> str:
-    """The facts on a method's page: options, pieces, costs, add-ons, deviations."""
+    """The end of a method's page: what it is, its options, pieces, costs, add-ons and deviations."""
     one = facts.facts("method", name)
     parts = [f"## In short\n\n{prose(one.line)}", prose(one.text), f"```sh\n{one.example}\n```"]
     parts += ["## Options", options(one.options) if one.options else "It has none of its own."]
-    parts += ["## Made of", pieces(name)]
+    parts += ["## Seven answers", "[Each can be swapped](../pieces.md).", answers_of(name, one)]
     parts += ["## Deviations", prose(one.deviations)] if one.deviations else []
-    return "\n\n".join(parts) + letters(" ".join((*parts, *(row.text for row in one.options))))
+    return "\n\n".join(parts)
 
 
-def letters(text: str) -> str:
-    """What the letters for papers in a text stand for, as a last paragraph."""
-    used = facts.papers(text)
-    return f"\n\n<small>{used}.</small>" if used else ""
+def described(kind: str) -> str:
+    """All pieces of a kind, each under a heading of its own."""
+    return "\n\n".join(section(kind, name) for name in registry.names(kind))
 
 
 def section(kind: str, name: str) -> str:
@@ -104,6 +64,8 @@ def listed(kind: str) -> str:
     link = (lambda name: f"[`{name}`]({name}.md)") if kind == "method" else (lambda name: f"[`{name}`](#{kind}-{name})")
     if kind == "preset":
         rows, link = config.presets(), lambda name: f"`{name}`"
+    elif kind == "score":
+        rows, link = {name: one.meaning for name, one in metrics.scores().items()}, lambda name: f"`{name}`"
     elif kind == "common":
         return options(facts.facts("scenario", "iid").common)
     elif kind == "keys":
@@ -125,32 +87,39 @@ def options(rows: list[facts.Option]) -> str:
     )
 
 
-def pieces(name: str) -> str:
-    """The pieces that a method chooses, what it costs, and which add-ons it takes, found out by building it."""
-    algorithm, calls = built(name)
-    rows = []
-    if calls:
-        grouping, choices = calls[0]
-        rows.append(("grouping", source(next(rule for rule in grouping if rule and named(rule) != "grouping"))))
-        rows += [(WORDS[key], said(key, getattr(choices, key))) for key in WORDS]
-    rows.append(("costs of a client-round, FedAvg's being 1", costs(algorithm.costs)))
-    rows.append(("add-ons", ", ".join(f"[`{addon}`](#addon-{addon})" for addon in taken(name)) or "none"))
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows if value)])
+def answers_of(name: str, one: facts.Facts) -> str:
+    """A method's seven answers with links to them, what it costs, and which add-ons it takes."""
+    rows = {question: linked(question, said) for question, said in one.answers.items()}
+    rows["costs of a client-round, FedAvg's being 1"] = ", ".join(f"{key} {cost:g}" for key, cost in one.costs.items())
+    rows["add-ons"] = ", ".join(f"[`{addon}`](#addon-{addon})" for addon in taken(name)) or "none"
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
-def built(name: str, *more: str) -> tuple[Any, list[tuple[Any, Pieces]]]:
-    """A method's algorithm on a tiny federation, and the pieces it was put together from."""
-    calls = []
-    whole = phases.clustered
+def answers() -> str:
+    """The table of all methods and their seven answers, read from the methods' values; – where there is none.
 
-    def clustered(setting: Any, grouping: Any, *, costs: Any = None, **choices: Any) -> Any:
-        calls.append((grouping, Pieces(**choices)))
-        return whole(setting, grouping, costs=costs, **choices)
+    Methods that group nobody come first.
+    """
+    names = sorted(registry.names("method"), key=lambda name: facts.answered(name).group.clustered)
+    head = [f"| method | {' | '.join(QUESTIONS)} |", "|---" * 8 + "|"]
+    return "\n".join([*head, *(row(name) for name in names)])
 
-    words = [*TINY, f"method.name={name}", *needed(name), *more]
-    with mock.patch.object(phases, "clustered", clustered):
-        algorithm = planned(config.read("quickstart", words)).algorithms
-    return next(iter(algorithm.values())), calls
+
+def row(name: str) -> str:
+    """One method's row in the table of answers."""
+    found = dict(facts.facts("method", name).answers)
+    if found["describe"] == "nothing":
+        found["when"] = "nothing"  # groups that look at nothing never change
+    cells = ["–" if found[question] == "nothing" else linked(question, found[question]) for question in QUESTIONS]
+    return f"| [{name}]({name}.md) | {' | '.join(cells)} |"
+
+
+def linked(question: str, said: str) -> str:
+    """One answer; where it begins with a name that is registered, the name leads to its description."""
+    kind, name = config.KINDS[question], re.split(r"\W", said)[0]
+    if question in ("train", "answer") or name not in registry.names(kind):
+        return cell(said)
+    return f"[`{name}`](#{kind}-{name}){cell(said.removeprefix(name))}"
 
 
 def needed(name: str) -> list[str]:
@@ -167,51 +136,16 @@ def taken(name: str) -> list[str]:
 def takes(name: str, addon: str) -> bool:
     """Whether a method takes an add-on."""
     bare = ["method.lam=0"] if (name, addon) == ("stocfl", "cam") else []  # a pull to what is added has no meaning
+    words = [*TINY, f"method.name={name}", *needed(name), f"method.addons=[{addon}]", *bare]
     try:
-        built(name, f"method.addons=[{addon}]", *bare)
+        planned(config.read("quickstart", words))
     except InputError:
         return False
     return True
 
 
-def said(key: str, value: Any) -> str:
-    """One choice in words; nothing where it is the neutral one."""
-    if value == Pieces._field_defaults[key] and key not in ("weigh", "shared"):
-        return ""
-    if key == "terms":
-        return ", ".join(pull(term) if isinstance(term, Pull) else source(term) for term in value)
-    if key == "weigh":
-        return {"by_size": "by their examples", "equally": "equally"}[value.__name__]
-    if key == "shared":
-        return {"mean": "the mean over all clients", "trained": "trained beside the cluster's", "added": "added"}[value]
-    return "yes" if value is True or callable(value) else str(value)
-
-
-def pull(term: Pull) -> str:
-    """A proximal term, and towards what it pulls."""
-    return (
-        "`jcfl.objective.proximal` to " + {"own": "the cluster's model", "shared": "the shared model"}[term.to.__name__]
-    )
-
-
-def source(function: Callable[..., Any]) -> str:
-    """Where a piece is from."""
-    return f"`{function.__module__}.{named(function)}`"
-
-
-def named(function: Callable[..., Any]) -> str:
-    """The public function that made a piece."""
-    return function.__qualname__.split(".")[0]
-
-
-def costs(found: dict[str, float]) -> str:
-    """Costs in words."""
-    known = average(found, 1)
-    return ", ".join(f"{key} {known[key]:g}" for key in ("storage", "communication", "computation") if key in known)
-
-
 def prose(text: str) -> str:
-    """A docstring's text as Markdown, with its letters for papers and its signs left alone."""
+    """A docstring's text as Markdown, its signs left alone."""
     return re.sub(r"(?<!`)([<*_])(?!`)", r"\\\1", text) if "`" not in text else text
 
 
@@ -231,3 +165,7 @@ def part(path: str, title: str = "") -> str:
     if found is None:
         raise ValueError(f"{path} has no heading {title!r}")
     return re.sub(r"^##(#+ )", r"#\1", found[2], flags=re.MULTILINE)
+
+
+SUBSTITUTIONS = {"method": about_method, "answers": answers, "pieces": described, "table": listed, "file": part}
+"""The functions that pages call."""

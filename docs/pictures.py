@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 import jcfl
-from jcfl import data, plotting, registry, results
-from jcfl.plotting.cosines import bare, neighbours, scatter, square, strip
-from jcfl.plotting.lines import scaled
-from jcfl.plotting.style import COLOURS, PAGE, STYLE, Picture, encoded, line, matched, ranked
+from jcfl import data, registry, results
+from jcfl.view import plotting
+from jcfl.view.plotting.cosines import bare, neighbours, scatter, square, strip
+from jcfl.view.plotting.lines import scaled
+from jcfl.view.plotting.style import COLOURS, PAGE, STYLE, Picture, encoded, line, matched, ranked
 
 PLACE = Path(__file__).parent / "pictures"
 DPI = 160
@@ -36,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stocfl": {"tau": 0.42},
     "flhc": {"clusters": 4, "at": 5},
     "fesem_ma": {"represent": "whole"},
+    "clustered": {"describe": "gradient", "compare": "cosine", "group": {"name": "linkage", "clusters": 4}},
 }
 """What a method's picture needs besides its defaults."""
 
@@ -219,4 +221,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    jcfl.use_cache()
     main(sys.argv[1:])

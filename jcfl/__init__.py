@@ -3,27 +3,29 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jcfl import registry as registry
+from jcfl.errors import InputError as InputError
+from jcfl.errors import TrainingError as TrainingError
+from jcfl.registry import register as register
+from jcfl.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from jcfl import data as data
-    from jcfl.errors import InputError as InputError
-    from jcfl.errors import TrainingError as TrainingError
-    from jcfl.experiment import run as run
-    from jcfl.registry import register as register
     from jcfl.results import History as History
-    from jcfl.sweeping import sweep as sweep
-
-__version__ = "0.1.0"
+    from jcfl.runs.environment import use_cache as use_cache
+    from jcfl.runs.experiment import run as run
+    from jcfl.runs.sweeping import sweep as sweep
 
 _HOMES = {
     "History": "jcfl.results",
-    "InputError": "jcfl.errors",
-    "TrainingError": "jcfl.errors",
-    "register": "jcfl.registry",
-    "run": "jcfl.experiment",
-    "sweep": "jcfl.sweeping",
+    "run": "jcfl.runs.experiment",
+    "sweep": "jcfl.runs.sweeping",
+    "use_cache": "jcfl.runs.environment",
 }
 
-__all__ = ["History", "InputError", "TrainingError", "data", "register", "run", "sweep"]
+__all__ = ["History", "InputError", "TrainingError", "data", "register", "run", "sweep", "use_cache"]
+
+registry.provide(lambda: importlib.import_module("jcfl.runs.pieces"))
 
 
 def __getattr__(name: str) -> Any:

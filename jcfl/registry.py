@@ -1,9 +1,16 @@
-"""Named pieces: methods, scenarios, datasets, models and add-ons, each a function whose keywords are its options."""
+"""Named pieces: methods, scenarios, datasets, models and add-ons, each a function whose keywords are its options.
 
-import importlib
+A piece is registered when its module is imported. This module imports no other part of jcfl: `load` calls
+the loaders that were provided, and imports the plug-ins, which are installed packages with an entry point of the group
+`jcfl.pieces`.
+"""
+
+import importlib.metadata
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
 
@@ -11,33 +18,122 @@ from jcfl.errors import InputError, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-KINDS = ("method", "addon", "data", "scenario", "model", "train", "track")
+KINDS = (
+    "method",
+    "addon",
+    "describe",
+    "compare",
+    "group",
+    "when",
+    "training",
+    "aggregate",
+    "answer",
+    "data",
+    "scenario",
+    "model",
+    "train",
+    "track",
+)
 """Every kind of piece that a configuration can name."""
 
-PIECES = ("jcfl.data.sources", "jcfl.data.federation", "jcfl.models", "jcfl.local", "jcfl.algorithms", "jcfl.trackers")
-"""The modules that register this package's own pieces."""
+GROUP = "jcfl.pieces"
+"""The group of entry points under which an installed package names the modules that register its pieces."""
 
 _TABLES: dict[str, dict[str, Callable[..., Any]]] = {}
+_CONTESTED: dict[tuple[str, str], str] = {}  # names that two modules want, and which modules those are
+_LOADERS: list[Callable[[], object]] = []
+_PACKAGES: dict[str, str] = {}  # by top-level module of a plug-in: its package and version
+
+
+class Plugin(NamedTuple):
+    """An entry point of an installed package, after its module has been imported."""
+
+    package: str  # the package and its version
+    module: str
+    error: str = ""  # why the import failed, where it did
 
 
 def register(kind: str, name: str) -> Callable[[Function], Function]:
     """Put the decorated function into the table of its kind under `name`.
 
     The function's keyword-only parameters are its options: their annotations are what `options` checks, the first
-    line of its docstring is what `jcfl list` shows.
+    line of its docstring is what `jcfl list` shows. A module can register its own function again, as a notebook does
+    when a cell is run twice.
+
+    Raises:
+        InputError: another module has registered this name.
     """
 
     def put(function: Function) -> Function:
-        _TABLES.setdefault(kind, {})[name] = function
+        table = _TABLES.setdefault(kind, {})
+        if name in table and table[name].__module__ != function.__module__:
+            both = f"{origin(table[name])} and {origin(function)}"
+            _CONTESTED[kind, name] = f"{kind} {name!r} is registered twice, by {both}; rename or uninstall one of them"
+            raise InputError(_CONTESTED[kind, name])
+        table[name] = function
         return function
 
     return put
 
 
+def provide(loader: Callable[[], object]) -> None:
+    """Let `load` call `loader`, which imports modules that register pieces.
+
+    The registry knows no other part of jcfl; `jcfl/__init__.py` provides the loader of jcfl's own pieces.
+    """
+    _LOADERS.append(loader)
+
+
 def load() -> None:
-    """Import the modules that register this package's own pieces."""
-    for module in PIECES:
-        importlib.import_module(module)
+    """Register jcfl's own pieces and those of the installed plug-ins."""
+    for loader in _LOADERS:
+        loader()
+    plugins()
+
+
+@cache
+def plugins() -> tuple[Plugin, ...]:
+    """The installed plug-ins, each imported once.
+
+    A plug-in whose import fails is left out with a warning, because most runs do not need it. Where a name is unknown,
+    `find` says which plug-ins have failed, because one of them may have that name.
+    """
+    found = tuple(imported(entry) for entry in importlib.metadata.entry_points(group=GROUP))
+    for plugin in found:
+        if plugin.error:
+            warnings.warn_explicit(failure(plugin), UserWarning, plugin.module, 1)  # no line of ours is printed with it
+    return found
+
+
+def imported(entry: importlib.metadata.EntryPoint) -> Plugin:
+    """The plug-in of an entry point, whose module this imports."""
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.name
+    _PACKAGES[root(entry.module)] = package
+    try:
+        entry.load()
+    except Exception as error:  # another author's module may raise anything
+        return Plugin(package, entry.module, " ".join(f"{type(error).__name__}: {error}".split()))
+    return Plugin(package, entry.module)
+
+
+def failure(plugin: Plugin) -> str:
+    """Why a plug-in is missing, in one line."""
+    return f"plug-in {plugin.module} of package {plugin.package} cannot be imported ({plugin.error})"
+
+
+def origin(function: Callable[..., Any]) -> str:
+    """Which module defines a registered function, and which package that module belongs to.
+
+    >>> origin(register)
+    'jcfl.registry (jcfl)'
+    """
+    package = root(function.__module__)
+    return f"{function.__module__} ({_PACKAGES.get(package, package)})"
+
+
+def root(module: str) -> str:
+    """The top-level package of a module."""
+    return module.partition(".")[0]
 
 
 def names(kind: str) -> list[str]:
@@ -49,17 +145,28 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     """The function registered under a name.
 
     Raises:
-        InputError: no such name; the nearest one is offered.
+        InputError: no such name: the nearest one is offered, and plug-ins that cannot be imported are named. Or two
+            modules want this name.
     """
+    if name not in _TABLES.get(kind, {}):
+        load()
+    if (kind, name) in _CONTESTED:
+        raise InputError(_CONTESTED[kind, name])
     table = _TABLES.get(kind, {})
     if name not in table:
-        raise unknown(kind, name, table)
+        failed = [failure(plugin) for plugin in plugins() if plugin.error]
+        raise InputError("; ".join([str(unknown(kind, name, table)), *failed]))
     return table[name]
 
 
 def line(function: Callable[..., Any]) -> str:
     """What a registered function is, in one line: the first of its docstring."""
     return next(iter((inspect.getdoc(function) or "").splitlines()), "")
+
+
+def shared(kind: str) -> tuple[Callable[..., Any], ...]:
+    """The functions whose keyword-only parameters are options of every piece of a kind."""
+    return (find("federation", "options"),) if kind == "scenario" else ()
 
 
 def options(kind: str, name: str, given: Mapping[str, Any], also: Iterable[Callable[..., Any]] = ()) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """Arithmetic on models, one or many stacked along a leading axis."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl.types import Array, Model, Models
+Array = jax.Array
+Model = Any  # a tree of arrays
+Models = Any  # models stacked along a leading axis
 
 EXACT = jax.lax.Precision.HIGHEST  # an average of models must not be rounded as training's products may be
 

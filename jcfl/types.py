@@ -24,6 +24,10 @@ OVERFLOW = -2
 """In place of a cluster in `State.failed`: more clusters were found than there are slots."""
 
 
+VOTER = -3
+"""In place of a cluster in `State.failed`: the model of a run that votes beside this one is not finite."""
+
+
 class Split(struct.PyTreeNode):
     """Which examples every client owns: client i's are `rows[start[i] : start[i] + size[i]]`."""
 
@@ -59,6 +63,7 @@ class Clients(struct.PyTreeNode):
     x: Any  # [s, n, ...] float
     y: Array  # [s, n] int32
     mask: Array  # [s, n] bool
+    weight: Array | tuple[()] = ()  # [s, n] what an example counts in the loss, where examples do not count alike
 
     @property
     def size(self) -> Array:
@@ -109,13 +114,16 @@ class Broadcast(struct.PyTreeNode):
     """What the server sends to one client."""
 
     label: Array  # [] int32, the client's cluster
-    cluster: Model
-    clusters: Models  # [k, ...]
-    shared: Model
+    cluster: Model  # the model of that cluster
+    clusters: Models  # [k, ...] the models of all clusters
+    shared: Model  # the global model ω
     shares: Array  # [k] the share of the examples that each cluster's clients hold
-    memory: Any  # what the grouping rule remembers
-    extra: Any = ()  # what the client itself worked out from it before training
-    optimizer: Any = ()  # where clients keep it: the client's own, one state for every model that it trains
+    memory: Any  # what the grouping remembers
+    extra: Any = ()  # what the client computed from the broadcast before training
+    own: Any = struct.field(default_factory=dict)  # the client's own state from its last round, by name
+    live: Array | tuple[()] = ()  # [k] bool, the clusters that have members; () stands for all of them
+    mean: Model = ()  # the mean of the cluster models, weighted by `shares`, where a loss term asks for it
+    server: Any = struct.field(default_factory=dict)  # what the server keeps for the client's cluster, by name
 
 
 class Upload(struct.PyTreeNode):
@@ -123,7 +131,7 @@ class Upload(struct.PyTreeNode):
 
     cluster: Model
     shared: Model  # `()` where the shared model is the mean of the cluster models
-    optimizer: Any = ()  # the optimizers' states after training, where they are kept
+    own: Any = struct.field(default_factory=dict)  # the client's new state, by name
 
 
 class State(struct.PyTreeNode):
@@ -133,12 +141,18 @@ class State(struct.PyTreeNode):
     shared: Model
     labels: Array  # [m] int32, the cluster of every client; -1 before it has one
     seen: Array  # [m] bool, whether it has taken part
-    memory: Any  # whatever the grouping rule carries
-    round: Array  # [] int32
-    key: Key  # the run's key; a round's keys are folded from it
+    memory: Any  # whatever the grouping carries
+    round: Array  # [] int32, rounds since the run began
+    key: Key  # the run's key; every random stream is folded from it, see `jcfl.core.streams`
     failed: Array  # [2] int32, round and cluster of the first model that is not finite; -1, -1 while all are
-    local: Models = ()  # [m, ...] the clients' own last models, for methods that compare all of them each round
-    optimizer: Any = ()  # [m, ...] the clients' optimizer states, where they outlast a round
+    began: Array  # [] int32, the round in which the method's present phase began
+    clients: Any = struct.field(default_factory=dict)  # [m, ...] each: the states that clients keep, by name
+    server: Any = struct.field(default_factory=dict)  # [k, ...] each: what the server keeps beside a cluster's model
+
+    @property
+    def clock(self) -> Array:
+        """Rounds since the present phase began. [] int32"""
+        return self.round - self.began
 
 
 class Grouping(NamedTuple):
@@ -166,13 +180,15 @@ class Algorithm(NamedTuple):
 
     `init(key, federation) -> State`; `step(state, federation) -> State` is one round, pure and of fixed shape;
     `predict(state, federation) -> (labels [m], logits [r, c])` says which cluster serves each client and answers every
-    test row; `evaluate(state, federation) -> dict` makes of it the figures of `jcfl.evaluation`; `costs` are those of a
-    client-round in units of FedAvg's; `engine` says how clients train.
+    test row; `evaluate(state, federation) -> dict` makes of it what `jcfl.metrics.measured` computes scores from,
+    beside scalars that the method measures itself; `costs` are those of a client-round in units of FedAvg's, as a
+    function of the number of clusters; `engine` says how clients train; `method` is the value that was compiled.
     """
 
     init: Callable[[Key, Federation], State]
     step: Callable[[State, Federation], State]
     predict: Callable[[State, Federation], tuple[Array, Array]]
     evaluate: Callable[[State, Federation], dict[str, Array]]
-    costs: dict[str, float]
+    costs: Callable[[float], dict[str, float]]
     engine: str = "general"
+    method: Any = None

@@ -5,7 +5,11 @@ import shlex
 
 import typer
 
-from jcfl import cli, config
+from jcfl import cli
+from jcfl.cli.arguments import configured, grid, separated
+from jcfl.cli.viewing import kinds
+from jcfl.runs import config
+from jcfl.view import facts
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -28,13 +32,8 @@ def checked(command: str) -> None:
     found = typer.main.get_command(cli.app)
     context = found.commands[name].make_context(name, words)  # pyright: ignore[reportAttributeAccessIssue]
     if name in ("run", "show", "sweep") and context.params.get("resume") is None:
-        given = cli.sorted_out(context.params["tokens"] or [], context.params["settings"] or [])
-        cli.configured(*given)
+        configured(*separated(context.params["words"], context.params["overrides"]))
     if name == "sweep":
-        from jcfl import commands
-
-        commands.values(context.params["over"] or [])
+        grid(context.params["over"])
     if name == "list" and context.params["what"] not in config.presets():
-        from jcfl import facts
-
-        assert context.params["what"] in (None, *facts.titles()) or facts.found(context.params["what"])
+        assert context.params["what"] in (None, *kinds()) or facts.found(context.params["what"])

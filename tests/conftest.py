@@ -1,11 +1,52 @@
 """Fixtures that every test module may use."""
 
+import importlib.metadata
 import os
 import pathlib
 
 import pytest
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import jcfl
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports JAX
+if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a flag that it does not know
+    flags = os.environ.get("XLA_FLAGS", "")  # without its newest code generator XLA compiles in half the time
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {flags}".strip()
+jcfl.use_cache()  # the test processes share the programs that they compile
+
+collect_ignore = ["plugin"]  # a user's package: importing it here would register its pieces for every test
+
+
+QUICK = {
+    "averaging",
+    "config",
+    "contract",
+    "environment",
+    "grouping_more",
+    "house",
+    "layout",
+    "linkage",
+    "merging",
+    "metrics",
+    "nested",
+    "objective",
+    "registry",
+    "scores",
+    "show",
+    "sources_arrays",
+    "stocfl",
+    "streams",
+    "terminal",
+}
+"""The test files of the working day: they compile little. Of `test_contract.py` only one method's cases are taken."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the files in `QUICK`."""
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        if name in QUICK and (name != "contract" or "[ifca-None]" in item.name):
+            item.add_marker(pytest.mark.quick)
 
 
 @pytest.fixture(scope="session")

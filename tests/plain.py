@@ -50,20 +50,20 @@ def loss(vector, client, beside=0.0):
     return -np.log(chances(logits(vector, x) + beside)[np.arange(len(y)), y]).mean()
 
 
-def gradient(vector, client, beside=0.0):
-    """The gradient of `loss`, by hand."""
+def gradient(vector, client, beside=0.0, counts=1.0):
+    """The gradient of `loss`, by hand; `counts` [n, 1] is what each example counts in it."""
     x, y = client
-    error = (chances(logits(vector, x) + beside) - np.eye(10)[y]) / len(y)
+    error = counts * (chances(logits(vector, x) + beside) - np.eye(10)[y]) / len(y)
     hidden = features(vector, x)
     back = (error @ parts(vector)[2].T) * (1 - hidden**2)
     return np.concatenate([(x.T @ back).ravel(), back.sum(0), (hidden.T @ error).ravel(), error.sum(0)])
 
 
-def trained(start, client, extra=lambda vector: 0.0, beside=0.0, epochs=EPOCHS):
+def trained(start, client, extra=lambda vector: 0.0, beside=0.0, epochs=EPOCHS, counts=1.0):
     """Full-batch gradient descent; `extra` is the gradient of the terms beside the loss."""
     vector = start
     for _ in range(epochs):
-        vector = vector - LR * (gradient(vector, client, beside) + extra(vector))
+        vector = vector - LR * (gradient(vector, client, beside, counts) + extra(vector))
     return vector
 
 
@@ -135,7 +135,7 @@ def ifca(clients, cohorts, models, shared, *, equally=False, tied=None):
 
 
 def ifca_cam(clients, cohorts, models, shared, *, warmup):
-    """T Alg. 5: FedAvg for the shared model, then both parts in parallel, each with the other's logits held fixed."""
+    """Ma 2023, Alg. 5: FedAvg for the shared model, then both parts in parallel, each with the other's logits fixed."""
     labels, weights = np.full(len(clients), -1), sizes(clients)
     for turn, cohort in enumerate(cohorts):
         uploads, common = {}, {}
@@ -181,12 +181,22 @@ def em_step(vectors, weights, centres):
     return labels, new
 
 
+def placed(labels, centres, cohort, clients, seen, shared=None):
+    """Labels with those who come for the first time in the cluster, of those in use, that does best on their data."""
+    labels, used = labels.copy(), sorted(set(labels))
+    for i in (i for i in cohort if not seen[i]):
+        beside = 0.0 if shared is None else logits(shared, clients[i][0])
+        labels[i] = used[np.argmin([loss(centres[k], clients[i], beside) for k in used])]
+    return labels
+
+
 def fesem(clients, cohorts, first, *, k, labels_of, lam=0.0, equally=True, refit=False):
     """FeSEM, and WeCFL by size; `labels_of(turn)` are the labels of a clustering from fresh seeds."""
     m = len(clients)
     count = np.ones(m) if equally else sizes(clients)
     own, centres, labels, seen = np.tile(first, (m, 1)), np.tile(first, (k, 1)), np.zeros(m, int), np.zeros(m, bool)
     for turn, cohort in enumerate(cohorts):
+        labels = placed(labels, centres, cohort, clients, seen if turn else np.ones(m, bool))
         for i in cohort:
             own[i] = trained(centres[labels[i]], clients[i], pull(lam, centres[labels[i]]))
             seen[i] = True
@@ -199,12 +209,14 @@ def fesem(clients, cohorts, first, *, k, labels_of, lam=0.0, equally=True, refit
 
 
 def fesem_cam(clients, cohorts, first, *, k, labels_of, lam, warmup):
-    """T Alg. 5 and eqs. 7.10-7.15: local training alone, one clustering, then both parts in parallel."""
+    """Ma 2023, Alg. 5 and eqs. 7.10-7.15: local training alone, one clustering, then both parts in parallel."""
     m = len(clients)
     own, centres, labels, seen = np.tile(first, (m, 1)), np.tile(first, (k, 1)), np.zeros(m, int), np.zeros(m, bool)
     shared = first
     for turn, cohort in enumerate(cohorts):
         common = {}
+        if turn >= warmup:
+            labels = placed(labels, centres, cohort, clients, seen, shared)
         for i in cohort:
             seen[i] = True
             if turn < warmup:
@@ -230,10 +242,10 @@ def cfl(clients, first, rounds, *, eps1, eps2, gamma=0.0, min_round=0):
         uploads = {i: trained(models[labels[i]], clients[i]) for i in everybody}
         delta = np.array([uploads[i] - models[labels[i]] for i in everybody])
         if scale is None:
-            scale = np.linalg.norm(delta.mean(0)), np.linalg.norm(delta, axis=1).max()
+            scale = np.linalg.norm(np.average(delta, 0, weights)), np.linalg.norm(delta, axis=1).max()
         for c in range(len(models)):
             ids = np.flatnonzero(labels == c)
-            settled = np.linalg.norm(delta[ids].mean(0)) < eps1 * scale[0]
+            settled = np.linalg.norm(np.average(delta[ids], 0, weights[ids])) < eps1 * scale[0]
             apart = np.linalg.norm(delta[ids], axis=1).max() > eps2 * scale[1]
             if settled and apart and len(ids) > 2 and turn >= min_round:
                 away = pairwise_distances(delta[ids], metric="cosine")

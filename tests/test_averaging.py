@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from jcfl import averaging, registry
+from jcfl import registry
+from jcfl.core import averaging
 from jcfl.errors import InputError
 
 S, K = 11, 4

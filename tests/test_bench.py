@@ -12,9 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import compare
-from jcfl import bench, cli
-from jcfl.bench import charts, rows, work
+from jcfl import cli
 from jcfl.errors import InputError
+from jcfl.runs import bench
+from jcfl.runs.bench import rows, work
+from jcfl.view.plotting import benchmarks as charts
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -40,7 +42,9 @@ def test_a_row_is_measured_in_a_process_of_its_own(found):
 
 def test_what_is_written_says_what_was_measured(found, tmp_path):
     """A table, the figures, and a chart that is a picture."""
-    text, figures, chart = bench.write(found, tmp_path / "new")
+    text, figures = bench.write(found, tmp_path / "new")
+    (chart,) = charts.seconds(found, tmp_path / "new" / "bench")
+    assert charts.growth(found, tmp_path / "new" / "growth") == []
     lines = text.read_text("utf-8").splitlines()
     assert "| | general, s | factored, s | times faster |" in "\n".join(lines)
     assert f"| {found['cases'][0]['figures']['factored_s']:.3g} |" in "\n".join(lines)
@@ -67,7 +71,7 @@ def test_growth_is_drawn_against_what_grows(tmp_path):
         "figures": {"clients": int(size.split("/")[0]), "round_s": seconds, "peak_GiB": 1.0},
     }
     cases = [case("100", 0.1), case("1000", 0.2), case("1000/50", 0.9)]
-    assert charts.points("clients", cases) == [(100, 0.1, 1.0), (1000, 0.2, 1.0)]
+    assert charts.points(cases, "clients") == [(100, 0.1, 1.0), (1000, 0.2, 1.0)]
     (chart,) = charts.growth({"cases": cases}, tmp_path / "growth")
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert charts.growth({"cases": cases[:1]}, tmp_path / "growth") == []
@@ -80,7 +84,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(InputError, match="mnist/"):
         bench.measured(["round"], data_dir=tmp_path)
     assert set(rows.ROWS) == {
-        name for line in (cli.commands.bench.__doc__ or "").split("Rows: ")[1:] for name in words(line)
+        name for line in (cli.measuring.bench.__doc__ or "").split("Rows: ")[1:] for name in words(line)
     }
 
 
@@ -155,4 +159,4 @@ def test_the_command_prints_a_line_and_ends_with_two():
     """A row there is not."""
     result = CliRunner().invoke(cli.app, ["bench", "rond"])
     assert isinstance(result.exception, InputError)
-    assert importlib.util.find_spec("jcfl.bench.__main__")
+    assert importlib.util.find_spec("jcfl.runs.bench.__main__")

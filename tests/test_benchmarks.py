@@ -7,9 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import jcfl.experiment
+import jcfl.runs.experiment
 from benchmarks import clustering
-from jcfl import config
+from jcfl.runs import config
 
 SMALL = ["compare=[]", "scenario.clients=24", "participation=0.5", "model.hidden=16", "rounds=3", "evaluate_every=1"]
 TAUS = np.array([0.3, 0.6, 0.9])
@@ -21,7 +21,7 @@ def test_replayed_clusters_are_those_of_the_method_itself(similarity, chosen):
     found = clustering.swept("quickstart", [*SMALL, "seed=3"], similarity, TAUS)
     assert len(set(found["clusters"][:, -1])) > 1  # the thresholds do differ
     options = ["method.clustering_only=true", f"method.similarity={similarity}", f"method.tau={TAUS[chosen]}", "seed=3"]
-    whole = jcfl.experiment.run(config.read("quickstart", [*SMALL, *options]))
+    whole = jcfl.runs.experiment.run(config.read("quickstart", [*SMALL, *options]))
     np.testing.assert_array_equal(found["labels"][chosen], whole.labels[0])
     for name in ("clusters", "purity", "ari", "objective"):
         np.testing.assert_allclose(found[name][chosen], whole[name][0], rtol=1e-4, atol=1e-4)

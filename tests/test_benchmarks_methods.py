@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jcfl import config
 from jcfl.data import federation, load
+from jcfl.runs import config
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = ["--name", "digits", "--clients", "8", "--groups", "4", "--examples", "30", "--hidden", "4", "--rounds", "2"]

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jcfl import choice, experiment
-from jcfl.choice import choose_k, decided, merits
 from jcfl.errors import InputError
+from jcfl.runs import choice, experiment
+from jcfl.runs.choice import choose_k, decided, merits
 from tests import tiny
 
 
@@ -93,7 +93,7 @@ def test_distance_is_to_the_own_cluster():
     state = found.state
     for seed in range(2):
         for client, label in enumerate(state.labels[seed]):
-            pair = zip(jax.tree.leaves(state.local), jax.tree.leaves(state.clusters), strict=True)
+            pair = zip(jax.tree.leaves(state.clients["model"]), jax.tree.leaves(state.clusters), strict=True)
             expected = sum(((own[seed, client] - centre[seed, label]) ** 2).sum() for own, centre in pair)
             assert choice.distances(found)[seed, client] == pytest.approx(expected, rel=1e-5)
 
@@ -124,12 +124,35 @@ def test_rotated_digits_are_four():
         ({"held_back": 1.0}, "held_back"),
         ({"clients": 0}, "clients"),
         ({"method": "fedavg"}, "clusters"),
+        ({"participation": 0.5}, "cannot keep participation"),
     ],
 )
 def test_mistakes_are_said_in_one_line(given, complaint):
     with pytest.raises(InputError, match=complaint) as error:
         choose_k(tiny.federation(), **({"ks": [1, 2], "model": tiny.task()} | given))
     assert "\n" not in str(error.value)
+
+
+def test_every_run_is_as_the_configuration_says(monkeypatch):
+    """Only what the choice is about is its own: method, rounds, evaluations, seeds, everybody taking part."""
+    made, whole = [], experiment.execute
+    monkeypatch.setattr(
+        experiment, "execute", lambda plan, *more, **how: made.append(plan) or whole(plan, *more, **how)
+    )
+    given = {"engine": "general", "devices": 1, "chunk": 3, "budget": 2**20, "seeds_in_one": False}
+    base = {"data": "digits", "scenario": {"name": "rotated", "clients": 12}, "method": "fedavg", "compare": ["ifca"]}
+    base |= {"participation": 0.5, "rounds": 50, "evaluate_first": True, "track": ["tensorboard"]}
+    train = {"lr": 0.3, "epochs": 2}
+    choose_k(base, [1, 2], rounds=1, seeds=2, seed=3, model={"name": "mlp", "hidden": 4}, train=train, **given)
+    assert len(made) == 2
+    for k, plan in enumerate(made, 1):
+        config = plan.config
+        assert {key: getattr(config, key) for key in given} == given
+        assert (plan.context.engine, plan.context.resources.chunk) == ("general", 3)
+        assert (config.method.name, config.method.options["clusters"], config.compare) == ("wecfl", k, ())
+        assert (config.rounds, config.seed, config.seeds, config.participation) == (1, 3, 2, 1.0)
+        assert (config.track, config.evaluate_first) == ((), False)
+        assert (config.train.options["lr"], config.model.options["hidden"]) == (0.3, 4)
 
 
 def test_distance_needs_the_clients_models():

@@ -15,6 +15,7 @@ import pytest
 
 import jcfl
 from jcfl import cli
+from jcfl.cli import arguments
 
 SMALL = [
     "quickstart",
@@ -66,7 +67,7 @@ def test_list_as_json_has_every_option(call):
 
 
 def test_words_after_set_are_overrides():
-    names, overrides = cli.sorted_out(["quickstart", "b=2", "c=3"], ["a=1"])
+    names, overrides = arguments.separated(["quickstart", "b=2", "c=3"], ["a=1"])
     assert (names, overrides) == (["quickstart"], ["a=1", "b=2", "c=3"])
 
 
@@ -148,7 +149,7 @@ def test_pixels_that_are_not_numbers_are_refused(call, tmp_path):
 
 
 def test_a_bug_of_ours_is_not_said_to_be_the_users(monkeypatch):
-    monkeypatch.setattr(cli, "configured", lambda names, overrides: 1 / 0)
+    monkeypatch.setattr(cli.training, "configured", lambda names, overrides: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.status(["run", "quickstart"])
 
@@ -184,3 +185,10 @@ def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path)
     one, two = (np.load(tmp_path / name / "clusters.npz") for name in ("whole", "cut"))
     for key in one:
         np.testing.assert_array_equal(one[key], two[key], key)
+
+
+@pytest.mark.parametrize("method", ["method=wecfl", "method=flhc method.clusters=2 method.at=1"])
+def test_a_run_that_groups_by_models_can_be_written_and_resumed(call, method):
+    given = [*SMALL, *method.split()]
+    assert call("run", *given, "rounds=2", "--out", "one", "-q")[0] == 0
+    assert call("run", "--resume", "one", "--set", "rounds=3", "-q")[0] == 0

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from jcfl import config
 from jcfl.errors import InputError
-from jcfl.plan import described
+from jcfl.runs import config
+from jcfl.runs.plan import described
 
 SMALL = {
     "data": "digits",
@@ -55,6 +55,7 @@ def test_another_name_drops_what_only_the_old_piece_had():
     found = config.read(SMALL, ["method.name=ifca", "method.clusters=3"])
     assert found.method.name == "ifca"
     assert found.method.options["clusters"] == 3
+    assert config.read(SMALL, ["method.clusters=3", "method.name=ifca"]) == found
     assert "tau" not in found.method.options
     assert config.read(SMALL, ["scenario=iid"]).scenario.options["clients"] == 20
 

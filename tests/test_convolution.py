@@ -9,6 +9,8 @@ from flax import nnx
 
 from jcfl.models import Network, build, task
 from jcfl.models.convolution import convolution, lowering, relu_pool, tile
+from jcfl.runs import experiment
+from tests import tiny
 
 KEY = jax.random.key(0)
 PAPERS = [  # each network, and both precisions
@@ -138,13 +140,123 @@ def test_users_convolutions_become_products_where_they_can(module, left):
         near(one.apply(model, x)[0], module.apply(model, x), 0, 1e-5)
 
 
-def test_users_modules_are_left_as_they_were():
-    layer = nn.Conv(3, (4, 4), padding="VALID")
-    module = nn.Sequential([layer, lambda x: x.reshape(x.shape[0], -1)])
-    one = task(module, (4, 4, 1), 3)
-    one.apply(one.init(KEY), jnp.ones((2, 4, 4, 1)), key=KEY)
-    assert layer.conv_general_dilated is None
-    assert convolutions(lambda x: layer.init_with_output(KEY, x)[0], jnp.ones((2, 4, 4, 1))) == 1
+class Standardized(nn.Conv):
+    """A user's own convolution, on Flax's."""
+
+    @nn.compact
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+class Odd(nn.Module):
+    """Convolutions that are called in unusual ways: twice, by a keyword, rematerialised, of a user's class, scanned."""
+
+    @nn.compact
+    def __call__(self, x):
+        twice = nn.Conv(2, (3, 3))
+        x = twice(inputs=twice(nn.Conv(2, (1, 1))(x)))
+        x = nn.remat(nn.Conv)(2, (3, 3))(Standardized(2, (3, 3))(x))
+        step = lambda layer, x, _: (layer(x), None)
+        axes = {"variable_broadcast": "params", "split_rngs": {"params": False}, "length": 2}
+        x, _ = nn.scan(step, **axes)(nn.Conv(2, (3, 3), name="scanned"), x, None)
+        return nn.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+def test_convolutions_called_in_unusual_ways_become_products_with_the_same_numbers():
+    one, x = task(Odd(), (5, 5, 1), 3), jax.random.normal(KEY, (2, 5, 5, 1))
+    model = one.init(KEY)
+    assert jax.tree.structure(model) == jax.tree.structure(Odd().init(KEY, x))
+    value = lambda answer: jax.grad(lambda params: (answer({"params": params}) ** 2).sum())(model["params"])
+    assert convolutions(lambda model: one.apply(model, x, key=KEY)[0], model) == 0
+    near(value(lambda model: one.apply(model, x, key=KEY)[0]), value(lambda model: Odd().apply(model, x)), 0, 1e-4)
+
+
+class Holder(nn.Module):
+    """A user's module that holds layers of its own."""
+
+    body: nn.Module
+    norm: nn.Module
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = self.norm(self.body(x), use_running_average=not train)
+        return nn.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+class Normed(nnx.Module):
+    """A user's NNX module with a convolution, a normalisation and a nested layer."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.body = nnx.List([nnx.Conv(1, 2, (3, 3), rngs=rngs)])
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+        self.last = nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.norm(self.body[0](x))
+        return self.last(x.reshape(x.shape[0], -1))
+
+
+def everything(thing, seen=()):
+    """The classes and the attributes of a module and of all that it holds."""
+    if id(thing) in seen:
+        return ()
+    held = thing if isinstance(thing, list | tuple | dict) else getattr(thing, "__dict__", {})
+    items = held.items() if isinstance(held, dict) else enumerate(held)
+    inside = [(str(key), everything(item, (*seen, id(thing)))) for key, item in items]
+    return (id(thing), type(thing), inside)
+
+
+def used(module, shape):
+    """A module's task, called in every way, and a short run."""
+    one, x = task(module, shape, 10), jax.random.normal(KEY, (3, *shape))
+    model = one.init(KEY)
+    one.apply(model, x)
+    one.features(model, x)
+    jax.jit(lambda model: one.apply(model, x, key=KEY, mask=jnp.arange(3) < 2))(model)
+    given = {"method": "ifca", "train": {"lr": 0.1, "batch_size": 4}, "rounds": 1, "budget": 2**30}
+    experiment.run(tiny.federation(), model=module, **given)
+
+
+@pytest.mark.parametrize("body", [nn.Conv(2, (3, 3)), nn.Sequential([nn.Conv(2, (3, 3)), nn.relu])])
+def test_a_linen_module_is_left_as_it_was(body):
+    module, x = Holder(body, nn.BatchNorm()), jax.random.normal(KEY, (3, 4, 4, 1))
+    before, (answer, variables) = everything(module), module.init_with_output(KEY, x)
+    program = str(jax.make_jaxpr(module.apply)(variables, x))
+    used(module, (4, 4, 1))
+    assert everything(module) == before
+    assert str(jax.make_jaxpr(module.apply)(variables, x)) == program
+    np.testing.assert_array_equal(module.apply(variables, x), answer)
+
+
+def test_an_nnx_module_is_left_as_it_was():
+    module, x = Normed(nnx.Rngs(0)), jax.random.normal(KEY, (3, 4, 4, 1))
+    kinds = {kind: dict(vars(kind)) for kind in (Normed, nnx.Conv, nnx.BatchNorm, nnx.Linear)}
+    module.eval()
+    before, answer = everything(module), module(x)
+    used(lambda rngs: module, (4, 4, 1))  # whoever makes modules may give the same one again and again
+    assert everything(module) == before
+    assert {kind: dict(vars(kind)) for kind in kinds} == kinds
+    np.testing.assert_array_equal(module(x), answer)
+
+
+class Within(nnx.Module):
+    """An NNX module that calls its layers inside a transform of NNX's."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.body, self.norm = nnx.Conv(1, 2, (3, 3), rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+        self.last = nnx.Linear(32, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.remat(lambda self, x: self.norm(self.body(x)))(self, x)
+        return self.last(x.reshape(x.shape[0], -1))
+
+
+def test_nnx_layers_inside_a_transform_have_products_and_the_mask():
+    one, x = task(Within, (4, 4, 1), 3), jax.random.normal(KEY, (4, 4, 4, 1))
+    model = one.init(KEY)
+    after = lambda x, mask: one.apply(model, x, key=KEY, mask=mask)[1]["batch_stats"]
+    assert one.head == ("last",) and convolutions(lambda x: one.apply(model, x, key=KEY)[0], x) == 0
+    near(after(x.at[2:].set(9.0), jnp.arange(4) < 2), after(x[:2], None), 0, 1e-5)
 
 
 def test_how_convolutions_run_can_be_chosen():

@@ -18,17 +18,17 @@ METHODS = [
 for name, options, engine in METHODS:
     found = []
     for devices in (1, 8):
-        setting = tiny.setting(0.8, held_out=1)._replace(
-            task=registry.find("model", "mlp")((4, 4, 1), tiny.CLASSES, hidden=5), engine=engine, devices=devices
+        setting = tiny.setting(0.8, held_out=1).with_resources(devices=devices).with_context(
+            task=registry.find("model", "mlp")((4, 4, 1), tiny.CLASSES, hidden=5), engine=engine
         )
-        algorithm = registry.find("method", name)(setting, **options)
+        algorithm = tiny.built(name, setting, **options)
         data = tiny.federation(held_out=1)
         states = tiny.run(algorithm, 3, data=data)
         last = jax.tree.map(lambda leaf: leaf[-1], states.replace(key=()))
         key = jax.random.key(0)
         last = last.replace(key=key, memory=last.memory.replace(key=key) if name == "stocfl" else last.memory)
         figures = jax.jit(algorithm.evaluate, compiler_options=tiny.FAST)(last, jax.device_put(data))
-        found.append((states.labels, states.clusters, states.shared, states.local, dict(figures)))
+        found.append((states.labels, states.clusters, states.shared, states.clients, dict(figures)))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     tiny.same(found[0], found[1], 1e-5)
     print(name, engine, "agree")

@@ -1,4 +1,4 @@
-"""The docs say what is so: pages for all methods, marks that are filled in, code that runs, messages that are real."""
+"""The docs are true: every method has a page, substitutions give text, code runs, and messages are real."""
 
 import pkgutil
 import re
@@ -6,13 +6,16 @@ import shlex
 import sys
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
 import yaml
 
 import jcfl
-from jcfl import cli, config, registry
-from jcfl.sweeping.points import points
+from jcfl import cli, metrics, registry
+from jcfl.core.method import QUESTIONS
+from jcfl.runs import config
+from jcfl.runs.sweeping.points import points
 from tests.commands import blocks, checked, commands
 
 ROOT = Path(__file__).parents[1]
@@ -20,11 +23,12 @@ DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md"))}
 registry.load()
 METHODS = registry.names("method")
+ANSWERS = [(kind, "pieces") for kind in ("describe", "compare", "group", "when", "training", "aggregate", "answer")]
 
 
 @pytest.fixture(scope="module")
 def parts():
-    """What fills in the pages' marks."""
+    """The functions that pages call."""
     sys.path.insert(0, str(DOCS))
     try:
         import parts  # pyright: ignore[reportMissingImports]
@@ -38,7 +42,7 @@ def parts():
 def test_every_method_has_a_page_with_all_parts(name):
     page = PAGES[f"methods/{name}.md"]
     assert page.startswith("# ")
-    assert "$$" in page and "\n## When to use it\n" in page and page.rstrip().endswith("{{ facts }}")
+    assert "$$" in page and "\n## When to use it\n" in page and page.rstrip().endswith(f'{{{{ method("{name}") }}}}')
     assert f"(../pictures/methods/{name}.png)" in page
     assert re.search(rf"^{name}$", PAGES["methods/index.md"], re.MULTILINE), "not in the table of contents"
 
@@ -50,29 +54,42 @@ def test_no_page_is_of_no_method(parts):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("methods/") or "index" in page])
-def test_marks_are_filled_in(parts, page):
-    text = parts.filled(PAGES[page], page.removesuffix(".md"))
-    assert not re.search(r"^\{\{ (facts|table|file)", text, re.MULTILINE)
+def test_every_substitution_gives_text(parts, page):
+    for mark in re.findall(r"^\{\{.*\}\}$", PAGES[page], re.MULTILINE):
+        template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(mark)
+        assert len(template.render(parts.SUBSTITUTIONS)) > 100
 
 
 def test_facts_of_a_method_are_those_of_its_function(parts):
-    text = parts.written("facts", "", "methods/stocfl")
+    text = parts.about_method("stocfl")
     for option in registry.parameters(registry.find("method", "stocfl")):
         assert f"| `{option.name}` |" in text
-    assert "`jcfl.grouping.similar.merge_similar`" in text
-    assert "`jcfl.objective.proximal` to the shared model" in text
+    assert "| group | [`merge`](#group-merge) |" in text
+    assert "| train | proximal term to the shared model, weight 0.05; the shared model is trained too |" in text
     assert "storage 2, communication 2, computation 2" in text
     assert "Cluster vectors sum over all members" in text
     assert "[`cam`](#addon-cam)" in text
-    text = parts.written("facts", "", "methods/fedavg")
+    text = parts.about_method("fedavg")
     assert "[`robust`](#addon-robust)" in text and "addon-cam" not in text
-    assert "`jcfl.grouping.rules.together`" in text
+
+
+def test_the_table_of_answers_has_all_methods_and_is_read_from_their_values(parts):
+    assert "{{ answers() }}" in PAGES["methods/index.md"]
+    head, _, *rows = parts.answers().splitlines()
+    assert [cell.strip() for cell in head.strip("|").split("|")] == ["method", *QUESTIONS]
+    names = [re.match(r"\| \[(\w+)\]", row)[1] for row in rows]
+    assert sorted(names) == sorted(METHODS) and names.index("fedavg") < names.index("cfl")
+    assert all(row.count("|") == 9 for row in rows)
+    fedavg = next(row for row in rows if "(fedavg.md)" in row)
+    assert fedavg.startswith("| [fedavg](fedavg.md) | – | – | [`together`](#group-together) | – | local |")
+    flhc = next(row for row in rows if "(flhc.md)" in row)
+    assert "[`linkage`](#group-linkage)(clusters=4)" in flhc and "[`once`](#when-once)(at=10)" in flhc
 
 
 def test_pieces_of_every_kind_have_their_facts(parts):
-    for kind, page in (("addon", "addons"), ("data", "data"), ("scenario", "data"), ("model", "models")):
-        assert f"{{{{ facts {kind} }}}}" in PAGES[f"{page}.md"]
-        text = parts.written("facts", kind, page)
+    for kind, page in (("addon", "addons"), ("data", "data"), ("scenario", "data"), ("model", "models"), *ANSWERS):
+        assert f'{{{{ pieces("{kind}") }}}}' in PAGES[f"{page}.md"]
+        text = parts.described(kind)
         assert re.findall(r"^### `(\w+)`$", text, re.MULTILINE) == registry.names(kind)
         assert re.findall(rf"^\({kind}-(\w+)\)=$", text, re.MULTILINE) == registry.names(kind)
 
@@ -133,13 +150,16 @@ def test_python_runs(tmp_path, monkeypatch, capsys, page):
     if page == "tutorial.md":
         assert names["history"]["accuracy_micro"].shape == (1, 10)
         assert len(np.unique(names["history"].labels[0, -1])) == 2
+    elif page == "pieces.md":
+        assert names["history"]["purity"][0, -1] == 1.0
     else:
         assert names["federation"].groups.shape == (12,)
 
 
 def messages() -> list[tuple[str, str]]:
-    """The commands on the page of errors, each with the message it is said to give."""
-    lines = [line for block in blocks(PAGES["errors.md"], "console") for line in block.splitlines()]
+    """The commands on the pages of errors and of pieces, each with the message it is said to give."""
+    pages = PAGES["errors.md"] + PAGES["pieces.md"]
+    lines = [line for block in dict.fromkeys(blocks(pages, "console")) for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines[::2]) and not any(line.startswith("$ ") for line in lines[1::2])
     return [(command.removeprefix("$ "), said) for command, said in zip(lines[::2], lines[1::2], strict=True)]
 
@@ -173,8 +193,8 @@ def test_api_names_exist():
         assert all(hasattr(pkgutil.resolve_name(module), member.strip()) for member in members.split(","))
 
 
-def test_figures_named_are_measured():
-    named = re.findall(r"^\| `(.*)` \|", PAGES["protocol.md"].split("## Evaluation")[1].split("\n## ")[0], re.MULTILINE)
+def test_scores_named_are_measured():
+    assert '{{ table("score") }}' in PAGES["protocol.md"]
     history = jcfl.run({"scenario": {"name": "rotated", "clients": 8}, "method": "majority", "rounds": 1})
-    known = {name for row in named for name in row.split("`, `")} - {"objective", "held_out_…"}
-    assert known == set(history.scores)
+    assert set(metrics.scores()) - {"objective"} == set(history.scores)
+    assert all(one.meaning for one in metrics.scores().values())

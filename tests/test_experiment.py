@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+from dataclasses import replace
 
 import flax.linen as nn
 import jax
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
-from jcfl import config, experiment, loop, programs, results
+from jcfl import results
+from jcfl.core.method import Phase
+from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
-from jcfl.plan import planned
-from jcfl.rounds import initial
+from jcfl.methods import fedavg
+from jcfl.runs import config, experiment, loop, programs
+from jcfl.runs.plan import planned
 from jcfl.types import Algorithm
 from tests import tiny
 
@@ -25,7 +29,7 @@ def walk(setting) -> Algorithm:
     """A model of one number that takes a random step every round."""
 
     def init(key, federation):
-        return initial(key, {"params": jnp.zeros((2, 1))}, {"params": jnp.zeros(1)}, setting.clients)
+        return initial(key, {"params": jnp.zeros((2, 1))}, {"params": jnp.zeros(1)}, setting.population.clients)
 
     def step(state, federation):
         TRACES.append("step")
@@ -40,13 +44,15 @@ def walk(setting) -> Algorithm:
         figures = {"accuracy_micro": first, "clusters": jnp.int32(2), "purity": jnp.nan, "zebra": first * 2}
         return figures | {"labels": state.labels, "accuracy_clients": state.labels * first}
 
-    return Algorithm(init=init, step=step, predict=lambda *given: given, evaluate=evaluate, costs={"storage": 1})
+    return Algorithm(
+        init=init, step=step, predict=lambda *given: given, evaluate=evaluate, costs=lambda clusters: {"storage": 1}
+    )
 
 
 def warmed(setting) -> Algorithm:
     """As `walk`, with costs that four rounds of warm-up lower."""
-    costs = {"storage": 3, "communication": 3, "computation": 2, "warmup": 4}
-    return walk(setting)._replace(costs=costs)
+    costs = lambda clusters: {"storage": 3, "communication": 3, "computation": 2}
+    return walk(setting)._replace(costs=costs, method=replace(fedavg(), before=(Phase(4, "shared"),)))
 
 
 def diverging(setting) -> Algorithm:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jcfl import factored, models, registry
-from jcfl.algorithms.baselines import fedavg
+from jcfl import models, registry
+from jcfl.core import describing as anchors
+from jcfl.core import engine as engines
 from jcfl.errors import InputError
-from jcfl.grouping import anchors
+from jcfl.fast import factored
 from jcfl.types import NEVER
 from tests import tiny
 
@@ -40,8 +41,8 @@ def states(method, options, engine, model="mlp", extras=(), dtype=None, particip
     """The states of a run by one engine."""
     registry.load()
     setting = tiny.setting(participation, extras=extras, **train)
-    setting = setting._replace(task=task(model), engine=engine)
-    algorithm = registry.find("method", method)(setting, **options)
+    setting = setting.with_context(task=task(model), engine=engine)
+    algorithm = tiny.built(method, setting, **options)
     assert algorithm.engine == engine
     return tiny.run(algorithm, ROUNDS)
 
@@ -74,7 +75,7 @@ def test_engines_agree(name):
     np.testing.assert_array_equal(general.labels, short.labels)
     tiny.same(general.clusters, short.clusters, 1e-10)
     tiny.same(general.shared, short.shared, 1e-10)
-    tiny.same(general.local, short.local, 1e-10)
+    tiny.same(general.clients, short.clients, 1e-10)
     moved = np.abs(
         general.clusters["params"]["dense_0"]["kernel"][-1] - general.clusters["params"]["dense_0"]["kernel"][0]
     )
@@ -90,8 +91,8 @@ def test_inference_and_departures_in_coordinates():
     with jax.enable_x64(True):
         for engine in ("general", "factored"):
             setting = tiny.setting(held_out=2, data=data.replace(depart=depart))
-            setting = setting._replace(task=task("mlp"), engine=engine)
-            algorithm = registry.find("method", "stocfl")(setting, tau=0.3)
+            setting = setting.with_context(task=task("mlp"), engine=engine)
+            algorithm = tiny.built("stocfl", setting, tau=0.3)
             states = tiny.run(algorithm, ROUNDS, data=data.replace(depart=depart))
             last = jax.tree.map(lambda leaf: leaf[-1], states.replace(key=()))
             last = last.replace(key=jax.random.key(0), memory=last.memory.replace(key=jax.random.key(0)))
@@ -110,7 +111,7 @@ def test_a_sketch_keeps_inner_products():
     noise = rng.standard_normal(size)
     noise -= noise @ one * one
     two = 0.8 * one + 0.6 * noise / np.linalg.norm(noise)
-    whole = anchors.Describe(tiny.task(), lambda task, dot, anchor, data, key: (anchor, jnp.ones(())), False)
+    whole = anchors.Description(tiny.task(), lambda task, dot, anchor, data, key: (anchor, jnp.ones(())), False)
 
     def folded(key, vector):
         return anchors.sketched(whole, numbers, key)(vector, None, key)[0]["sketch"]  # pyright: ignore
@@ -130,11 +131,9 @@ def test_a_sketch_keeps_inner_products():
 
 def test_a_sketch_finds_the_groups():
     registry.load()
-    setting = tiny.setting(batch_size="full")._replace(task=task("mlp"))
+    setting = tiny.setting(batch_size="full").with_context(task=task("mlp"))
     labels = [
-        tiny.run(
-            registry.find("method", "stocfl")(setting, tau=0.3, sketch=sketch, similarity="noise_corrected"), 2
-        ).labels[-1]
+        tiny.run(tiny.built("stocfl", setting, tau=0.3, sketch=sketch, similarity="noise_corrected"), 2).labels[-1]
         for sketch in (None, 150)
     ]
     np.testing.assert_array_equal(labels[0], labels[1])
@@ -158,7 +157,8 @@ def test_single_precision():
     [
         ("fedavg", {}, "cnn", (), "does not begin with a dense layer"),
         ("feddane", {}, "mlp", (), "not a pull"),
-        ("fedavg", {"shared_update": "sequential"}, "mlp", (), "need more than the models"),
+        ("fedavg", {"shared_update": "sequential"}, "mlp", (), "train one after another"),
+        ("scaffold", {}, "mlp", (), "not a pull"),
         ("ifca", {}, "mlp", [{"name": "con_para"}], "not a pull"),
         ("ifca", {}, "mlp", [{"name": "cks", "form": "pairwise"}], "not a pull"),
     ],
@@ -166,11 +166,10 @@ def test_single_precision():
 def test_refused_with_a_reason(method, options, model, extras, why):
     registry.load()
     network = models.task(Convolved(), SHAPE, tiny.CLASSES) if model == "cnn" else task(model)
-    setting = tiny.setting(extras=extras)._replace(task=network)
-    make = registry.find("method", method)
+    setting = tiny.setting(extras=extras).with_context(task=network)
     with pytest.raises(InputError, match=why):
-        make(setting._replace(engine="factored"), **options)
-    assert make(setting._replace(engine="auto"), **options).engine in ("general", "chained")
+        tiny.built(method, setting.with_context(engine="factored"), **options)
+    assert tiny.built(method, setting.with_context(engine="auto"), **options).engine in ("general", "chained")
 
 
 class Convolved(nn.Module):
@@ -209,14 +208,18 @@ def test_the_cheaper_engine_is_chosen():
     registry.load()
     setting = tiny.setting(epochs=5, batch_size="full")
     wide = registry.find("model", "mlp")((28, 28, 1), 10, hidden=2048)
-    assert fedavg(setting._replace(task=wide, shape=(28, 28, 1), width=50)).engine == "factored"
-    assert fedavg(setting._replace(task=task("mlp"), width=5000)).engine == "general"
+    narrow = setting.with_population(shape=(28, 28, 1), width=50)
+    assert tiny.built("fedavg", narrow.with_context(task=wide)).engine == "factored"
+    long = setting.with_population(width=5000)
+    assert tiny.built("fedavg", long.with_context(task=task("mlp"))).engine == "general"
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about a CPU's cores")
 def test_cores_as_devices_favour_training_in_general():
     """Fashion-MNIST's clients of 300 in batches of 32: factored on one device, in general on one for every core."""
     mlp = registry.find("model", "mlp")((28, 28, 1), 10, hidden=200)
-    setting = tiny.setting(epochs=1, batch_size=32)._replace(task=mlp, shape=(28, 28, 1), width=300)
-    chosen = [factored.cheaper(setting._replace(devices=devices), 1) for devices in (1, 2)]
+    setting = tiny.setting(epochs=1, batch_size=32).with_population(shape=(28, 28, 1), width=300)
+    work = engines.Work(lambda task: None, mlp, setting.context.trainer, (), False, True)  # pyright: ignore
+    several = [setting.with_resources(devices=devices).context for devices in (1, 2)]
+    chosen = [factored.Factored().is_cheaper(work, context) for context in several]
     assert chosen == [True, False]

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jcfl import algorithms as methods
+from jcfl import methods as methods
 from tests import tiny
 
 TURNS = 4
@@ -13,12 +13,12 @@ CLOSE = 2e-6
 
 @pytest.fixture(scope="module")
 def fedavg():
-    return tiny.run(methods.fedavg(tiny.setting()), TURNS)
+    return tiny.run(tiny.built("fedavg", tiny.setting()), TURNS)
 
 
 @pytest.fixture(scope="module")
 def fedavg_sampled():
-    return tiny.run(methods.fedavg(tiny.setting(0.5)), TURNS)
+    return tiny.run(tiny.built("fedavg", tiny.setting(0.5)), TURNS)
 
 
 def test_fedavg_trains(fedavg):
@@ -27,25 +27,25 @@ def test_fedavg_trains(fedavg):
 
 
 def test_fedprox_without_pull_is_fedavg(fedavg):
-    tiny.same(tiny.run(methods.fedprox(tiny.setting(), mu=0.0), TURNS).shared, fedavg.shared, CLOSE)
+    tiny.same(tiny.run(tiny.built("fedprox", tiny.setting(), mu=0.0), TURNS).shared, fedavg.shared, CLOSE)
 
 
 def test_fedprox_pulls(fedavg):
-    pulled = tiny.run(methods.fedprox(tiny.setting(), mu=1.0), TURNS)
+    pulled = tiny.run(tiny.built("fedprox", tiny.setting(), mu=1.0), TURNS)
     gap = [np.abs(a - b)[1:].max() for a, b in zip(*map(jax.tree.leaves, (pulled.shared, fedavg.shared)), strict=True)]
     assert max(gap) > 1e-3
 
 
 def test_ifca_with_one_cluster_is_fedavg(fedavg):
-    one = tiny.run(methods.ifca(tiny.setting(), clusters=1), TURNS)
+    one = tiny.run(tiny.built("ifca", tiny.setting(), clusters=1), TURNS)
     first = jax.tree.map(lambda leaf: leaf[:, 0], one.clusters)
     start = jax.tree.map(lambda leaf: leaf[0], first)
-    averaged = tiny.run(begun(methods.fedavg(tiny.setting()), start), TURNS)
+    averaged = tiny.run(begun(tiny.built("fedavg", tiny.setting()), start), TURNS)
     tiny.same(first, averaged.shared, CLOSE)
 
 
 def test_stocfl_that_always_merges_is_fedavg(fedavg_sampled):
-    one = tiny.run(methods.stocfl(tiny.setting(0.5), tau=-1.0, lam=0.0), TURNS)
+    one = tiny.run(tiny.built("stocfl", tiny.setting(0.5), tau=-1.0, lam=0.0), TURNS)
     assert set(one.labels.ravel()) == {-1, 0}
     tiny.same(jax.tree.map(lambda leaf: leaf[:, 0], one.clusters), fedavg_sampled.shared, CLOSE)
     tiny.same(one.shared, fedavg_sampled.shared, CLOSE)
@@ -54,8 +54,8 @@ def test_stocfl_that_always_merges_is_fedavg(fedavg_sampled):
 @pytest.mark.parametrize(("participation", "start"), [(1.0, "current"), (0.5, "initial")])
 def test_stocfl_that_never_merges_is_ditto(participation, start):
     setting = tiny.setting(participation)
-    alone = tiny.run(methods.stocfl(setting, tau=1.1, lam=0.3, start=start), TURNS)
-    ditto = tiny.run(methods.ditto(setting, lam=0.3), TURNS)
+    alone = tiny.run(tiny.built("stocfl", setting, tau=1.1, lam=0.3, start=start), TURNS)
+    ditto = tiny.run(tiny.built("ditto", setting, lam=0.3), TURNS)
     tiny.same(alone.shared, ditto.shared, CLOSE)
     for client, label in enumerate(alone.labels[-1]):
         if label >= 0:
@@ -66,14 +66,14 @@ def test_stocfl_that_never_merges_is_ditto(participation, start):
 
 def test_ditto_without_pull_is_local():
     setting = tiny.setting()
-    free = tiny.run(methods.ditto(setting, lam=0.0), TURNS).clusters
-    tiny.same(free, tiny.run(methods.local(setting), TURNS).clusters, CLOSE)
+    free = tiny.run(tiny.built("ditto", setting, lam=0.0), TURNS).clusters
+    tiny.same(free, tiny.run(tiny.built("local", setting), TURNS).clusters, CLOSE)
 
 
-@pytest.mark.parametrize("method", [methods.fedavg, methods.stocfl, methods.ifca])
+@pytest.mark.parametrize("method", ["fedavg", "stocfl", "ifca"])
 def test_chunks_change_nothing(method):
-    whole = tiny.run(method(tiny.setting(0.75)), TURNS)
-    parts = tiny.run(method(tiny.setting(0.75, chunk=4)), TURNS)
+    whole = tiny.run(tiny.built(method, tiny.setting(0.75)), TURNS)
+    parts = tiny.run(tiny.built(method, tiny.setting(0.75, chunk=4)), TURNS)
     np.testing.assert_array_equal(whole.labels, parts.labels)
     tiny.same(whole.shared, parts.shared, CLOSE)
     tiny.same(whole.clusters, parts.clusters, CLOSE)
@@ -82,9 +82,9 @@ def test_chunks_change_nothing(method):
 @pytest.mark.parametrize("options", [{}, {"similarity": "noise_corrected"}])
 def test_tiles_of_psi_change_nothing(options):
     setting = tiny.setting(0.75)
-    whole = tiny.run(methods.stocfl(setting, tau=0.4, **options), TURNS)
-    few = setting._replace(budget=4 * 4 * 3 * 172)  # room for three Ψ
-    parts = tiny.run(methods.stocfl(few, tau=0.4, capacity=8, **options), TURNS)
+    whole = tiny.run(tiny.built("stocfl", setting, tau=0.4, **options), TURNS)
+    few = setting.with_resources(budget=4 * 4 * 3 * 172)  # room for three Ψ
+    parts = tiny.run(tiny.built("stocfl", few, tau=0.4, capacity=8, **options), TURNS)
     np.testing.assert_array_equal(whole.labels, parts.labels)
     np.testing.assert_allclose(whole.memory.gram, parts.memory.gram, atol=1e-5)
     tiny.same(whole.memory.sums, parts.memory.sums, 1e-5)
@@ -95,16 +95,16 @@ def test_tiles_of_psi_change_nothing(options):
 def test_padding_changes_nothing(batch_size):
     data = tiny.federation()
     wider = data.replace(train=data.train.replace(width=data.train.width + 5), test=data.test.replace(width=9))
-    for method in (methods.fedavg, methods.stocfl):
-        narrow = tiny.run(method(tiny.setting(batch_size=batch_size)), 2)
-        padded = tiny.run(method(tiny.setting(data=wider, batch_size=batch_size)), 2, data=wider)
+    for method in ("fedavg", "stocfl"):
+        narrow = tiny.run(tiny.built(method, tiny.setting(batch_size=batch_size)), 2)
+        padded = tiny.run(tiny.built(method, tiny.setting(data=wider, batch_size=batch_size)), 2, data=wider)
         tiny.same(narrow.shared, padded.shared, CLOSE)
         np.testing.assert_array_equal(narrow.labels, padded.labels)
 
 
 def test_seeds_in_one_vmap_are_seeds_one_by_one():
     data = jax.device_put(tiny.federation())
-    algorithm = methods.stocfl(tiny.setting(0.5), tau=0.3)
+    algorithm = tiny.built("stocfl", tiny.setting(0.5), tau=0.3)
 
     def whole(key):
         return jax.lax.fori_loop(0, TURNS, lambda _, state: algorithm.step(state, data), algorithm.init(key, data))
@@ -117,14 +117,14 @@ def test_seeds_in_one_vmap_are_seeds_one_by_one():
         tiny.same(jax.tree.map(lambda leaf: leaf[row], together.clusters), state.clusters, CLOSE)
 
 
-@pytest.mark.parametrize("method", [methods.fesem, methods.oneshot_kmeans])
+@pytest.mark.parametrize("method", ["fesem", "oneshot_kmeans"])
 def test_the_shared_model_counts_clients_by_size(method):
-    """Even where clusters count them equally: it is what CKS pulls to (T eq. 5.6)."""
+    """Even where clusters count them equally: it is what CKS pulls to (Ma 2023, eq. 5.6)."""
     data, setting = tiny.federation(), tiny.setting()
-    states = tiny.run(method(setting, clusters=2), 2)
+    states = tiny.run(tiny.built(method, setting, clusters=2), 2)
     size = data.train.size / data.train.size.sum()
-    if method is methods.fesem:
-        mean = jax.tree.map(lambda leaf: np.tensordot(size, leaf[-1], 1), states.local)
+    if method == "fesem":
+        mean = jax.tree.map(lambda leaf: np.tensordot(size, leaf[-1], 1), states.clients["model"])
         tiny.same(jax.tree.map(lambda leaf: leaf[-1], states.shared), mean, CLOSE)
     share = np.bincount(states.labels[-1], data.train.size / data.train.size.sum(), minlength=2)
     by_cluster = jax.tree.map(lambda leaf: np.tensordot(share, leaf[-1], 1), states.clusters)
@@ -133,7 +133,7 @@ def test_the_shared_model_counts_clients_by_size(method):
 
 
 def test_tied_layers_are_one_from_the_start():
-    states = tiny.run(methods.ifca(tiny.setting(0.5), clusters=3, shared_layers=("body",)), 2)
+    states = tiny.run(tiny.built("ifca", tiny.setting(0.5), clusters=3, shared_layers=("body",)), 2)
     body, last = (states.clusters["params"][name]["kernel"] for name in ("body", "head"))
     assert np.ptp(body, axis=1).max() == 0
     assert np.ptp(last, axis=1).max() > 0.1
@@ -142,11 +142,11 @@ def test_tied_layers_are_one_from_the_start():
 def test_sequential_fedavg_is_a_chain():
     """With one client in the cohort there is nobody to hand the model to; with more, the result differs."""
     one = 1 / 8
-    chained = tiny.run(methods.fedavg(tiny.setting(one), shared_update="sequential"), TURNS)
-    tiny.same(chained.shared, tiny.run(methods.fedavg(tiny.setting(one)), TURNS).shared, CLOSE)
-    many = tiny.run(methods.fedavg(tiny.setting(), shared_update="sequential"), 1)
+    chained = tiny.run(tiny.built("fedavg", tiny.setting(one), shared_update="sequential"), TURNS)
+    tiny.same(chained.shared, tiny.run(tiny.built("fedavg", tiny.setting(one)), TURNS).shared, CLOSE)
+    many = tiny.run(tiny.built("fedavg", tiny.setting(), shared_update="sequential"), 1)
     kernel = many.shared["params"]["head"]["kernel"]
-    parallel = tiny.run(methods.fedavg(tiny.setting()), 1).shared["params"]["head"]["kernel"]
+    parallel = tiny.run(tiny.built("fedavg", tiny.setting()), 1).shared["params"]["head"]["kernel"]
     assert np.linalg.norm(kernel[1] - kernel[0]) > 2 * np.linalg.norm(parallel[1] - parallel[0])
 
 

@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
-from jcfl.grouping import kmeans
+from jcfl import models
+from jcfl.errors import InputError
+from jcfl.grouping import kernels, kmeans
 
 M, D, K = 30, 3, 4
 SCIPY = {"euclidean": "sqeuclidean", "l1": "cityblock", "cosine": "cosine"}
@@ -345,3 +348,54 @@ def test_a_kernel_is_all_that_makes_one_channel():
     np.testing.assert_allclose(jnp.diagonal(kmeans.kernel_distance(jnp.array(conv), jnp.array(moved))), 0, atol=1e-6)
     swapped = conv[:, :, :, ::-1]
     assert (jnp.diagonal(kmeans.kernel_distance(jnp.array(conv), jnp.array(swapped))) > 1).all()
+
+
+CONVOLUTIONAL = {
+    "zeta": lambda: models.task(Named(), (6, 6, 1), 3, name="named"),  # called first, last by name
+    "conv_0": lambda: models.task(models.Network(3, filters=(4, 2), hidden=(5,), kernel=3), (6, 6, 1), 3),
+}
+
+
+class Named(nn.Module):
+    """Two convolutions whose names are not in the order of the calls."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(4, (3, 3), name="zeta")(x))
+        return nn.Dense(3)(nn.Conv(2, (2, 2), name="alpha")(x).reshape(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("first", CONVOLUTIONAL)
+@pytest.mark.parametrize("only_first", [False, True])
+def test_layer_distance_of_models_with_convolutions(first, only_first):
+    task = CONVOLUTIONAL[first]()
+    represent = kernels.convolutions(task, (6, 6, 1), only_first=only_first)
+    stack = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 5))
+    found = jax.vmap(represent)(stack)
+    if only_first:
+        np.testing.assert_array_equal(found[0], stack["params"][first]["kernel"])
+    assert len(found) == (1 if only_first else 2)
+    flat = jnp.concatenate([leaf.reshape(5, -1) for leaf in found], 1)
+    metric = kernels.layer_distance([leaf.shape[1:] for leaf in found])
+    away = np.asarray(jax.jit(metric)(flat[:3], flat[3:]))
+    for i, j in itertools.product(range(3), range(2)):
+        columns = [(np.moveaxis(leaf[i], -1, 0), np.moveaxis(leaf[3 + j], -1, 0)) for leaf in found]
+        pairs = [cdist(*(rows.reshape(len(rows), -1) for rows in both), "cityblock") for both in columns]
+        np.testing.assert_allclose(away[i, j], sum(table.min(1).sum() for table in pairs), rtol=1e-5)
+    clusters = jax.jit(
+        lambda key: kmeans.fit(key, flat, jnp.ones(5), 2, iterations=3, restarts=2, metric=metric).labels
+    )(jax.random.key(1))
+    assert set(np.asarray(clusters)) == {0, 1}
+
+
+def test_kernels_in_another_order_are_no_distance_away():
+    weights = np.random.default_rng(0).normal(size=(1, 3, 3, 2, 6)).astype(np.float32)
+    metric = kernels.layer_distance([weights.shape[1:]])
+    shuffled = weights[..., np.random.default_rng(1).permutation(6)]
+    np.testing.assert_allclose(metric(weights.reshape(1, -1), shuffled.reshape(1, -1)), 0, atol=1e-6)
+
+
+def test_a_model_without_convolutions_has_no_layer_distance():
+    task = models.task(models.Network(3, hidden=(4,)), (6, 6, 1), 3, name="dense one")
+    with pytest.raises(InputError, match="dense one has no convolution"):
+        kernels.convolutions(task, (6, 6, 1))

@@ -7,10 +7,9 @@ import optax
 import pytest
 
 from jcfl import registry
-from jcfl.algorithms import fedavg, ifca, local, stocfl
+from jcfl.core.local import Local
+from jcfl.core.objective import objective
 from jcfl.errors import InputError
-from jcfl.local import Local
-from jcfl.objective import objective
 from jcfl.types import Clients
 from tests import tiny
 
@@ -23,7 +22,7 @@ def test_a_client_alone_trains_as_if_there_were_no_rounds():
     """Three rounds of two steps are six steps of optax's SGD; afresh in every round they are not."""
     data = tiny.federation((12,))
     setting = tiny.setting(data=data, **KEPT)
-    kept = tiny.run(fedavg(setting), TURNS, data=data)
+    kept = tiny.run(tiny.built("fedavg", setting), TURNS, data=data)
     rows = data.train.rows[:12]
     batch = Clients(jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows]), jnp.ones(12, bool))
     loss, optimizer = objective(setting.task), optax.sgd(0.1, 0.9)
@@ -34,17 +33,19 @@ def test_a_client_alone_trains_as_if_there_were_no_rounds():
         updates, memory = optimizer.update(slope, memory)
         params = optax.apply_updates(params, updates)
     tiny.same(jax.tree.map(lambda leaf: leaf[-1], kept.shared)["params"], params, 1e-5)
-    afresh = tiny.run(fedavg(tiny.setting(data=data, **TRAIN)), TURNS, data=data).shared["params"]["head"]["kernel"]
+    afresh = tiny.run(tiny.built("fedavg", tiny.setting(data=data, **TRAIN)), TURNS, data=data).shared["params"][
+        "head"
+    ]["kernel"]
     assert np.abs(afresh[-1] - params["head"]["kernel"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("method", [ifca, stocfl])
+@pytest.mark.parametrize("method", ["ifca", "stocfl"])
 def test_those_who_stay_away_keep_theirs(method):
     """In every round exactly the cohort's states change: of one model, or of the two that StoCFL's clients train."""
-    options = {"clusters": 2} if method is ifca else {}
-    states = tiny.run(method(tiny.setting(0.5, chunk=3, **KEPT), **options), TURNS)
-    assert len(states.optimizer) == (1 if method is ifca else 2)
-    leaves = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(states.optimizer)]
+    options = {"clusters": 2} if method == "ifca" else {}
+    states = tiny.run(tiny.built(method, tiny.setting(0.5, chunk=3, **KEPT), **options), TURNS)
+    assert len(states.clients["optimizer"]) == (1 if method == "ifca" else 2)
+    leaves = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(states.clients["optimizer"])]
     changed = np.concatenate([leaf[1:] != leaf[:-1] for leaf in leaves], -1).any(-1)  # [rounds, m]
     np.testing.assert_array_equal(changed.sum(1), 4)
     np.testing.assert_array_equal(changed[0], states.seen[1])
@@ -53,10 +54,12 @@ def test_those_who_stay_away_keep_theirs(method):
 def test_clusters_of_one_client_are_clients_that_train_alone():
     """The average of one model is that model, whoever else takes part."""
     sizes = (12, 9)
-    both = tiny.run(local(tiny.setting(data=tiny.federation(sizes), **KEPT)), TURNS, data=tiny.federation(sizes))
+    both = tiny.run(
+        tiny.built("local", tiny.setting(data=tiny.federation(sizes), **KEPT)), TURNS, data=tiny.federation(sizes)
+    )
     assert np.isfinite(both.clusters["params"]["head"]["kernel"]).all()
     setting = tiny.setting(data=tiny.federation(sizes), **TRAIN | {"epochs": 2 * TURNS})
-    once = tiny.run(local(setting), 1, data=tiny.federation(sizes))
+    once = tiny.run(tiny.built("local", setting), 1, data=tiny.federation(sizes))
     last = lambda states: jax.tree.map(lambda leaf: leaf[-1], states.clusters)
     tiny.same(last(both), last(once), 1e-5)
 
@@ -66,17 +69,17 @@ def test_what_cannot_be_kept_is_refused():
         tiny.setting(**TRAIN | {"momentum": 0.0, "keep_optimizer_state": True})
     setting = tiny.setting(**KEPT)
     with pytest.raises(InputError, match="train one after another"):
-        stocfl(setting, shared_update="sequential")
+        tiny.built("stocfl", setting, shared_update="sequential")
     with pytest.raises(InputError, match=r"8 clients' take 0\.0 GiB"):
-        fedavg(setting._replace(budget=1000))
+        tiny.built("fedavg", setting.with_resources(budget=1000))
     registry.load()
     mlp = registry.find("model", "mlp")((4, 4, 1), 10, hidden=3)
     with pytest.raises(InputError, match="'factored' cannot be used: clients do not train by plain SGD"):
-        fedavg(setting._replace(task=mlp, engine="factored"))
+        tiny.built("fedavg", setting.with_context(task=mlp, engine="factored"))
 
     class Own(Local):
         def train(self, *given):
             return super().train(*given)
 
     with pytest.raises(InputError, match="in a way of their own"):
-        fedavg(setting._replace(local=Own(*setting.local)))
+        tiny.built("fedavg", setting.with_context(trainer=Own(*setting.context.trainer)))

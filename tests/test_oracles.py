@@ -8,8 +8,8 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances_argmin
 
-from jcfl import algorithms as methods
-from jcfl import rounds
+from jcfl import methods as methods
+from jcfl.core import rounds
 from tests import plain, tiny
 from tests.test_stocfl import cohorts
 
@@ -66,11 +66,11 @@ def several(labels, least=2):
 
 
 ONE_MODEL = {
-    "fedavg": (lambda s: methods.fedavg(s), {}),
-    "fedprox": (lambda s: methods.fedprox(s, mu=0.5), {"mu": 0.5}),
-    "fedsgd": (lambda s: methods.fedsgd(s), {"epochs": 1}),
-    "feddist": (lambda s: methods.feddist(s, epsilon=0.6), {"epsilon": 0.6, "weights": np.ones(8)}),
-    "feddws": (lambda s: methods.feddws(s, epsilon=0.3), {"epsilon": 0.3}),
+    "fedavg": (lambda s: tiny.built("fedavg", s), {}),
+    "fedprox": (lambda s: tiny.built("fedprox", s, mu=0.5), {"mu": 0.5}),
+    "fedsgd": (lambda s: tiny.built("fedsgd", s), {"epochs": 1}),
+    "feddist": (lambda s: tiny.built("feddist", s, epsilon=0.6), {"epsilon": 0.6, "weights": np.ones(8)}),
+    "feddws": (lambda s: tiny.built("feddws", s, epsilon=0.3), {"epsilon": 0.3}),
 }
 
 
@@ -86,7 +86,7 @@ def test_one_model(name):
 
 def test_feddane():
     here = setting(0.5)
-    states = tiny.run(methods.feddane(here, mu=0.3), TURNS)
+    states = tiny.run(tiny.built("feddane", here, mu=0.3), TURNS)
     asked, others = (list(drawn(here, states, part)) for part in (0, 1))
     assert any(set(a) != set(b) for a, b in zip(asked, others, strict=True))
     agree(states, plain.feddane(CLIENTS, asked, others, first_of(states), mu=0.3))
@@ -97,20 +97,20 @@ def drawn(here, states, part):
     run_key = jax.random.wrap_key_data(states.key[0])
     for turn in range(len(states.round) - 1):
         key = jax.random.split(jax.random.fold_in(run_key, turn), 3)[part]
-        cohort = rounds.sample(key, here, np.int32(turn), jax.device_put(tiny.federation()))
+        cohort = rounds.sample(key, here.context.population, np.int32(turn), jax.device_put(tiny.federation()))
         yield np.asarray(cohort.who)[np.asarray(cohort.present)]
 
 
 def test_ditto():
     here = setting(0.5)
-    states = tiny.run(methods.ditto(here, lam=0.4), TURNS)
+    states = tiny.run(tiny.built("ditto", here, lam=0.4), TURNS)
     agree(states, plain.ditto(CLIENTS, cohorts(here, states, tiny.federation()), first_of(states), lam=0.4))
 
 
 @pytest.mark.parametrize("options", [{}, {"averaging": "equally", "shared_layers": ("body",)}], ids=["by_size", "tied"])
 def test_ifca(options):
     here = setting(0.75)
-    states = tiny.run(methods.ifca(here, clusters=3, **options), TURNS)
+    states = tiny.run(tiny.built("ifca", here, clusters=3, **options), TURNS)
     asked, models = cohorts(here, states, tiny.federation()), plain.vectors(states.clusters, 2)[0]
     ours = {"equally": "averaging" in options, "tied": plain.BODY if "shared_layers" in options else None}
     agree(states, plain.ifca(CLIENTS, asked, models, first_of(states), **ours))
@@ -122,7 +122,7 @@ def test_centres_go_on(name):
     """From the first clustering on, which is checked to be a good one, every E- and M-step."""
     data = tiny.federation((12, 9, 7, 12, 10, 5, 12, 8, 6, 11, 4, 9))
     here, clients = setting(0.5, data), clients_of(data)
-    made = methods.fesem(here, clusters=3, lam=0.3) if name == "fesem" else methods.wecfl(here, clusters=3)
+    made = tiny.built("fesem", here, clusters=3, lam=0.3) if name == "fesem" else tiny.built("wecfl", here, clusters=3)
     lam = 0.3 if name == "fesem" else 0.0
     states = tiny.run(made, TURNS + 1, data=data)
     asked, first = list(cohorts(here, states, data)), first_of(states)
@@ -158,7 +158,7 @@ def apart():
 def test_wecfl_from_fresh_seeds():
     data = apart()
     here, clients = setting(data=data), clients_of(data)
-    states = tiny.run(methods.wecfl(here, clusters=2, refit=True), TURNS, data=data)
+    states = tiny.run(tiny.built("wecfl", here, clusters=2, refit=True), TURNS, data=data)
     asked, first = list(cohorts(here, states, data)), first_of(states)
     options = {"k": 2, "labels_of": lambda turn: states.labels[turn + 1], "equally": False, "refit": True}
     loop = plain.fesem(clients, asked, first, **options)
@@ -174,7 +174,7 @@ def test_wecfl_from_fresh_seeds():
 @pytest.mark.parametrize("gamma", [0.0, 0.65])
 def test_cfl(gamma):
     options = {"eps1": 0.9, "eps2": 0.3, "gamma": gamma, "min_round": 1}
-    states = tiny.run(methods.cfl(setting(), **options), TURNS + 1)
+    states = tiny.run(tiny.built("cfl", setting(), **options), TURNS + 1)
     expected = list(plain.cfl(CLIENTS, first_of(states), TURNS + 1, **options))
     agree(states, expected, renamed=True)
     counts = [len(models) for _, models, _ in expected]
@@ -192,7 +192,7 @@ def test_cfl(gamma):
 )
 def test_flhc(linkage, metric, stop):
     here = setting(0.75)
-    states = tiny.run(methods.flhc(here, at=2, metric=metric, linkage=linkage, **stop), TURNS)
+    states = tiny.run(tiny.built("flhc", here, at=2, metric=metric, linkage=linkage, **stop), TURNS)
     options = {"clusters": stop.get("clusters"), "threshold": stop.get("distance_threshold"), "k": 8}
     loop = plain.flhc(
         CLIENTS,
@@ -214,7 +214,7 @@ def test_flhc(linkage, metric, stop):
 def test_oneshot_kmeans(distance, centre, averaging):
     here = setting(0.5)
     options = {"distance": distance, "centre": centre, "averaging": averaging, "restarts": 20, "initial_epochs": 3}
-    states = tiny.run(methods.oneshot_kmeans(here, clusters=2, **options), TURNS)
+    states = tiny.run(tiny.built("oneshot_kmeans", here, clusters=2, **options), TURNS)
     metric = {"l1": "manhattan", "l2": "euclidean"}[distance]
     weights = np.ones(8) if averaging == "equally" else plain.sizes(CLIENTS)
     loop = plain.oneshot(
@@ -232,7 +232,7 @@ def test_oneshot_kmeans(distance, centre, averaging):
 
 def test_robust_tkm():
     here = setting()
-    states = tiny.run(methods.robust_tkm(here, clusters=2, beta=0.25), TURNS)
+    states = tiny.run(tiny.built("robust_tkm", here, clusters=2, beta=0.25), TURNS)
     loop = plain.oneshot(
         CLIENTS,
         cohorts(here, states, tiny.federation()),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jcfl import algorithms as methods
+from jcfl import methods as methods
 from tests import plain, tiny
 from tests.test_oracles import CLIENTS, TURNS, agree, cohorts, first_of, quick, setting, several
 
@@ -60,7 +60,7 @@ def test_terms_step_by_their_gradient(name):
     """Two local steps in float64, the terms' share of each by central differences."""
     addons, term = TERMS[name]
     with jax.enable_x64(True):
-        states = tiny.run(methods.ifca(setting(extras=addons), clusters=3), 1)
+        states = tiny.run(tiny.built("ifca", setting(extras=addons), clusters=3), 1)
     models, shared, labels = plain.vectors(states.clusters, 2)[0], first_of(states), several(states.labels[1])
     weights = plain.sizes(CLIENTS)
     more = (np.bincount(labels, weights, minlength=3) / weights.sum(),) if name == "options" else ()
@@ -86,13 +86,13 @@ def cosine(a, b):
 
 
 def contrast(near, own, temperature):
-    """−log of the softmax of cosines [k, ...] at the own cluster, T eqs. 4.3 and 4.4."""
+    """−log of the softmax of cosines [k, ...] at the own cluster, Ma 2023, eqs. 4.3 and 4.4."""
     return -np.log(plain.chances(np.moveaxis(near, 0, -1) / temperature)[..., own])
 
 
 def test_ifca_cam():
     here = setting(0.75, extras=[{"name": "cam", "warmup": 2}])
-    states = tiny.run(methods.ifca(here, clusters=3), TURNS + 1)
+    states = tiny.run(tiny.built("ifca", here, clusters=3), TURNS + 1)
     asked, models = cohorts(here, states, tiny.federation()), plain.vectors(states.clusters, 2)[0]
     agree(states, plain.ifca_cam(CLIENTS, asked, models, first_of(states), warmup=2))
     several(states.labels[-1])
@@ -100,7 +100,7 @@ def test_ifca_cam():
 
 def test_fesem_cam():
     here = setting(0.75, extras=[{"name": "cam", "warmup": 2}])
-    states = tiny.run(methods.fesem(here, clusters=2, lam=0.2), TURNS + 1)
+    states = tiny.run(tiny.built("fesem", here, clusters=2, lam=0.2), TURNS + 1)
     asked, first = cohorts(here, states, tiny.federation()), first_of(states)
     options = {"k": 2, "labels_of": lambda turn: states.labels[turn + 1], "lam": 0.2, "warmup": 2}
     agree(states, plain.fesem_cam(CLIENTS, asked, first, **options))
@@ -124,7 +124,7 @@ def answered(algorithm, turns):
 
 def test_finetune():
     state, labels, logits, owner, x = answered(
-        methods.ifca(setting(extras=[{"name": "finetune", "steps": 3}]), clusters=3), 2
+        tiny.built("ifca", setting(extras=[{"name": "finetune", "steps": 3}]), clusters=3), 2
     )
     models = plain.vectors(state.clusters, 1)
     np.testing.assert_array_equal(labels, [np.argmin([plain.loss(m, client) for m in models]) for client in CLIENTS])
@@ -135,7 +135,7 @@ def test_finetune():
 
 def test_voting():
     here = setting(extras=[{"name": "voting", "method": "ifca", "options": {"clusters": 2}}])
-    state, labels, logits, owner, x = answered(methods.fedavg(here), 2)
+    state, labels, logits, owner, x = answered(tiny.built("fedavg", here), 2)
     one, models = plain.vectors(state.clusters, 1)[0], plain.vectors(state.memory.others.clusters, 2)[0]
     chosen = [models[np.argmin([plain.loss(m, client) for m in models])] for client in CLIENTS]
     votes = [

@@ -12,9 +12,10 @@ from matplotlib.colors import to_hex
 from scipy.spatial.distance import squareform
 from sklearn.decomposition import PCA
 
-from jcfl import cli, plotting, results
+from jcfl import cli, results
 from jcfl.errors import InputError
-from jcfl.plotting import cosines, membership, style
+from jcfl.view import plotting
+from jcfl.view.plotting import cosines, membership, style
 from tests import folders
 
 EVERY = sorted(plotting.FIGURES)
@@ -314,7 +315,7 @@ def test_a_notebook_shows_a_figure(one):
 
 
 def test_a_run_does_not_wait_for_matplotlib():
-    code = "import sys, jcfl.cli, jcfl.experiment, jcfl.display; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, jcfl.cli, jcfl.runs.experiment, jcfl.cli.display; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jcfl import programs
-from jcfl.algorithms.baselines import fedavg
+from jcfl.runs import programs
 from tests import tiny
 
 
@@ -13,7 +12,7 @@ from tests import tiny
 def test_lanes_equal_runs_alone_bit_for_bit(monkeypatch, cores):
     monkeypatch.setattr(programs, "cores", lambda: cores)
     data = jax.device_put(tiny.federation())
-    algorithm = fedavg(tiny.setting(0.5))
+    algorithm = tiny.built("fedavg", tiny.setting(0.5))
     several, one = (programs.programs(algorithm, data, lanes) for lanes in (3, 1))
     state = several.init(programs.keys([4, 5, 6]), data)
     for until in (1, 6):
@@ -32,7 +31,7 @@ def test_lanes_equal_runs_alone_bit_for_bit(monkeypatch, cores):
 
 def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
     data = jax.device_put(tiny.federation())
-    made = fedavg(tiny.setting(0.5))
+    made = tiny.built("fedavg", tiny.setting(0.5))
 
     def broken(scalars):
         step = lambda state, federation: made.step(state, federation).replace(

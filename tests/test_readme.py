@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import jcfl
-from jcfl import cli, config, display, registry
+from jcfl import cli, registry
+from jcfl.cli import display
 from jcfl.errors import InputError
-from jcfl.plan import planned
+from jcfl.runs import config
+from jcfl.runs.plan import planned
 from tests import commands
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +49,7 @@ def parsed(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs" / "quickstart-1").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart-1" / "config.yaml").write_text(config.read("quickstart").text())
     reached = []
-    monkeypatch.setattr(cli, "train", lambda config, folder, *rest: reached.append(config))
+    monkeypatch.setattr(cli.training, "train", lambda config, folder, *rest: reached.append(config))
 
     def parse(command):
         status = cli.status(shlex.split(command, comments=True)[1:])
@@ -117,7 +119,7 @@ def test_presets_named_exist():
 
 def test_quickstart_table_has_the_columns_and_rows_of_today():
     head, *rows = blocks("text")[0].splitlines()
-    assert re.split(r" {2,}", head) == ["method", *display.COLUMNS.values(), "seconds"]
+    assert re.split(r" {2,}", head) == ["method", *display.columns().values(), "seconds"]
     assert [row.split()[0] for row in rows[:-1]] == list(config.read("quickstart").methods)
     assert rows[-1] == "Written to runs/quickstart-1; for a page about it: jcfl report runs/quickstart-1"
 

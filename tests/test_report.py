@@ -11,9 +11,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from jcfl import cli, plotting
+from jcfl import cli
 from jcfl.errors import InputError
-from jcfl.report import numbers, page
+from jcfl.view import plotting
+from jcfl.view.report import numbers, page
 from tests import folders
 
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\"'&{{7*7}}"

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import jcfl
-from jcfl import representation, results
-from jcfl.plan import Objects, described, planned
+from jcfl import results
+from jcfl.core.streams import Stream, stream
+from jcfl.runs import representation
+from jcfl.runs.plan import Objects, described, planned
 from tests import tiny
 
 
@@ -27,7 +29,7 @@ def rows(split, client):
 
 def test_cosines_are_those_of_each_clients_own_gradient(whole):
     data, task = tiny.federation(), tiny.task()
-    model = task.init(jax.random.split(jax.random.key(0))[0])
+    model = task.init(stream(jax.random.key(0), Stream.MODEL))
 
     def loss(model, x, y):
         return task.loss(task.apply(model, x)[0], y).mean()
@@ -47,7 +49,7 @@ def test_cosines_are_those_of_each_clients_own_gradient(whole):
 def test_the_model_is_stocfls_anchor():
     made = plan(method="stocfl", seed=3)
     state = made.algorithms["stocfl"].init(jax.random.key(3), made.federation)
-    first = tiny.task().init(jax.random.split(jax.random.key(3))[0])
+    first = tiny.task().init(stream(jax.random.key(3), Stream.MODEL))
     jax.tree.map(np.testing.assert_array_equal, state.memory.anchor, first)
 
 
@@ -87,7 +89,7 @@ def test_a_run_writes_it_once_for_all_methods_and_keeps_it(tmp_path, monkeypatch
     for run in (found, *found.others.values(), read, *read.others.values()):
         np.testing.assert_array_equal(results.federation(run)["train"].sum(1), tiny.federation().train.size)
     np.testing.assert_array_equal(read.others["fedavg"]["loss"], found.others["fedavg"]["loss"])
-    monkeypatch.setattr("jcfl.experiment.representation", lambda plan: 1 / 0)
+    monkeypatch.setattr("jcfl.runs.experiment.representation", lambda plan: 1 / 0)
     jcfl.run(tiny.federation(), **given, resume=True)
     (tmp_path / "run" / "runs" / "fedavg" / "federation.npz").unlink()
     with pytest.raises(ZeroDivisionError):

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from jcfl import cli, config, show
+from jcfl import cli
 from jcfl.data import describe
+from jcfl.runs import config, plan
+from jcfl.view import show
 from tests import tiny
 
 SMALL = ["quickstart", "--set", "scenario.clients=12"]
@@ -43,7 +45,7 @@ def test_who_comes_goes_and_is_held_out(call):
 
 
 def test_guesses_are_counted(call):
-    federation = show.federation(config.read("quickstart", ["scenario={name: n_class, clients: 10, n: 2}"]))
+    federation = plan.federated(config.read("quickstart", ["scenario={name: n_class, clients: 10, n: 2}"]))
     facts = show.facts(federation)
     assert {key: facts[key] for key in describe(federation)} == describe(federation)
     mine = lambda split, i: federation.y[split.rows[split.start[i] : split.start[i] + split.size[i]]]

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jcfl import algorithms as methods
-from jcfl import rounds
+from jcfl import methods as methods
+from jcfl import metrics
+from jcfl.core import rounds
 from jcfl.types import NEVER
 from tests import oracle, tiny
 
@@ -16,7 +17,7 @@ def cohorts(algorithm_setting, states, data):
     run_key = jax.random.wrap_key_data(keys)
     for turn in range(len(states.round) - 1):
         pick, _, _ = jax.random.split(jax.random.fold_in(run_key, turn), 3)
-        cohort = rounds.sample(pick, algorithm_setting, np.int32(turn), jax.device_put(data))
+        cohort = rounds.sample(pick, algorithm_setting.context.population, np.int32(turn), jax.device_put(data))
         yield np.asarray(cohort.who)[np.asarray(cohort.present)]
 
 
@@ -24,7 +25,7 @@ def cohorts(algorithm_setting, states, data):
 def test_agrees_with_a_plain_loop(tau, participation):
     data, turns = tiny.federation(), 5
     setting = tiny.setting(participation, batch_size="full", epochs=3)
-    states = tiny.run(methods.stocfl(setting, tau=tau, lam=0.2), turns)
+    states = tiny.run(tiny.built("stocfl", setting, tau=tau, lam=0.2), turns)
     clients = [
         (data.x[rows].reshape(len(rows), -1).astype(float), data.y[rows])
         for rows in (data.train.rows[a : a + n] for a, n in zip(data.train.start, data.train.size, strict=True))
@@ -46,8 +47,8 @@ def test_agrees_with_a_plain_loop(tau, participation):
 
 def test_single_pass_unites_connected_parts():
     setting = tiny.setting()
-    states = tiny.run(methods.stocfl(setting, tau=0.5, merge="single_pass"), 1)
-    gram = tiny.run(methods.stocfl(setting, tau=1.1), 1).memory.gram[-1]
+    states = tiny.run(tiny.built("stocfl", setting, tau=0.5, merge="single_pass"), 1)
+    gram = tiny.run(tiny.built("stocfl", setting, tau=1.1), 1).memory.gram[-1]
     from scipy.sparse.csgraph import connected_components
 
     _, parts = connected_components(gram >= 0.5)
@@ -62,8 +63,8 @@ def test_a_client_that_leaves_is_forgotten():
     leaving = data.replace(depart=depart)
     without = data.replace(held_out=np.isin(np.arange(8), [1, 6]))
     options = {"tau": 0.4, "similarity": "noise_corrected"}
-    left = tiny.run(methods.stocfl(tiny.setting(data=leaving), **options), 3, data=leaving)
-    never = tiny.run(methods.stocfl(tiny.setting(data=without), **options), 3, data=without)
+    left = tiny.run(tiny.built("stocfl", tiny.setting(data=leaving), **options), 3, data=leaving)
+    never = tiny.run(tiny.built("stocfl", tiny.setting(data=without), **options), 3, data=without)
     assert (left.labels[2][[1, 6]] >= 0).all()
     assert (left.labels[3][[1, 6]] == -1).all()
     stays = np.setdiff1d(np.arange(8), [1, 6])
@@ -77,7 +78,7 @@ def test_clients_arrive_and_are_placed():
     data = tiny.federation()
     arrive = np.where(np.arange(8) == 3, 2, 0).astype(np.int32)
     late = data.replace(arrive=arrive)
-    states = tiny.run(methods.stocfl(tiny.setting(data=late), tau=0.3), 3, data=late)
+    states = tiny.run(tiny.built("stocfl", tiny.setting(data=late), tau=0.3), 3, data=late)
     assert (states.labels[1:3, 3] == -1).all()
     assert states.labels[3, 3] >= 0
     assert (states.labels[1][[0, 1, 2, 4, 5, 6, 7]] >= 0).all()
@@ -87,7 +88,7 @@ def test_a_newcomer_unlike_all_starts_from_the_nearest_model():
     data = tiny.federation()
     late = data.replace(arrive=np.where(np.arange(8) == 1, 2, 0).astype(np.int32))
     setting = tiny.setting(data=late, batch_size="full", epochs=3)
-    states = tiny.run(methods.stocfl(setting, tau=0.45, lam=0.0, start="nearest"), 3, data=late)
+    states = tiny.run(tiny.built("stocfl", setting, tau=0.45, lam=0.0, start="nearest"), 3, data=late)
     slot = states.labels[3, 1]
     assert slot >= 0
     assert (states.labels[3] == slot).sum() == 1, "the newcomer is meant to found a cluster here"
@@ -103,37 +104,38 @@ def test_a_newcomer_unlike_all_starts_from_the_nearest_model():
 def test_held_out_clients_go_to_the_nearest_cluster():
     data = tiny.federation(held_out=2)
     setting = tiny.setting(held_out=2)
-    algorithm = methods.stocfl(setting, tau=0.3)
+    algorithm = tiny.built("stocfl", setting, tau=0.3)
     placed_data = jax.device_put(data)
     state = algorithm.init(jax.random.key(0), placed_data)
     for _ in range(2):
         state = jax.jit(algorithm.step)(state, placed_data)
     assert (np.asarray(state.labels)[-2:] == -1).all()
-    figures = jax.jit(algorithm.evaluate)(state, placed_data)
-    everybody = jax.jit(methods.stocfl(tiny.setting(), tau=0.3).step)(
-        methods.stocfl(tiny.setting(), tau=0.3).init(jax.random.key(0), jax.device_put(tiny.federation())),
+    outcome = jax.device_get(jax.jit(algorithm.evaluate)(state, placed_data))
+    found = metrics.measured(outcome, data, 2)
+    everybody = jax.jit(tiny.built("stocfl", tiny.setting(), tau=0.3).step)(
+        tiny.built("stocfl", tiny.setting(), tau=0.3).init(jax.random.key(0), jax.device_put(tiny.federation())),
         jax.device_put(tiny.federation()),
     )
-    labels, joined = np.asarray(figures["labels"]), np.asarray(everybody.labels)
+    labels, joined = found["labels"], np.asarray(everybody.labels)
     assert (labels[-2:] >= 0).all()
-    assert 0 <= figures["held_out_accuracy_micro"] <= 1
+    assert 0 <= found["held_out_accuracy_micro"] <= 1
     assert (labels[-1] == labels[np.flatnonzero(joined[:-2] == joined[-1])]).all()
 
 
 def test_too_few_slots_is_written_down():
-    states = tiny.run(methods.stocfl(tiny.setting(), tau=0.95, capacity=3), 2)
+    states = tiny.run(tiny.built("stocfl", tiny.setting(), tau=0.95, capacity=3), 2)
     assert tuple(states.failed[-1]) == (0, -2)
 
 
 def test_never_merging_needs_a_slot_a_client():
     with pytest.raises(ValueError, match="8 clients"):
-        methods.stocfl(tiny.setting(), tau=1.5, capacity=4)
+        tiny.built("stocfl", tiny.setting(), tau=1.5, capacity=4)
 
 
 def test_clustering_only_trains_nothing():
     setting = tiny.setting(0.5)
-    only = tiny.run(methods.stocfl(setting, tau=0.4, clustering_only=True), 4)
-    whole = tiny.run(methods.stocfl(setting, tau=0.4), 4)
+    only = tiny.run(tiny.built("stocfl", setting, tau=0.4, clustering_only=True), 4)
+    whole = tiny.run(tiny.built("stocfl", setting, tau=0.4), 4)
     np.testing.assert_array_equal(only.labels, whole.labels)
     tiny.same(*(jax.tree.map(lambda leaf: leaf[turn], only.shared) for turn in (0, -1)))
 
@@ -144,7 +146,7 @@ def test_noise_corrected_cosine_is_that_of_the_distributions():
     setting = tiny.setting(data=data)
     cosine = {}
     for similarity in ("plain", "noise_corrected"):
-        algorithm = methods.stocfl(setting, tau=1.1, similarity=similarity, clustering_only=True)
+        algorithm = tiny.built("stocfl", setting, tau=1.1, similarity=similarity, clustering_only=True)
         gram = tiny.run(algorithm, 1, data=data).memory.gram[-1]
         fives = np.kron(np.eye(8), np.ones(5))  # [8, 40]
         inner = fives @ gram @ fives.T

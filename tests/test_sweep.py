@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from flax import linen as nn
+from flax import nnx
 from pydantic import Field
 
 import jcfl
-from jcfl import cli, experiment, loop, registry, results, sweeping
+from jcfl import cli, registry, results
+from jcfl.core import local
+from jcfl.core.context import Context
+from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
-from jcfl.rounds import initial
-from jcfl.sweeping.points import named, points, swept
+from jcfl.runs import experiment, loop, sweeping
+from jcfl.runs.sweeping.points import named, points, swept
 from jcfl.types import Algorithm
 from tests import tiny
 
@@ -28,33 +34,35 @@ TRACES = []
 
 
 def walk(
-    setting,
     *,
     drift: Annotated[float, Field(ge=0)] = 1.0,
     start: float = 0.0,
     bend: float = 0.0,
     copies: int = 2,
-) -> Algorithm:
+) -> Callable[[Context], Algorithm]:
     """A model of one number that drifts and takes a random step; `bend` is branched on, as no array can be."""
 
-    def init(key, federation):
-        clusters = {"params": jnp.full((copies, 1), start, jnp.float32)}
-        return initial(key, clusters, {"params": jnp.zeros(1)}, setting.clients)
+    def made(context: Context) -> Algorithm:
+        def init(key, federation):
+            clusters = {"params": jnp.full((copies, 1), start, jnp.float32)}
+            return initial(key, clusters, {"params": jnp.zeros(1)}, context.population.clients)
 
-    def step(state, federation):
-        TRACES.append("step")
-        noise = jax.random.normal(jax.random.fold_in(state.key, state.round), (1,))
-        model = state.clusters["params"] + drift + noise + (0.0 if bend == 0 else 100.0)
-        failed = jnp.where((state.round == 3) & (jnp.asarray(drift) > 50), jnp.array([3, 1]), state.failed)
-        return state.replace(clusters={"params": model}, failed=failed.astype(jnp.int32), round=state.round + 1)
+        def step(state, federation):
+            TRACES.append("step")
+            noise = jax.random.normal(jax.random.fold_in(state.key, state.round), (1,))
+            model = state.clusters["params"] + drift + noise + (0.0 if bend == 0 else 100.0)
+            failed = jnp.where((state.round == 3) & (jnp.asarray(drift) > 50), jnp.array([3, 1]), state.failed)
+            return state.replace(clusters={"params": model}, failed=failed.astype(jnp.int32), round=state.round + 1)
 
-    def evaluate(state, federation):
-        first = state.clusters["params"][0, 0]
-        labels = (jnp.arange(setting.clients) + state.round) % copies
-        figures = {"accuracy_micro": first, "loss": -first, "clusters": jnp.int32(copies)}
-        return figures | {"labels": labels, "accuracy_clients": labels * first}
+        def evaluate(state, federation):
+            first = state.clusters["params"][0, 0]
+            labels = (jnp.arange(context.population.clients) + state.round) % copies
+            figures = {"accuracy_micro": first, "loss": -first, "clusters": jnp.int32(copies)}
+            return figures | {"labels": labels, "accuracy_clients": labels * first}
 
-    return Algorithm(init=init, step=step, predict=lambda *given: given, evaluate=evaluate, costs={"storage": 1})
+        return Algorithm(init, step, lambda *given: given, evaluate, lambda clusters: {"storage": 1})
+
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +146,87 @@ def test_points_together_equal_single_runs(method, over):
             np.testing.assert_allclose(together[score], alone[score], atol=1e-6, rtol=1e-6, err_msg=score)
     ends = [history["loss"][:, -1].tolist() for history in found.histories]
     assert len({tuple(np.round(end, 6)) for end in ends}) == len(ends), "an option had no effect"
+
+
+class Narrow(nn.Module):
+    """A user's module, with an option of its own."""
+
+    width: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10)(nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1))))
+
+
+class Modern(nnx.Module):
+    """A user's NNX module."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.last = nnx.Linear(16, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(x.reshape(x.shape[0], -1))
+
+
+GIVEN = {"method": {"name": "ifca", "clusters": 2}, "rounds": 1, "budget": 2**30, "train": {"lr": 0.3, "epochs": 1}}
+
+
+def test_options_are_swept_over_a_module_of_ones_own(tmp_path):
+    over, out = {"train.lr": [0.1, 0.4]}, tmp_path / "sweep"
+    found = sweeping.sweep(tiny.federation(), over, model=Narrow(3), out=out, **GIVEN)
+    assert found.compilations == 1
+    alone = experiment.run(tiny.federation(), model=Narrow(3), **GIVEN | {"train": {"lr": 0.4, "epochs": 1}})
+    np.testing.assert_allclose(found.histories[1]["loss"], alone["loss"], atol=1e-6)
+    again = sweeping.sweep(tiny.federation(), over, model=Narrow(3), out=out, resume=True, **GIVEN)
+    assert again.compilations == 0
+    assert cli.status(["sweep", "--resume", str(out)]) == 2  # only Python has the module
+
+
+def test_modules_handed_over_are_points_of_their_own(tmp_path):
+    models = [Narrow(2), Narrow(3), Modern, tiny.task(), {"name": "mlp", "hidden": 4}]
+    out = tmp_path / "sweep"
+    found = sweeping.sweep(tiny.federation(), {"model": models}, out=out, **GIVEN)
+    assert [point.name for point in found.points] == [
+        f"model={n}" for n in ["Narrow", "Narrow-2", "Modern", "Task", "mlp_hidden_4"]
+    ]
+    assert found.compilations == len(models)
+    for model, history in zip(models, found.histories, strict=True):
+        alone = experiment.run(tiny.federation(), model=model, **GIVEN)
+        np.testing.assert_allclose(history["loss"], alone["loss"], atol=1e-6)
+    assert [row["values"]["model"].get("object") for row in found.rows()][:2] == ["Narrow", "Narrow-2"]
+    assert (out / "runs" / "model=Narrow-2" / "summary.json").is_file()
+
+
+def test_objects_take_turns_with_names():
+    """Of a base's object nothing is left at a point that has another piece; methods and trainers work as models do."""
+
+    def mine(context):
+        return walk(drift=0.5)(context)
+
+    trainer = local.sgd(lr=0.2, epochs=1)
+    over = [{"model": "linear"}, {"method": mine}, {"train": trainer}, {"method": mine, "model": Narrow()}, {"seed": 2}]
+    found = points(tiny.federation(), over, model=Narrow(3), method="ifca").points
+    held = [{key for key, value in point.objects._asdict().items() if value is not None} for point in found]
+    assert held == [
+        {"federation", *more} for more in ((), ("model", "method"), ("model", "train"), ("model", "method"), ("model",))
+    ]
+    assert found[3].objects.model == Narrow() and found[4].objects.model == Narrow(3)
+    assert [point.config.model.is_given for point in found] == [False, True, True, True, True]
+    swept_walk([{"method": mine}, {"method.drift": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"model.width": [2, 3]}, "model.width: .* handed over in Python .* as a list"),
+        ({"model": Narrow()}, "expects a list of values"),
+        ({"model": tiny.task()}, "expects a list of values"),
+        ({"model": [Narrow(), Narrow]}, "got its class"),
+    ],
+)
+def test_what_cannot_be_swept_of_a_module_is_refused(over, said):
+    with pytest.raises(InputError, match=said):
+        sweeping.sweep(tiny.federation(), over, model=Narrow(), **GIVEN)
 
 
 def test_a_server_rate_that_is_branched_on_is_compiled_by_value():
@@ -245,6 +334,12 @@ def test_files_with_a_base_a_grid_and_a_list(tmp_path):
     assert [point.config for point in points(again, None).points] == [point.config for point in found]
 
 
+@pytest.mark.parametrize("more", [{"addons": ["finetune"]}, {"train": "local"}])
+def test_a_method_that_is_functions_already_takes_no_answers_or_add_ons(more):
+    with pytest.raises(InputError, match=f"{more.get('addons', ['train'])[0]}' cannot change it"):
+        experiment.run(tiny.federation(), method={"name": "walk", **more}, model=tiny.task(), rounds=0)
+
+
 def test_names_set_points_apart():
     assert named([{"a.mu": 0.1, "b.mu": [1, 2], "c": {"name": "x/y", "z": None}}]) == ["a.mu=0.1+b.mu=1_2+c=x_y_z_None"]
     assert named([{"a": "p q"}, {"a": "p/q"}]) == ["a=p_q", "a=p_q-2"]
@@ -303,7 +398,8 @@ def test_command(tmp_path, monkeypatch, capsys):
 
 ON_TWO_DEVICES = """
 import numpy as np
-from jcfl import registry, sweeping
+from jcfl import registry
+from jcfl.runs import sweeping
 from tests import tiny
 
 registry.load()

@@ -1,16 +1,20 @@
 """The terminal: pages about pieces, their example commands, completion, and progress where there is no screen."""
 
 import io
+import json
 import os
 import shlex
 
 import pytest
 from rich.console import Console
 
-from jcfl import cli, config, display, facts, registry
+from jcfl import cli, registry
+from jcfl.cli import display
 from jcfl.errors import InputError
-from jcfl.loop import Progress
-from jcfl.plan import planned
+from jcfl.runs import config
+from jcfl.runs.loop import Progress
+from jcfl.runs.plan import planned
+from jcfl.view import facts
 
 registry.load()
 PIECES = [(kind, name) for kind in facts.KINDS for name in registry.names(kind)]
@@ -44,8 +48,8 @@ def test_every_piece_has_a_page_with_all_its_options(call, kind, name):
 @pytest.mark.parametrize(("kind", "name"), PIECES)
 def test_every_example_is_a_configuration(monkeypatch, capsys, kind, name):
     reached = []
-    monkeypatch.setattr(cli, "train", lambda config, *rest: reached.append(config))
-    monkeypatch.setattr("jcfl.show.federation", lambda config: reached.append(config) or stop())
+    monkeypatch.setattr(cli.training, "train", lambda config, *rest: reached.append(config))
+    monkeypatch.setattr("jcfl.runs.plan.federated", lambda config: reached.append(config) or stop())
     status = cli.status(shlex.split(facts.facts(kind, name).example)[1:])
     assert (status, capsys.readouterr().err) in ((0, ""), (2, "jcfl: reached\n"))
     assert name in reached[0].text()
@@ -72,9 +76,44 @@ def test_kinds_presets_and_mistakes(call):
     assert "did you mean 'stocfl'" in complaint
 
 
-def test_letters_of_papers_are_explained(call):
-    assert "T: Ma's thesis" in call("list", "cam")[1]
-    assert "Xie" not in call("list", "cam")[1]
+def test_a_methods_seven_answers_and_its_costs_are_shown(call):
+    printed = call("list", "stocfl")[1]
+    for question, said in facts.facts("method", "stocfl").answers.items():
+        assert f"  {question} " in printed and said in printed
+    assert "proximal term to the shared model, weight 0.05; the shared model is trained too" in printed
+    assert "storage        2" in printed
+    assert "linkage(clusters=4)" in call("list", "flhc")[1]  # whose options are those of its example
+    assert facts.facts("method", "ifca").costs == {"storage": 4.0, "communication": 4.0, "computation": 4.0}
+    assert facts.facts("method", "fedavg_plus").costs["communication"] == 3
+
+
+def test_answers_are_listed_by_question_and_a_word_that_is_a_kind_too_has_both(call):
+    for word, names in (("group", ["merge", "kmeans"]), ("training", ["bilevel"]), ("scores", ["accuracy_micro"])):
+        printed = call("list", word)[1]
+        assert all(f"  {name} " in printed for name in names)
+    assert "what the server knows a client by" in call("list", "describe")[1]
+    printed = call("list", "model")[1]
+    assert "cnn_fashion" in printed and "model (describe)" in printed
+    assert "--by accuracy_macro" in call("list", "accuracy_macro")[1]
+
+
+def test_json_has_answers_costs_and_scores(call):
+    table = json.loads(call("list", "--json")[1])
+    assert table["methods"]["stocfl"]["answers"]["group"] == "merge"
+    assert table["methods"]["stocfl"]["costs"]["storage"] == 2
+    assert "clusters" in table["group"]["linkage"]["options"]
+    assert table["scores"]["clusters"]["description"]
+
+
+ANSWERS = [(kind, name) for kind in facts.MEANINGS for name in registry.names(kind)]
+ANSWERS += [("training", name) for name in registry.names("training")]
+
+
+@pytest.mark.parametrize(("kind", "name"), ANSWERS)
+def test_every_answers_example_has_a_meaning(kind, name):
+    words = shlex.split(facts.example(kind, name))
+    plan = planned(config.read("quickstart", [*words[words.index("--set") + 1 :], "compare=[]"]))
+    assert len(plan.algorithms) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,36 +3,42 @@
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jcfl import config, experiment, loop, registry, sweeping
+from jcfl import registry
+from jcfl.core.context import Context
+from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
-from jcfl.rounds import initial
+from jcfl.runs import config, experiment, loop, sweeping
 from jcfl.types import Algorithm
 from tests import tiny
 
 
-def walk(setting, *, drift: float = 1.0) -> Algorithm:
+def walk(*, drift: float = 1.0) -> Callable[[Context], Algorithm]:
     """A model of one number that drifts; beyond 50 it fails in the fourth round."""
 
-    def init(key, federation):
-        return initial(key, {"params": jnp.zeros((2, 1))}, {"params": jnp.zeros(1)}, setting.clients)
+    def made(context: Context) -> Algorithm:
+        def init(key, federation):
+            return initial(key, {"params": jnp.zeros((2, 1))}, {"params": jnp.zeros(1)}, context.population.clients)
 
-    def step(state, federation):
-        failed = jnp.where((state.round == 3) & (jnp.asarray(drift) > 50), jnp.array([3, 1]), state.failed)
-        model = state.clusters["params"] + drift + jax.random.uniform(state.key)
-        return state.replace(clusters={"params": model}, failed=failed.astype(jnp.int32), round=state.round + 1)
+        def step(state, federation):
+            failed = jnp.where((state.round == 3) & (jnp.asarray(drift) > 50), jnp.array([3, 1]), state.failed)
+            model = state.clusters["params"] + drift + jax.random.uniform(state.key)
+            return state.replace(clusters={"params": model}, failed=failed.astype(jnp.int32), round=state.round + 1)
 
-    def evaluate(state, federation):
-        first = state.clusters["params"][0, 0]
-        figures = {"accuracy_micro": first, "purity": jnp.nan, "clusters": jnp.int32(2)}
-        return figures | {"labels": state.labels, "accuracy_clients": state.labels * first}
+        def evaluate(state, federation):
+            first = state.clusters["params"][0, 0]
+            figures = {"accuracy_micro": first, "purity": jnp.nan, "clusters": jnp.int32(2)}
+            return figures | {"labels": state.labels, "accuracy_clients": state.labels * first}
 
-    return Algorithm(init=init, step=step, predict=lambda *given: given, evaluate=evaluate, costs={"storage": 1})
+        return Algorithm(init, step, lambda *given: given, evaluate, lambda clusters: {"storage": 1})
+
+    return made
 
 
 TOLD = []
@@ -145,7 +151,7 @@ def test_mistakes(tmp_path, monkeypatch):
 def test_options_have_dotted_names():
     text = {"data": "digits", "scenario": {"name": "rotated", "angles": [0, 90]}, "method": "ifca"}
     text["method"] = {"name": "ifca", "addons": [{"name": "cks", "lam": 0.5}]}
-    table = config.flat(config.read(text))
+    table = config.read(text).flat()
     assert table["method.addons.0.lam"] == 0.5
     assert table["scenario.angles"] == [0, 90]
     assert table["rounds"] == 100

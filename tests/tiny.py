@@ -1,6 +1,8 @@
 """A federation and a task so small that what a test waits for is compilation."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,17 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from jcfl import addons, local
-from jcfl.setting import setting as make_setting
+from jcfl import registry
+from jcfl.core import local
+from jcfl.core.compile import compile
+from jcfl.core.context import Context
+from jcfl.core.context import context as make_context
+from jcfl.core.method import Method
+from jcfl.fast.factored import Factored
+from jcfl.methods.addons import extended
 from jcfl.types import NEVER, Federation, Split, Task
+
+registry.load()
 
 CLASSES = 10
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -80,12 +90,49 @@ def task(hidden: int = 6) -> Task:
     return Task(init, apply, features, optax.softmax_cross_entropy_with_integer_labels, ("head",), "tiny")
 
 
+class Setting(NamedTuple):
+    """A run to compile methods for, and the add-ons that they get."""
+
+    context: Context
+    addons: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def task(self) -> Task:
+        return self.context.task
+
+    def with_resources(self, **changes: Any) -> "Setting":
+        """The setting with other memory or devices."""
+        return self._replace(context=self.context._replace(resources=self.context.resources._replace(**changes)))
+
+    def with_population(self, **changes: Any) -> "Setting":
+        """The setting with other sizes."""
+        return self._replace(context=self.context._replace(population=self.context.population._replace(**changes)))
+
+    def with_context(self, **changes: Any) -> "Setting":
+        """The setting with another task, trainer or engine."""
+        return self._replace(context=self.context._replace(**changes))
+
+
 def setting(participation: float = 1.0, chunk: int | None = None, held_out: int = 0, data=None, extras=(), **train):
     """The tiny run's setting; `train` are the options of SGD, `extras` add-ons as `{name, options}`."""
     data = federation(held_out=held_out) if data is None else data
     options = {"lr": 0.5, "epochs": 2, "batch_size": 4} | train
-    made = make_setting(data, task(), local.sgd(**options), participation, chunk=chunk, budget=2**30)
-    return made._replace(extras=addons.extras(extras))
+    made = make_context(
+        data, task(), local.sgd(**options), participation, chunk=chunk, budget=2**30, engines=(Factored(),)
+    )
+    full = ({"name": one["name"], **registry.options("addon", one["name"], rest(one))} for one in extras)
+    return Setting(made, tuple(full))
+
+
+def rest(addon: Mapping[str, Any]) -> dict[str, Any]:
+    """An add-on's options without its name."""
+    return {key: value for key, value in addon.items() if key != "name"}
+
+
+def built(method: Method | str, setting: Setting, **options: Any):
+    """The algorithm of a method, by its value or its name and options, with the setting's add-ons."""
+    value = registry.find("method", method)(**options) if isinstance(method, str) else method
+    return compile(extended(value, setting.addons), setting.context)
 
 
 def run(algorithm, turns: int, seed: int = 0, data=None):

@@ -1,39 +1,37 @@
-"""CFL's grouping: a cluster whose clients pull apart is split in two (Sattler et al. 2020)."""
+"""The answer "bipartition": a cluster whose clients pull apart is split in two (Sattler et al. 2020, CFL)."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
+from pydantic import Field
 
 from jcfl import trees
-from jcfl.evaluation import Answer
+from jcfl.core import server
+from jcfl.core.context import Context
+from jcfl.core.method import Group, Method
+from jcfl.core.neutral import grouping_of
+from jcfl.errors import InputError
 from jcfl.grouping import linkage
+from jcfl.grouping.batch import first_labels
+from jcfl.grouping.compare import Cosine
+from jcfl.grouping.describe import Update, updates
+from jcfl.grouping.losses import expect, least_loss, with_newcomers
 from jcfl.grouping.merging import inverse_norm
-from jcfl.grouping.rules import grouping, least_loss
-from jcfl.types import Array, Cohort, Federation, Grouping, Key, Models, State, Task
+from jcfl.grouping.when import Settled
+from jcfl.registry import register
+from jcfl.types import Array, Cohort, Federation, Grouping, Key, Models, State
 
 
-def bipartition(
-    task: Task,
-    answer: Answer,
-    chunk: int,
-    *,
-    eps1: Any,
-    eps2: Any,
-    relative: bool,
-    gamma: Any,
-    min_round: int,
-    kind: linkage.Linkage = "complete",
-) -> Grouping:
-    """Split a cluster c if ‖mean Δ‖ < ε1 and max ‖Δ_i‖ > ε2, it has more than two clients, and the gap is wide enough.
+@register("group", "bipartition")
+@dataclass(frozen=True, kw_only=True)
+class Bipartition(Group):
+    """A cluster c is split if ‖mean Δ‖ < ε1 and max ‖Δ_i‖ > ε2, it has more than two clients, and the gap is wide.
 
-    The two halves are the optimal bipartition of the cosines of the updates Δ (complete linkage on −cos); the gap
-    criterion is γ < √((1 − α) / 2) with α the largest cosine across the halves.
-
-    Args:
-        relative: whether ε1 and ε2 are fractions of the first round's norms: of ‖mean Δ‖ and of max ‖Δ_i‖ over all.
-        gamma: 0 switches the gap criterion off.
+    The two halves are the bipartition of the cosines of the updates Δ by linkage on −cos. The gap criterion is
+    γ < √((1 − α) / 2) with α the largest cosine across the halves. The mean is weighted as models are averaged. A
+    client that takes part for the first time after a split begins in the cluster whose model does best on its data.
 
     Deviations:
         Complete linkage, as the authors' code; their paper's optimum, the bipartition with the least α, is that of
@@ -41,45 +39,106 @@ def bipartition(
         the cluster for ids, which is wrong from the second split on.
     """
 
-    def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
-        before = state.labels[members.who]  # [s]
-        sent = trees.take(state.clusters, before)
-        delta = optax.tree.sub(models["params"], sent["params"])  # [s, ...]
-        inner = trees.inner(delta, delta)
-        norm = jnp.sqrt(jnp.diagonal(inner))
-        first, largest = jnp.where(state.round == 0, scales(inner, members.present), state.memory)
-        settled, apart = (eps1 * first, eps2 * largest) if relative else (eps1, eps2)
-        cosine = inner * inverse_norm(norm**2)[:, None] * inverse_norm(norm**2)
-        k = trees.count(state.clusters)
+    name: ClassVar[str] = "bipartition"
+    gamma: Annotated[float, Field(ge=0, le=1, description="gap criterion; 0 is off")] = 0.0
+    kind: Annotated[Literal["complete", "single"], Field(description="linkage by which a cluster is halved")] = (
+        "complete"
+    )
+    capacity: Annotated[int, Field(ge=1, description="most clusters")] = 16
 
-        def split(c, carry):
+    def slots(self, context: Context) -> int:
+        """The capacity."""
+        return min(self.capacity, context.population.clients)
+
+    def grouping(self, method: Method, context: Context) -> Grouping:
+        """Clusters split after a round's training."""
+        expect(method, "describe", (Update,), "splits a cluster by its clients' updates", exactly=True)
+        expect(method, "compare", (Cosine,), "compares updates by their cosine", exactly=True)
+        expect(method, "when", (Settled,), "splits a cluster that has settled while its clients pull apart")
+        if context.population.participation < 1:
+            raise InputError(
+                f"{method.name} compares all clients' updates in each round: participation must be 1, "
+                f"got {context.population.participation:g}"
+            )
+        place, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
+        when = method.when
+        assert isinstance(when, Settled)
+
+        def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
+            first = ~state.seen[cohort.who] & (state.labels.max() > 0)
+            new = cohort.present & (first | (state.labels[cohort.who] < 0))
+            return with_newcomers(place, state, cohort, new, federation)
+
+        def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
+            labels = state.labels[members.who]  # [s]
+            delta = updates(models, trees.take(state.clusters, jnp.maximum(labels, 0)))  # [s, ...]
+            inner = trees.inner(delta, delta)
+            weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+            scale = jnp.where(state.memory[1] > 0, state.memory, jnp.stack(criterion(inner, members.present, weights)))
+            eps1, eps2 = (when.eps1 * scale[0], when.eps2 * scale[1]) if when.relative else (when.eps1, when.eps2)
+            due = state.clock >= when.min_round
+            labels, parent = self.split(inner, labels, members.present, weights, eps1, eps2, due, state)
+            return state.replace(
+                labels=state.labels.at[members.who].set(labels),
+                clusters=trees.take(state.clusters, parent),
+                server=server.split(state.server, parent),
+                memory=scale,
+            )
+
+        return grouping_of(
+            init=lambda state, federation: state.replace(labels=first_labels(state, federation), memory=jnp.zeros(2)),
+            before=before,
+            after=after,
+            place=place,
+        )
+
+    def split(
+        self,
+        inner: Array,
+        labels: Array,
+        present: Array,
+        weights: Array,
+        eps1: Array | float,
+        eps2: Array | float,
+        due: Array,
+        state: State,
+    ) -> tuple[Array, Array]:
+        """Every cluster that meets the criteria split in two.
+
+        Args:
+            inner: inner products of the clients' updates. [s, s]
+            labels: the clients' clusters; `present` and `weights` say who counts, and what. [s] each
+
+        Returns:
+            the new labels [s], and the cluster that every slot's model comes from [k].
+        """
+        norm = inverse_norm(jnp.diagonal(inner))
+        cosine, k = inner * norm[:, None] * norm, trees.count(state.clusters)
+        gamma = jnp.asarray(self.gamma)
+
+        def one(c: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             labels, parent = carry
-            member = (labels == c) & members.present
-            size = member.sum()
-            mean = jnp.sqrt(jnp.maximum(member @ inner @ member, 0.0)) / jnp.maximum(size, 1)
-            half, cross = linkage.bipartition(cosine, member, kind)
-            far = jnp.where(member, norm, 0.0).max() > apart
-            wide = jnp.asarray(gamma < jnp.sqrt(jnp.maximum(1 - cross, 0.0) / 2)) | (jnp.asarray(gamma) == 0)
+            member = (labels == c) & present
+            mean, longest = criterion(inner, member, weights)
+            half, cross = linkage.bipartition(cosine, member, self.kind)
+            wide = (gamma < jnp.sqrt(jnp.maximum(1 - cross, 0.0) / 2)) | (gamma == 0)
             spare = labels.max() + 1
-            ready = (mean < settled) & far & wide & (size > 2) & (spare < k) & (state.round >= min_round)
+            ready = (mean < eps1) & (longest > eps2) & wide & (member.sum() > 2) & (spare < k) & due
             labels = jnp.where(ready & half, spare, labels).astype(jnp.int32)
             return labels, parent.at[jnp.where(ready, spare, k)].set(parent[c], mode="drop")
 
-        labels, parent = jax.lax.fori_loop(0, before.max() + 1, split, (before, jnp.arange(k)))
-        return state.replace(
-            labels=state.labels.at[members.who].set(labels),
-            clusters=trees.take(state.clusters, parent),
-            memory=jnp.stack([first, largest]),
-        )
-
-    return grouping(
-        init=lambda state, federation: state.replace(labels=jnp.zeros_like(state.labels), memory=jnp.zeros(2)),
-        after=after,
-        place=least_loss(task, answer, chunk),
-    )
+        return jax.lax.fori_loop(0, labels.max() + 1, one, (labels, jnp.arange(k)))
 
 
-def scales(inner: Array, present: Array) -> Array:
-    """‖mean Δ‖ and max ‖Δ_i‖ over the clients present, from the inner products of their updates [m, m]. [2]"""
-    mean = jnp.sqrt(jnp.maximum(present @ inner @ present, 0.0)) / jnp.maximum(present.sum(), 1)
-    return jnp.stack([mean, jnp.where(present, jnp.sqrt(jnp.diagonal(inner)), 0.0).max()])
+def criterion(inner: Array, member: Array, weights: Array) -> tuple[Array, Array]:
+    """‖mean Δ‖, weighted as models are averaged, and max ‖Δ_i‖ over some clients (Sattler et al. 2020, eqs. 4, 5).
+
+    Args:
+        inner: inner products of updates. [s, s]
+        member: who counts. [s] bool
+        weights: what each counts in the mean. [s]
+    """
+    share = jnp.where(member, weights, 0.0)
+    share = share / jnp.maximum(share.sum(), 1e-30)
+    mean = jnp.sqrt(jnp.maximum(jnp.einsum("i,ij,j->", share, inner, share, precision=trees.EXACT), 0.0))
+    return mean, jnp.sqrt(jnp.where(member, jnp.diagonal(inner), 0.0).max())

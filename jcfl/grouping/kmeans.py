@@ -42,7 +42,7 @@ def fit(
     seeding: Seeding = "plus_plus",
     trim: Array | float = 0.0,
 ) -> Clustering:
-    """The best of several runs of `lloyd` from fresh seeds, by inertia (F §6.1: 20 of them).
+    """The best of several runs of `lloyd` from fresh seeds, by inertia (Xie et al. 2020, §6.1: 20 of them).
 
     Args:
         key: what the seeds are drawn from.
@@ -135,7 +135,7 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
     Args:
         points: [m, d]
         centres: [k, d]
-        metric: `euclidean`, squared as K-means has it; `l1` (E eq. 8); `cosine`, one minus the cosine, 1 for a zero
+        metric: `euclidean`, squared as K-means has it; `l1`; `cosine`, one minus the cosine, 1 for a zero
             vector; or a function of points and centres.
 
     Returns:
@@ -155,7 +155,7 @@ def euclidean(points: Array, centres: Array) -> Array:
 
 
 def l1(points: Array, centres: Array) -> Array:
-    """Σ |x − c| (E eq. 8), [m, k]."""
+    """Σ |x − c| (Bhattacharya and Aridi, eq. 8), [m, k]."""
     return lax.map(lambda centre: jnp.abs(points - centre).sum(1), centres).T
 
 
@@ -188,7 +188,7 @@ def centres_of(
         labels: [m]
         weights: 0 for clients that do not count; zeros and ones give the unweighted centre. [m]
         old: the centres that the labels belong to. [k, d]
-        centre: `mean` (T Alg. 1 by size, F eq. 10 with zeros and ones); `median`, by coordinate; `medoid`, the member
+        centre: `mean`, by weight; `median`, by coordinate; `medoid`, the member
             from which the others are least far. Weighted, all three.
         metric: what far means.
 
@@ -266,7 +266,7 @@ def seeds(
     """The clients whose vectors are the first centres: [k] int32.
 
     `plus_plus` (Arthur and Vassilvitskii 2007) draws each with a chance of weight times distance to the nearest seed
-    so far; `random` draws present clients all alike (E §4.4), one twice only where there are fewer than k.
+    so far; `random` draws present clients all alike, one twice only where there are fewer than k.
     """
     if how == "random":
         present = weights > 0
@@ -290,7 +290,10 @@ def kernel_distance(a: Array, b: Array) -> Array:
 
 
 def layer_distances(a: Array, b: Array) -> Array:
-    """Each kernel of `a` [m, kernels, size] to its nearest of `b` [k, kernels, size], L1, summed (E eq. 9): [m, k]."""
+    """Each kernel of `a` [m, kernels, size] to its nearest of `b` [k, kernels, size], L1, summed: [m, k].
+
+    Bhattacharya and Aridi, eq. 9.
+    """
     to_kernel = lambda kernel: jnp.abs(a - kernel).sum(-1)  # [m, kernels]
     to_model = lambda kernels: lax.map(to_kernel, kernels).min(0).sum(-1)  # [m]
     return lax.map(to_model, b).T

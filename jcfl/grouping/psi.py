@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jcfl import engine, trees
-from jcfl.grouping import slabs
-from jcfl.grouping.anchors import Describe
+from jcfl import trees
+from jcfl.core import engine
+from jcfl.core.describing import Description
+from jcfl.fast import slabs
 from jcfl.types import Array, Clients, Federation, Key, Model, Models
 
 
@@ -26,9 +27,9 @@ class Merging(struct.PyTreeNode):
 
 
 class Settings(NamedTuple):
-    """StoCFL's options, as its method describes them."""
+    """The options of merging on arrival, with what they mean for the run at hand."""
 
-    describe: Describe
+    describe: Description
     tau: Any
     merge: Callable[[Array, Array, Any], tuple[Array, Array]]
     start: Literal["current", "initial", "nearest"]
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
     departures: bool  # whether clients ever leave
+    follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # what the server keeps, merged
 
 
 def joint_gram(

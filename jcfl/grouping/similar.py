@@ -1,4 +1,4 @@
-"""StoCFL's grouping: clients described by the gradient at an anchor, similar clusters merged (S Alg. 1, eqs. 2-3)."""
+"""Merging on arrival: clients described at an anchor, similar clusters merged (Zeng et al. 2023, Alg. 1, eqs. 2-3)."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jcfl import engine, metrics, trees
+from jcfl import metrics, trees
+from jcfl.core import engine
+from jcfl.core.neutral import grouping_of
+from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
 from jcfl.grouping.psi import Merging, Settings, collected, descriptions, joint_gram, projections
-from jcfl.grouping.rules import grouping
 from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
 
@@ -17,7 +19,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
     """Every client a cluster of its own when first seen; clusters whose Ψ point the same way become one."""
 
     def init(state: State, federation: Federation) -> State:
-        key = jax.random.fold_in(state.key, 2**31 - 2)
+        key = stream(state.key, Stream.ANCHOR)
         model, k = anchor(key, state), trees.count(state.clusters)
         data = jax.tree.map(lambda leaf: leaf[0], engine.gather(federation, federation.train, jnp.zeros(1, jnp.int32)))
         psi, _ = jax.eval_shape(settings.describe.__call__, model, data, key)
@@ -49,7 +51,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
     def measures(state: State, federation: Federation) -> dict[str, Array]:
         return {"objective": metrics.objective(state.memory.gram, state.memory.live)}
 
-    return grouping(init=init, before=before, place=place, measures=measures)
+    return grouping_of(init=init, before=before, place=place, measures=measures)
 
 
 def admit(settings: Settings, state: State, who: Array, new: Array, federation: Federation) -> State:
@@ -77,6 +79,7 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     labels = labels.at[jnp.where(new, who, labels.size)].set(to[k:], mode="drop").astype(jnp.int32)
     return state.replace(
         clusters=united(settings, state, moved, gram),
+        server=settings.follow(state.server, moved * trained_members(state, k), memory.first),
         labels=labels,
         memory=memory.replace(sums=sums, gram=gram, live=live),
         failed=jnp.where(overflow & (state.failed[0] < 0), jnp.stack([state.round, OVERFLOW]), state.failed),
@@ -101,12 +104,15 @@ def united(settings: Settings, state: State, moved: Array, gram: Array) -> Model
 
     A slot that holds nothing trained yet starts anew.
     """
-    k = moved.shape[0]
-    trained = jnp.zeros(k).at[jnp.maximum(state.labels, 0)].add(state.seen & (state.labels >= 0))  # [k]
-    weights = moved * trained
+    weights = moved * trained_members(state, moved.shape[0])
     total = weights.sum(1, keepdims=True)
     mixed = trees.remixed(weights / jnp.maximum(total, 1), state.clusters)
     return trees.select(total[:, 0] > 0, mixed, fresh_start(settings, state, mixed, total[:, 0] > 0, gram))
+
+
+def trained_members(state: State, k: int) -> Array:
+    """The members of every cluster that have trained. [k]"""
+    return jnp.zeros(k).at[jnp.maximum(state.labels, 0)].add(state.seen & (state.labels >= 0))
 
 
 def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array, gram: Array) -> Models:
@@ -122,7 +128,7 @@ def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array,
 
 
 def leave(settings: Settings, state: State, federation: Federation) -> tuple[State, Array]:
-    """Clients whose time is over are forgotten: their Ψ is taken off their cluster's sum (S §5).
+    """Clients whose time is over are forgotten: their Ψ is taken off their cluster's sum (Zeng et al. 2023, §5).
 
     Returns:
         the state, and whether anybody left.

@@ -1,41 +1,50 @@
-"""What a run is measured by: scores of predictions, clusters against the true groups, and clusters by themselves.
+"""Measures of a run: scores of predictions, agreement of clusters with the true groups, and cohesion of clusters.
 
-Every function is pure, of fixed shape and free of jit, so it runs inside a jitted evaluation and on NumPy arrays alike.
-Float32 is enough throughout: counts stay integers until they are divided, and nothing is formed as a difference of
-large sums. A value that nothing defines (no test example, no known group) is NaN. T is Ma, Clustered Federated
-Learning; E Bhattacharya and Aridi, Empirical Exploration of Clustered Federated Learning; S Zeng et al., StoCFL.
+The table of scores, and what only scores need, works on NumPy arrays on the host. `counts`, `confusion` and the
+measures of cohesion work on JAX arrays; they are pure, of fixed shape and free of jit, so they can be part of any
+compiled program. A value that nothing defines (no test example, no known group) is NaN.
 """
 
-from jcfl.metrics.agreement import ari, clustering, contingency, moves, nmi, pair_purity, purity, sizes
-from jcfl.metrics.quality import (
+from jcfl.metrics.agreement import ari, clustering, clusters, moves, nmi, pair_purity, purity
+from jcfl.metrics.cohesion import (
     cluster_gram,
     clusterability,
     clustering_objective,
     learning_objective,
     objective,
-    quality,
+    sizes,
     within_between,
 )
-from jcfl.metrics.scores import accuracy, confusion, counts, f1, scores
+from jcfl.metrics.counts import confusion, counts
+from jcfl.metrics.evaluation import Evaluation, accuracy, f1
+from jcfl.metrics.scores import measured
+from jcfl.metrics.table import HELD_OUT, Place, Score, register_score, score, score_names, scores
 
 __all__ = [
+    "HELD_OUT",
+    "Evaluation",
+    "Place",
+    "Score",
     "accuracy",
     "ari",
     "cluster_gram",
     "clusterability",
     "clustering",
     "clustering_objective",
+    "clusters",
     "confusion",
-    "contingency",
     "counts",
     "f1",
     "learning_objective",
+    "measured",
     "moves",
     "nmi",
     "objective",
     "pair_purity",
     "purity",
-    "quality",
+    "register_score",
+    "score",
+    "score_names",
     "scores",
     "sizes",
     "within_between",

@@ -1,117 +1,83 @@
-"""Clusters, and how they agree with the true groups."""
+"""Agreement of clusters with the true groups, in NumPy and scikit-learn.
 
-import jax.numpy as jnp
-from jax.typing import ArrayLike
+Clients without a cluster or without a known group (-1) are left out. A measure of no clients is NaN. scikit-learn takes
+a second to import, so it is imported only when a measure is computed.
+"""
 
-from jcfl.metrics.ratios import ratio, valid, weighted_mean
-from jcfl.types import Array
+from typing import Any
+
+import numpy as np
+
+from jcfl.metrics.evaluation import mean, ratio
 
 
-def clustering(labels: ArrayLike, groups: ArrayLike, k: int, g: int, mask: ArrayLike = True) -> dict[str, Array]:
-    """The clusters found, and how they agree with the true groups.
+def clustering(labels: Any, groups: Any) -> dict[str, float]:  # [m], [m]
+    """The number of clusters that serve somebody, and every measure of their agreement with the true groups.
 
-    Args:
-        labels: the cluster of every client, -1 for none yet. [m]
-        groups: the true group of every client, -1 where unknown. [m]
-        k: the number of cluster slots.
-        g: the number of groups.
-        mask: the clients to look at. [m] or a scalar
-
-    Returns:
-        Scalars: `clusters` (non-empty ones, whether or not groups are known), `purity`, `pair_purity`, `ari`, `nmi`.
+    >>> clustering([2, 2, 0, -1], [0, 0, 1, 1])
+    {'clusters': 2, 'purity': 1.0, 'pair_purity': 1.0, 'ari': 1.0, 'nmi': 1.0}
     """
-    table = contingency(labels, groups, k, g, mask)
-    return {
-        "clusters": (sizes(labels, k, mask) > 0).sum(),
-        "purity": purity(table),
-        "pair_purity": pair_purity(table),
-        "ari": ari(table),
-        "nmi": nmi(table),
-    }
+    measures = {"purity": purity, "pair_purity": pair_purity, "ari": ari, "nmi": nmi}
+    return {"clusters": clusters(labels)} | {name: measure(labels, groups) for name, measure in measures.items()}
 
 
-def sizes(labels: ArrayLike, k: int, mask: ArrayLike = True) -> Array:  # [m] -> [k]
-    """The number of clients in every cluster (T Figs. 7.3 and 7.4)."""
-    return contingency(labels, jnp.zeros_like(labels), k, 1, mask)[:, 0]
+def clusters(labels: Any) -> int:  # [m]
+    """The number of clusters that serve somebody."""
+    labels = np.asarray(labels)
+    return np.unique(labels[labels >= 0]).size
 
 
-def moves(before: ArrayLike, after: ArrayLike) -> Array:  # [m], [m] -> []
-    """The number of clients that left one cluster for another (T Fig. 7.5); -1 is no cluster."""
-    before, after = jnp.asarray(before), jnp.asarray(after)
-    return ((before != after) & (before >= 0) & (after >= 0)).sum()
-
-
-def contingency(labels: ArrayLike, groups: ArrayLike, k: int, g: int, mask: ArrayLike = True) -> Array:  # [k, g]
-    """How many clients of every group each cluster holds; a label or group of -1 leaves a client out."""
-    labels, groups = jnp.asarray(labels, jnp.int32), jnp.asarray(groups, jnp.int32)
-    kept = valid(labels, k) & valid(groups, g) & jnp.asarray(mask, bool)
-    return jnp.zeros((k, g), jnp.int32).at[labels, groups].add(kept.astype(jnp.int32), mode="drop")
-
-
-def purity(table: ArrayLike) -> Array:  # [k, g] -> []
+def purity(labels: Any, groups: Any) -> float:  # [m], [m]
     """The share of clients that belong to the largest group of their cluster."""
-    table = jnp.asarray(table)
-    return ratio(table.max(-1, initial=0).sum(), table.sum())
+    table = contingency(labels, groups)  # [k, g]
+    return float(ratio(table.max(-1, initial=0).sum(), table.sum()))
 
 
-def pair_purity(table: ArrayLike) -> Array:  # [k, g] -> []
-    """The share of same-group pairs inside a cluster, averaged over clusters by size (E eqs. 10, 11).
+def pair_purity(labels: Any, groups: Any) -> float:  # [m], [m]
+    """The share of same-group pairs inside a cluster, averaged over clusters by size (Bhattacharya and Aridi 2023).
 
     Deviations:
-        Σ (|C_i|/n) IC(C_i); E's eq. 11 prints Σ IC(C_i)/|C_i|, which cannot reach the 1.0 that E reports. A cluster
-        of one client has no pairs and counts as pure.
+        The mean is Σ (|C_i|/n) IC(C_i). Equation 11 of the paper prints Σ IC(C_i)/|C_i|, which cannot reach the 1.0
+        that the paper reports. A cluster of one client has no pairs and counts as pure.
     """
-    table = jnp.asarray(table)
+    table = contingency(labels, groups)  # [k, g]
     size = table.sum(-1)  # [k]
-    first, second = ratio(table, size[:, None]), ratio(table - 1, size[:, None] - 1)  # draws without replacement
-    return weighted_mean(jnp.where(size == 1, 1.0, (first * second).sum(-1)), size)
+    same = (table * (table - 1.0)).sum(-1)
+    return mean(ratio(same, size * (size - 1.0), empty=1.0), size)
 
 
-def ari(table: ArrayLike) -> Array:  # [k, g] -> []
-    """The adjusted Rand index, from the four kinds of pairs (Hubert and Arabie, 1985).
+def ari(labels: Any, groups: Any) -> float:  # [m], [m]
+    """The adjusted Rand index (Hubert and Arabie 1985)."""
+    from sklearn.metrics import adjusted_rand_score
 
-    Each kind is summed by itself from exact integers, as a share of all pairs, so the float32 error stays at the
-    order of one rounding for any number of clients.
-    """
-    n, both, label_only, group_only, neither = cells(table)
-    share = both / n  # [k, g]
-    together = (share * (jnp.maximum(both - 1, 0) / n)).sum()
-    same_label = (share * (label_only / n)).sum()
-    same_group = (share * (group_only / n)).sum()
-    apart = (share * (neither / n)).sum()
-    agreement = 2 * (together * apart - same_label * same_group)
-    scale = (together + same_group) * (same_group + apart) + (together + same_label) * (same_label + apart)
-    return jnp.where(share.sum() > 0, ratio(agreement, scale, empty=1.0), jnp.nan)
+    labels, groups = known(labels, groups)
+    return float(adjusted_rand_score(groups, labels)) if labels.size else np.nan
 
 
-def nmi(table: ArrayLike) -> Array:  # [k, g] -> []
-    """Mutual information over the arithmetic mean of the two entropies, scikit-learn's default.
+def nmi(labels: Any, groups: Any) -> float:  # [m], [m]
+    """The mutual information, normalised by the arithmetic mean of the two entropies."""
+    from sklearn.metrics import normalized_mutual_info_score
 
-    One cluster against one group counts as agreement, 1.
-    """
-    table = jnp.asarray(table)
-    n, both, label_only, group_only, neither = cells(table)
-    expected = (both + label_only) * (both + group_only)  # n² p(i) p(j)
-    excess = ratio(both * neither - label_only * group_only, expected, empty=0.0)  # p(i, j) / (p(i) p(j)) - 1
-    gain = jnp.where(jnp.abs(excess) < 0.5, jnp.log1p(excess), jnp.log(ratio(both * n, expected, empty=1.0)))
-    information = jnp.maximum((both / n * jnp.where(both > 0, gain, 0)).sum(), 0)
-    entropies = entropy(table.sum(1)) + entropy(table.sum(0))
-    return jnp.where(table.sum() > 0, ratio(2 * information, entropies, empty=1.0), jnp.nan)
+    labels, groups = known(labels, groups)
+    return float(normalized_mutual_info_score(groups, labels)) if labels.size else np.nan
 
 
-def cells(table: ArrayLike) -> tuple[Array, Array, Array, Array, Array]:
-    """Floats of exact counts: all clients (at least 1), and for every cell those in both, one or neither of the two."""
-    table = jnp.asarray(table)
-    rows, columns, n = table.sum(1, keepdims=True), table.sum(0, keepdims=True), table.sum()
-    cells = jnp.maximum(n, 1), table, rows - table, columns - table, n - rows - columns + table
-    n, both, first, second, neither = (count.astype(float) for count in cells)
-    return n, both, first, second, neither
+def moves(before: Any, after: Any) -> int:  # [m], [m]
+    """The number of clients that left one cluster for another (Ma 2023, Figure 7.5); -1 is no cluster."""
+    before, after = np.asarray(before), np.asarray(after)
+    return int(((before != after) & (before >= 0) & (after >= 0)).sum())
 
 
-def entropy(size: Array) -> Array:  # [k] -> []
-    """The entropy of the shares that counts are of their sum."""
-    n = jnp.maximum(size.sum(), 1)
-    share = size / n
-    # close to 1 the logarithm needs the complement, which is exact as an integer
-    surprise = -jnp.where(share > 0.5, jnp.log1p((size - n) / n), jnp.log(jnp.where(size > 0, share, 1)))
-    return (share * jnp.where(size > 0, surprise, 0)).sum()
+def contingency(labels: Any, groups: Any) -> np.ndarray:  # [m], [m] -> [k, g]
+    """The number of clients of every group in every cluster, for the clusters and groups that occur."""
+    from sklearn.metrics.cluster import contingency_matrix
+
+    labels, groups = known(labels, groups)
+    return np.asarray(contingency_matrix(labels, groups)) if labels.size else np.zeros((0, 0), int)
+
+
+def known(labels: Any, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The labels and groups of the clients that have both."""
+    labels, groups = np.asarray(labels), np.asarray(groups)
+    kept = (labels >= 0) & (groups >= 0)
+    return labels[kept], groups[kept]

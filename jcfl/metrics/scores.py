@@ -1,97 +1,159 @@
-"""Accuracy, F1 and loss, from counts of the clients' predictions."""
+"""The scores that jcfl registers, and what one evaluation makes of them."""
 
-import jax.numpy as jnp
-from jax.typing import ArrayLike
+from collections.abc import Mapping
+from typing import Any
 
-from jcfl.metrics.ratios import ratio, valid, weighted_mean
-from jcfl.types import Array
+import numpy as np
 
+from jcfl.metrics import agreement
+from jcfl.metrics.evaluation import Evaluation, accuracy, f1, mean, ratio
+from jcfl.metrics.table import EVERYWHERE, HELD_OUT, Place, Score, add, register_score, scores
+from jcfl.types import Federation
 
-def counts(
-    clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike = 1
-) -> Array:
-    """True positives, labels and predictions of every client and class: all that accuracy and F1 need.
-
-    Counts of several chunks of rows add up.
-
-    Args:
-        clients: the owner of every test row. [r]
-        labels: its true class. [r]
-        predictions: its predicted class. [r]
-        m: the number of clients.
-        c: the number of classes.
-        weights: what a row counts, such as a mask of the real ones. [r] or a scalar
-
-    Returns:
-        The counts [m, 3, c], int32 unless the weights are floats. A row with an index out of range, such as a padding
-        of -1, is left out.
-    """
-    clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
-    hits = jnp.where(labels == predictions, weights, 0)
-    empty = jnp.zeros((m, 3, c), weights.dtype)
-    counts = empty.at[clients, 0, labels].add(hits, mode="drop")
-    counts = counts.at[clients, 1, labels].add(weights, mode="drop")
-    return counts.at[clients, 2, predictions].add(weights, mode="drop")
+FIELDS = ("labels", "counts", "losses", "seen")
+"""What the device has to hand over of every client so that scores can be computed."""
 
 
-def confusion(
-    clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike = 1
-) -> Array:
-    """A confusion matrix [m, c, c] of every client, true classes in rows; the arguments are those of `counts`."""
-    clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
-    return jnp.zeros((m, c, c), weights.dtype).at[clients, labels, predictions].add(weights, mode="drop")
-
-
-def accuracy(counts: ArrayLike) -> Array:  # [..., 3, c] -> [...]
-    """The share of rows predicted right, NaN without rows."""
-    counts = jnp.asarray(counts)
-    return ratio(counts[..., 0, :].sum(-1), counts[..., 1, :].sum(-1))
-
-
-def f1(counts: ArrayLike) -> Array:  # [..., 3, c] -> [...]
-    """The macro-F1 over the classes among the labels or the predictions, NaN without rows."""
-    counts = jnp.asarray(counts)
-    positives, occurrences = counts[..., 0, :], counts[..., 1, :] + counts[..., 2, :]
-    return ratio(ratio(2 * positives, occurrences, empty=0.0).sum(-1), (occurrences > 0).sum(-1))
-
-
-def scores(counts: ArrayLike, loss_sums: ArrayLike = jnp.nan, mask: ArrayLike = True) -> dict[str, Array]:
-    """Scores over all clients that have test rows.
+def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> dict[str, Any]:
+    """The scores of one evaluation of one seed, on the host.
 
     Args:
-        counts: as `counts` gives them. [m, 3, c]
-        loss_sums: the sum of every client's losses over its test rows. [m]
-        mask: the clients to look at. [m] or a scalar
+        outcome: what an algorithm's `evaluate` returned, in NumPy.
+        federation: the clients' groups, and who takes part when.
+        round: the number of rounds that were trained before the evaluation.
 
     Returns:
-        Scalars. `micro` is the mean over clients by their number of rows, `macro` the plain mean, `f1_pooled` the
-        macro-F1 of all rows taken together, `accuracy_p5` a percentile over clients, `loss` the mean over rows.
+        Every registered score over the clients that are in the federation in this round; the same with `held_out_`
+        before the name over clients that never train, where there are any; the scalars that the method measured itself;
+        `labels` and `accuracy_clients`, [m] each. An outcome without `counts` is returned as it is.
     """
-    counts = jnp.asarray(counts)
-    size = counts[:, 1].sum(-1)  # [m]
-    kept = (size > 0) & jnp.asarray(mask)
-    size = jnp.where(kept, size, 0)
-    pooled = jnp.where(kept[:, None, None], counts, 0).sum(0)  # [3, c]
-    accuracies, f1s = accuracy(counts), f1(counts)
-    known = jnp.where(kept, accuracies, jnp.nan)
-    low, middle, high = jnp.nanpercentile(known, jnp.array([5.0, 50.0, 95.0]))
-    return {
-        "accuracy_micro": accuracy(pooled),
-        "accuracy_macro": weighted_mean(accuracies, kept),
-        "f1_micro": weighted_mean(f1s, size),
-        "f1_macro": weighted_mean(f1s, kept),
-        "f1_pooled": f1(pooled),
-        "accuracy_p5": low,
-        "accuracy_p50": middle,
-        "accuracy_p95": high,
-        "accuracy_worst": jnp.nanmin(known),
-        "loss": ratio(jnp.where(kept, loss_sums, 0).sum(), size.sum()),
-    }
+    if any(name not in outcome for name in FIELDS):
+        return dict(outcome)
+    groups, held_out, arrive, depart = (
+        np.asarray(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
+    )
+    arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
+    present = ~held_out & (arrive <= round) & (round <= depart)
+    found = {name: value for name, value in outcome.items() if name not in FIELDS}
+    found |= taken(Evaluation.of(arrays, present), "present", "")
+    if held_out.any():
+        found |= taken(Evaluation.of(arrays, held_out), "held out", HELD_OUT)
+    return found | {"labels": arrays["labels"], "accuracy_clients": accuracy(arrays["counts"]).astype(np.float32)}
 
 
-def rows(clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike):
-    """The rows as int32 indices, and their weights: 0 where an index is out of range, int32 at least."""
-    clients, labels, predictions = (jnp.asarray(index, jnp.int32) for index in (clients, labels, predictions))
-    kept = valid(clients, m) & valid(labels, c) & valid(predictions, c)
-    weights = jnp.where(kept, weights, 0)
-    return clients, labels, predictions, weights.astype(jnp.promote_types(weights.dtype, jnp.int32))
+def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:
+    """The scores over some clients. A number is kept in float32, so that files print no digit that means nothing."""
+    found = {}
+    for name, one in scores().items():
+        if who in one.over and one.function is not None:
+            value = one.function(clients)
+            found[prefix + name] = value if isinstance(value, int | np.integer) else np.float32(value)
+    return found
+
+
+@register_score("accuracy_micro", title="accuracy", unit="%", better="higher", places=EVERYWHERE)
+def accuracy_micro(clients: Evaluation) -> float:
+    """The accuracy on all test examples together, which is the clients' mean by size."""
+    return float(accuracy(clients.counts.sum(0)))
+
+
+@register_score(
+    "accuracy_macro", title="accuracy, clients equal", unit="%", better="higher", places=("terminal", "report")
+)
+def accuracy_macro(clients: Evaluation) -> float:
+    """The mean of the clients' accuracies."""
+    return mean(clients.accuracy, 1)
+
+
+@register_score("f1_micro", title="F1", unit="%", better="higher", places=("terminal", "report", "curves"))
+def f1_micro(clients: Evaluation) -> float:
+    """The mean of the clients' macro-F1 by their number of test examples."""
+    return mean(clients.f1, clients.size)
+
+
+@register_score("f1_macro", title="F1, clients equal", unit="%", better="higher", places=())
+def f1_macro(clients: Evaluation) -> float:
+    """The mean of the clients' macro-F1."""
+    return mean(clients.f1, 1)
+
+
+@register_score("loss", better="lower", places=("report", "curves"))
+def loss(clients: Evaluation) -> float:
+    """The mean of the task's loss over test examples."""
+    return float(ratio(clients.losses[clients.size > 0].sum(dtype=float), clients.size.sum()))
+
+
+@register_score("clusters", unit="clusters", places=("terminal", "report", "clusters", "effect"))
+def clusters(clients: Evaluation) -> int:
+    """The number of clusters that serve somebody."""
+    return agreement.clusters(clients.labels)
+
+
+@register_score("purity", better="higher", places=("terminal", "report", "effect"))
+def purity(clients: Evaluation) -> float:
+    """The share of clients that belong to the largest group of their cluster."""
+    return agreement.purity(clients.labels, clients.groups)
+
+
+@register_score(
+    "ari", title="adjusted Rand index", short="ARI", better="higher", places=("terminal", "report", "clusters")
+)
+def ari(clients: Evaluation) -> float:
+    """The adjusted Rand index of clusters and true groups."""
+    return agreement.ari(clients.labels, clients.groups)
+
+
+@register_score("nmi", title="normalised mutual information", short="NMI", better="higher", places=("report",))
+def nmi(clients: Evaluation) -> float:
+    """The normalised mutual information of clusters and true groups."""
+    return agreement.nmi(clients.labels, clients.groups)
+
+
+def add_percentile(share: int, title: str, places: tuple[Place, ...]) -> None:
+    """Register a percentile of the accuracy over clients that have test examples."""
+
+    @register_score(f"accuracy_p{share}", title=f"accuracy, {title}", unit="%", better="higher", places=places)
+    def percentile(clients: Evaluation) -> float:
+        """The 5th, 50th or 95th percentile of the clients' accuracies, as the name says."""
+        there = clients.accuracy[clients.size > 0]
+        return float(np.percentile(there, share)) if there.size else np.nan
+
+
+add_percentile(5, "5th percentile", ("report",))
+add_percentile(50, "median client", ())
+add_percentile(95, "95th percentile", ())
+
+
+@register_score("accuracy_worst", title="accuracy, worst client", unit="%", better="higher", places=("report",))
+def accuracy_worst(clients: Evaluation) -> float:
+    """The lowest accuracy of a client."""
+    return float(np.min(clients.accuracy, where=clients.size > 0, initial=np.inf)) if clients.size.any() else np.nan
+
+
+@register_score("f1_pooled", title="F1, pooled", unit="%", better="higher", places=())
+def f1_pooled(clients: Evaluation) -> float:
+    """The macro-F1 of all test examples together."""
+    return float(f1(clients.counts.sum(0)))
+
+
+@register_score("pair_purity", title="pair purity", better="higher", places=())
+def pair_purity(clients: Evaluation) -> float:
+    """The share of same-group pairs inside a cluster, averaged over clusters by size."""
+    return agreement.pair_purity(clients.labels, clients.groups)
+
+
+@register_score("seen", title="clients that have taken part", unit="%", over=("present",), places=())
+def seen(clients: Evaluation) -> float:
+    """The share of clients that have taken part in a round."""
+    return clients.seen.sum() / max(clients.seen.size, 1)
+
+
+add(
+    Score(
+        "objective",
+        "clustering objective",
+        over=("present",),
+        places=("clusters",),
+        meaning="StoCFL's clustering objective, the sum of cosines between clusters; the method measures it.",
+    )
+)

@@ -16,7 +16,7 @@ from jcfl.models.frameworks import ROOT, Runner, linen_runner, nnx_runner
 from jcfl.types import Array, Key, Model, Task
 
 Calls = list[tuple[str, bool]]
-"""Which entry of the parameters every called layer belongs to, and whether the layer is dense."""
+"""For every layer called, in the order of the calls: the entry of the parameters it is part of, whether it is dense."""
 
 DENSE = (nn.Dense, nn.DenseGeneral, nnx.Linear, nnx.LinearGeneral)
 
@@ -36,14 +36,17 @@ def task(
     loss: Callable[[Array, Array], Array] = cross_entropy,
     name: str = "",
 ) -> Task:
-    """A Flax module as something to learn.
+    """The learning task of a Flax module.
 
-    The module is called on `x` [n, *shape] and gives logits [n, c]. It is told whether it is being trained by whichever
-    of `train`, `training`, `is_training`, `deterministic` and `use_running_average` its `__call__` has, and which rows
-    are real, `[n]` bool, by `mask`, if it has that. Its `BatchNorm` layers use the real rows alone, whether it has or
-    not; other layers of the user's own that mix rows must take `mask`, or they see padding as the engine fills it, with
-    rows of the same client. Running statistics and any other mutable collection travel in the model, dropout draws from
+    The module is called on `x` [n, *shape] and returns logits [n, c]. If its `__call__` has a parameter `train`,
+    `training`, `is_training`, `deterministic` or `use_running_average`, the parameter says whether the module is being
+    trained. If it has a parameter `mask`, [n] bool, the mask says which rows are real; the others are padding, copies
+    of rows of the same client. `BatchNorm` layers always use the real rows alone. Any other layer that mixes rows has
+    to take the mask itself. Running statistics and other mutable collections are part of the model. Dropout draws from
     the key.
+
+    The module itself is never changed. Its convolutions run as `jcfl.models.convolution` says, unless the user chose
+    another `conv_general_dilated`.
 
     Args:
         module: a linen module, or a class or function that makes an NNX module from `rngs` (so that every cluster can
@@ -65,12 +68,18 @@ def task(
     if not shape or min(shape) < 1 or classes < 1:
         raise InputError(f"model {name!r}: expected sizes and classes of at least 1, got {shape} and {classes} classes")
     with refusal(f"model {name!r} cannot be called on examples of shape {shape}"):
-        runner = framework(module, shape)
+        runner = runner_of(module, shape)
         model, calls = trial(runner, shape, classes)
     entries = classifier(model["params"], calls, head, name)
     first = first_dense(runner, model, shape) if isinstance(module, nn.Module) else None
     result = Task(
-        runner.init, answer(runner), representation(runner, entries, calls, features), loss, entries, name, first
+        runner.init,
+        apply_function(runner),
+        features_function(runner, entries, calls, features),
+        loss,
+        entries,
+        name,
+        first,
     )
     with refusal(f"model {name!r} has no usable features or loss"):
         check(result, model, shape, classes)
@@ -79,7 +88,7 @@ def task(
 
 @contextmanager
 def refusal(what: str) -> Iterator[None]:
-    """Any failure inside is a mistake of the user's, told in one line."""
+    """Every error that is raised inside becomes an `InputError` of one line."""
     try:
         yield
     except InputError as error:
@@ -89,8 +98,8 @@ def refusal(what: str) -> Iterator[None]:
         raise InputError(f"{what}: {reason}") from error
 
 
-def framework(module: Any, shape: tuple[int, ...]) -> Runner:
-    """How a module is made and called."""
+def runner_of(module: Any, shape: tuple[int, ...]) -> Runner:
+    """The runner of a module."""
     if isinstance(module, nn.Module):
         return linen_runner(module, shape)
     if isinstance(module, type) and issubclass(module, nn.Module):
@@ -103,7 +112,7 @@ def framework(module: Any, shape: tuple[int, ...]) -> Runner:
 
 
 def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, Calls]:
-    """A model's shapes, and the layers called in evaluation, tried without computing anything."""
+    """The shapes of a model, and the layers that are called in evaluation mode. Nothing is computed."""
     model = jax.eval_shape(runner.init, jax.random.key(0))
     sizes = [leaf.size for leaf in jax.tree.leaves(model.get("params", {}))]
     if not sizes:
@@ -112,8 +121,8 @@ def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, 
         raise InputError("the examples are too small: a layer is left without inputs")
     x, key, mask = example(shape)
     calls: Calls = []
-    listen = lambda entry, layer, x: calls.append((entry, isinstance(layer, DENSE)))
-    logits, _ = jax.eval_shape(lambda model, x: runner.run(model, x, None, None, listen), model, x)
+    on_call = lambda entry, layer, x: calls.append((entry, isinstance(layer, DENSE)))
+    logits, _ = jax.eval_shape(lambda model, x: runner.run(model, x, None, None, on_call), model, x)
     if getattr(logits, "shape", None) != (x.shape[0], classes):
         got = f"shape {logits.shape[1:]} an example" if hasattr(logits, "shape") else type(logits).__name__
         raise InputError(f"expected logits of {classes} classes an example, got {got}")
@@ -130,12 +139,12 @@ def example(shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
 
 
 def shapes(model: Model) -> Any:
-    """What two models that can replace one another have in common."""
+    """The shapes and types of a model's arrays."""
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), model)
 
 
 def classifier(params: dict[str, Any], calls: Calls, head: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
-    """The entries of the parameters that make up the head."""
+    """The entries of the parameters that form the head: the given ones, or that of the last dense layer called."""
     if head is not None:
         entries = (head,) if isinstance(head, str) else tuple(head)
         for entry in entries:
@@ -148,8 +157,8 @@ def classifier(params: dict[str, Any], calls: Calls, head: str | Sequence[str] |
     return (last,) if last in params else tuple(params)
 
 
-def answer(runner: Runner) -> Callable[..., tuple[Array, Model]]:
-    """`Task.apply` of a module."""
+def apply_function(runner: Runner) -> Callable[..., tuple[Array, Model]]:
+    """The function `Task.apply` of a module."""
 
     def apply(model: Model, x: Array, *, key: Key | None = None, mask: Array | None = None) -> tuple[Array, Model]:
         return runner.run(model, x, key, mask)
@@ -157,18 +166,20 @@ def answer(runner: Runner) -> Callable[..., tuple[Array, Model]]:
     return apply
 
 
-def representation(runner: Runner, entries: tuple[str, ...], calls: Calls, method: str | None) -> Callable[..., Array]:
-    """`Task.features` of a module: what a method of its own gives, or the input of the head."""
-    heard = {entry for entry, _ in calls} & set(entries)
-    wanted = heard or {ROOT}  # a module that is a single layer is its own head
+def features_function(
+    runner: Runner, entries: tuple[str, ...], calls: Calls, method: str | None
+) -> Callable[..., Array]:
+    """The function `Task.features` of a module: it returns the output of `method`, or else the input of the head."""
+    called = {entry for entry, _ in calls} & set(entries)
+    wanted = called or {ROOT}  # a module that is a single layer is its own head
 
     def own(model: Model, x: Array, *, key: Key | None = None, mask: Array | None = None) -> Array:
         return flat(runner.run(model, x, key, mask, method=method)[0])
 
     def before_head(model: Model, x: Array, *, key: Key | None = None, mask: Array | None = None) -> Array:
         inputs: list[Array] = []
-        listen = lambda entry, layer, given: inputs.append(given) if entry in wanted else None
-        runner.run(model, x, key, mask, listen)
+        on_call = lambda entry, layer, given: inputs.append(given) if entry in wanted else None
+        runner.run(model, x, key, mask, on_call)
         return flat(inputs[0])
 
     return before_head if method is None else own
@@ -180,7 +191,7 @@ def flat(x: Array) -> Array:
 
 
 def check(task: Task, model: Model, shape: tuple[int, ...], classes: int) -> None:
-    """Try a task's features and loss on shapes alone."""
+    """Try the features and the loss of a task on shapes, without computing anything."""
     x, key, mask = example(shape)
     rows = x.shape[0]
     found = jax.eval_shape(lambda model, x, key, mask: task.features(model, x, key=key, mask=mask), model, x, key, mask)

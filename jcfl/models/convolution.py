@@ -1,4 +1,4 @@
-"""Convolutions as matrix products, so that one of many clients at once never becomes a grouped convolution."""
+"""Convolutions as matrix products, because XLA runs the convolutions of many clients at once as slow grouped ones."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def lowering(backend: str) -> Lowering:
-    """How convolutions run on a backend of JAX's: as products of patches, or as XLA's own.
+    """How convolutions run on a JAX backend: `patches` are matrix products of patches, `native` is XLA's convolution.
 
     On a CPU, patches were measured to be many times faster inside a scan. On a GPU they are taken to be, for clients
     whose kernels differ: not measured yet.
@@ -26,13 +26,14 @@ def lowering(backend: str) -> Lowering:
 
 
 def convolution(how: Chosen = "auto", *, windows: bool = False) -> Callable[..., Array]:
-    """What `flax.linen.Conv` and `flax.nnx.Conv` take in place of `jax.lax.conv_general_dilated`.
+    """A function that `flax.linen.Conv` and `flax.nnx.Conv` can call in place of `jax.lax.conv_general_dilated`.
 
-    A convolution of images without strides, dilation or groups becomes one matrix product; any other stays as it is.
+    It computes a convolution of images without strides, dilation or groups as one matrix product. It leaves every other
+    convolution to XLA.
 
     Args:
-        how: auto is `lowering`'s choice for JAX's default backend.
-        windows: whether an output of even sides comes as the windows of `relu_pool`, [n, h / 2, w / 2, 4, o].
+        how: `auto` means what `lowering` chooses for JAX's default backend.
+        windows: whether an output with even sides is returned as the windows of `relu_pool`, [n, h / 2, w / 2, 4, o].
     """
     return functools.partial(convolved, how=how, windows=windows)
 
@@ -52,7 +53,11 @@ def convolved(
     windows: bool,
     **more: Any,
 ) -> Array:
-    """[n, h, w, c] and a kernel [kh, kw, c, o] -> [n, h', w', o]; arguments as `jax.lax.conv_general_dilated`'s."""
+    """The convolution of `x` [n, h, w, c] by a kernel [kh, kw, c, o], with the arguments of `conv_general_dilated`.
+
+    Returns:
+        [n, h', w', o], or the windows of it.
+    """
     how = lowering(jax.default_backend()) if how == "auto" else how
     dense = all(set(each or (1,)) == {1} for each in (window_strides, lhs_dilation, rhs_dilation))
     images = x.ndim == 4 and x.size and dimension_numbers == lax.conv_dimension_numbers(x.shape, kernel.shape, LAYOUT)
@@ -68,10 +73,10 @@ def convolved(
 
 
 def product(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], precision: Any, windows: bool) -> Array:
-    """The convolution as one matrix product, tiles of t × t pixels of the output by patches of the input.
+    """The convolution as one matrix product: a row for every tile of t × t pixels of the output.
 
-    Neighbouring pixels share most of their patches. A patch for four of them is little larger than one's, so that less
-    is copied than is multiplied in vain.
+    The patches of neighbouring pixels overlap. One patch for a tile of four pixels is only a little larger than the
+    patch of one pixel, so fewer numbers are copied; in return, some products are with zeros.
     """
     (kh, kw, _, o), t = kernel.shape, tile(*kernel.shape)
     sides = [max(size + sum(pad) - k + 1, 0) for size, pad, k in zip(x.shape[1:3], pads, (kh, kw), strict=True)]
@@ -90,9 +95,9 @@ def product(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], precision:
 
 
 def tile(kh: int, kw: int, c: int, o: int) -> int:
-    """The side t of the tiles: two where what is copied less outweighs what is multiplied in vain, else one.
+    """The side t of the tiles: two if the copies that this saves cost more than the products with zeros, else one.
 
-    A number copied was measured to cost what 32 multiplications do, and a run of fewer than 16 what 16 do.
+    In measurements, copying one number took as long as 32 multiplications, and fewer than 16 channels as long as 16.
     """
     one_by_one, together = 4 * kh * kw, 4 * ((kh + 2) // 2) * ((kw + 2) // 2)
     return 2 if (4 * together - one_by_one) * c * o < 32 * (one_by_one - together) * max(c, 16) else 1
@@ -109,16 +114,17 @@ def squares(x: Array, pads: Sequence[tuple[int, int]], sides: Sequence[int], t: 
 
 
 def patches(x: Array, tiles: Sequence[int], blocks: Sequence[int]) -> Array:
-    """The blocks that every tile is made from, by columns, then by rows, [n, h, w, b] -> [n · tiles, blocks · b]."""
+    """The patch of every tile, put together from its blocks, [n, h, w, b] -> [n · tiles, blocks · b]."""
     x = jnp.concatenate([x[:, :, j : j + tiles[1]] for j in range(blocks[1])], -1)
     x = jnp.stack([x[:, i : i + tiles[0]] for i in range(blocks[0])], -2)
     return x.reshape(x.shape[0] * math.prod(tiles), -1)
 
 
 def tiled(kernel: Array, blocks: Sequence[int], t: int) -> tuple[Array, int]:
-    """The kernel at each pixel of a tile, zero elsewhere, as a matrix, and which of its axes meets the patches.
+    """The matrix of a tile's kernels, and the axis of it that is summed over with the patches.
 
-    The longer axis comes last, for then the matrix's gradient is a product that transposes less.
+    Each pixel of the tile has the kernel at its own place in the patch and zeros elsewhere. The longer axis of the
+    matrix comes last, because its gradient then needs fewer transpositions.
     """
     kh, kw, c, o = kernel.shape
     down, right = t * blocks[0] - kh, t * blocks[1] - kw
@@ -153,12 +159,12 @@ def relu_pool(x: Array) -> Array:
 
 @jax.custom_vjp
 def pool(x: Array) -> Array:
-    """The largest of every window's pixels where it is above zero, else zero, [..., 4, c] -> [..., c]."""
+    """The largest pixel of every window, or zero if none is above zero, [..., 4, c] -> [..., c]."""
     return largest(x)[0]
 
 
 def largest(x: Array) -> tuple[Array, Array]:
-    """A window's largest pixel and its place, or zero and -1; what is not a number is the largest. Both [..., c]"""
+    """The largest pixel of every window and its index, or zero and -1; NaN counts as the largest. Both [..., c]"""
 
     def larger(one, other):
         (a, i), (b, j) = one, other
@@ -166,19 +172,19 @@ def largest(x: Array) -> tuple[Array, Array]:
         return jnp.where(first, a, b), jnp.where(first, i, j)
 
     axis = x.ndim - 2
-    place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    return tuple(lax.reduce((x, place), (jnp.zeros((), x.dtype), jnp.int32(-1)), larger, (axis,)))
+    index = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    return tuple(lax.reduce((x, index), (jnp.zeros((), x.dtype), jnp.int32(-1)), larger, (axis,)))
 
 
-def to_largest(place: Array, slope: Array) -> tuple[Array]:
+def to_largest(index: Array, slope: Array) -> tuple[Array]:
     """The gradient of every window's pixels, [..., c] -> [..., 4, c].
 
-    Copies are made by a product with unit matrices: XLA on a CPU would else work the slope out anew for each copy.
+    A product with unit matrices makes the copies, because XLA on a CPU would else compute the slope once for each.
     """
-    *lead, c = place.shape
-    place, slope = place.reshape(-1, c), slope.reshape(-1, c)
+    *lead, c = index.shape
+    index, slope = index.reshape(-1, c), slope.reshape(-1, c)
     copies = jnp.dot(slope, jnp.tile(jnp.eye(c, dtype=slope.dtype), 4), precision="highest")
-    there = jnp.concatenate([place == i for i in range(4)], -1)
+    there = jnp.concatenate([index == i for i in range(4)], -1)
     return (jnp.where(there, copies, 0).reshape(*lead, 4, c),)
 
 

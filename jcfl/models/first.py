@@ -1,4 +1,17 @@
-"""The first dense layer of a network, found so that its product with the examples can be worked out in another way."""
+"""Detection of a first dense layer, which lets clients be trained without a kernel of their own each.
+
+The fast path (`jcfl.fast`) needs three things of a `Task`, and asks for them by `task.first` alone; it never looks at
+the type of the module. A user who writes a `Task` by hand can give a `First` too.
+
+1. `first.path` names a dense layer of `model["params"]`: `kernel` [d, h] and, if it has one, `bias` [h].
+2. The layer is called once in every call of the model, on the examples flattened to [n, d] and changed in no other way.
+3. `first.rest(model, product [n, h], key=, mask=)` equals `task.apply(model, x, key=, mask=)` if `product` is
+   `x @ kernel + bias`. It uses neither the examples nor the layer's parameters: the product is the only way from the
+   examples to the logits.
+
+For linen modules `first_dense` finds such a layer and verifies the conditions on the traced program. A module for which
+they do not hold has `first = None`, and runs on the general path.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +28,7 @@ RESHAPES = {"reshape", "squeeze", "expand_dims", "copy"}
 
 
 def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | None:
-    """The dense layer that takes the examples as they are and through which alone they reach the answer.
+    """The dense layer that takes the flattened examples and through which alone they reach the logits.
 
     Args:
         runner: of a linen module.
@@ -23,7 +36,8 @@ def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | N
         shape: of one example.
 
     Returns:
-        None if there is no such layer: the first one is a convolution, say, or the examples are used a second time.
+        None if there is no such layer, for instance because the first layer is a convolution, or because the examples
+        are used a second time.
     """
     layer = candidate(runner, model, shape)
     if layer is None:
@@ -33,25 +47,25 @@ def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | N
 
     def rest(model: Model, product: Array, *, key: Key | None = None, mask: Array | None = None) -> tuple[Array, Model]:
         blank = jnp.zeros((product.shape[0], *shape), product.dtype)
-        with nn.intercept_methods(given(path, product, [])):
+        with nn.intercept_methods(with_product(path, product, [])):
             return runner.run(model, blank, key, mask)
 
     return First(path, rest) if only_through(runner, model, shape, path, width) else None
 
 
 def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | None:
-    """The first layer called, if it is a plain dense one."""
+    """The first dense layer called, unless its user has chosen its type or how its product is computed."""
     called: list[Any] = []
-    listen = lambda entry, layer, x: called.append(layer)
+    on_call = lambda entry, layer, x: called.append(layer)
     x = jax.ShapeDtypeStruct((2, *shape), jnp.result_type(float))
-    jax.eval_shape(lambda model, x: runner.run(model, x, None, None, listen)[0], model, x)
+    jax.eval_shape(lambda model, x: runner.run(model, x, None, None, on_call)[0], model, x)
     dense = next((layer for layer in called if isinstance(layer, nn.Dense)), None)
     plain = dense is not None and dense.dtype is None and dense.dot_general is None and dense.dot_general_cls is None
     return dense if plain else None
 
 
-def given(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[..., Any]:
-    """What makes the layer at `path` take `product` [n, h] for its output, and its input known."""
+def with_product(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[..., Any]:
+    """An interceptor by which the layer at `path` returns `product` [n, h] and its input is added to `inputs`."""
 
     def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
         layer = context.module
@@ -64,12 +78,12 @@ def given(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[
 
 
 def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple[str, ...], width: int) -> bool:
-    """Whether the layer at `path` is called once, on the examples themselves, and nothing else looks at them."""
+    """Whether the layer at `path` is called once, on the flattened examples, and nothing else uses the examples."""
     inputs: list[Any] = []
 
     def run(x: Array, product: Array, model: Model):
         inputs.clear()
-        with nn.intercept_methods(given(path, product, inputs)):
+        with nn.intercept_methods(with_product(path, product, inputs)):
             return runner.run(model, x, jax.random.key(0), None)[0], *inputs
 
     kind = jnp.result_type(float)
@@ -82,7 +96,7 @@ def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple
 
 
 def flattened(jaxpr: Jaxpr, out: Any) -> bool:
-    """Whether `out` is the program's first argument, reshaped to one vector an example."""
+    """Whether `out` is the program's first argument, reshaped to one vector for each example."""
     made = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
     if out.aval.ndim != 2:
         return False

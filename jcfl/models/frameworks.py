@@ -1,9 +1,15 @@
-"""Flax's two kinds of module, linen and NNX, called alike."""
+"""Flax's two kinds of module, linen and NNX, called in the same way.
 
+A module that a user hands over is never changed. Linen has interceptors, which see every call of a layer. NNX has none:
+there, a copy is made for every call, and the classes of the copy's layers report that they are called.
+"""
+
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +21,9 @@ from jcfl.errors import InputError
 from jcfl.models.convolution import convolution
 from jcfl.types import Array, Key, Model
 
-Listen = Callable[[str, Any, Any], None]
-"""Told the entry of the parameters that a layer belongs to, the layer and its input, whenever a layer is called."""
+OnCall = Callable[[str, Any, Any], None]
+"""Is called with `(entry, layer, x)` before every call of a layer: the entry of `model["params"]` that the layer is
+part of, the layer itself, and its input."""
 
 ROOT = ""  # the entry of the module itself
 WHEN_TRAINING = {
@@ -26,21 +33,23 @@ WHEN_TRAINING = {
     "deterministic": False,
     "use_running_average": False,
 }
+CONVOLUTION = convolution()  # what runs in place of `jax.lax.conv_general_dilated`
 
 
 class Runner(NamedTuple):
-    """How a module is made and called.
+    """How a module is initialised and called.
 
-    `init(key)` gives a model. `run(model, x, key, mask, listen, method="__call__")` gives what the module's method does
-    and the model after it: in training mode with a key, in evaluation mode without.
+    `init(key)` returns a model. `run(model, x, key=None, mask=None, on_call=ignore, method="__call__")` returns the
+    output of the module's method and the model after the call. With a key the module runs in training mode, without one
+    in evaluation mode.
     """
 
     init: Callable[[Key], Model]
     run: Callable[..., tuple[Any, Model]]
 
 
-def silent(entry: str, layer: Any, x: Any) -> None:
-    """Hear nothing."""
+def ignore(entry: str, layer: Any, x: Any) -> None:
+    """Do nothing when a layer is called."""
 
 
 def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
@@ -48,7 +57,7 @@ def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
 
     def init(key: Key) -> Model:
         x = jnp.zeros((1, *shape))
-        variables = module.init(key, x, **flags(module.__call__, False, None, 1))
+        variables = module.init(key, x, **call_arguments(module.__call__, False, None, 1))
         return {**nn.meta.unbox(variables)}
 
     def run(
@@ -56,20 +65,20 @@ def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
         x: Array,
         key: Key | None = None,
         mask: Array | None = None,
-        listen: Listen = silent,
+        on_call: OnCall = ignore,
         method: str = "__call__",
     ) -> tuple[Any, Model]:
         training = key is not None
-        mask = usable(mask) if training else None
-        arguments = flags(own_method(module, method), training, mask, x.shape[0])
+        mask = nonempty(mask) if training else None
+        arguments = call_arguments(own_method(module, method), training, mask, x.shape[0])
         mutable = [name for name in model if name != "params"] if training else False
         rngs = {"params": key} if training else None  # every other stream falls back on it
-        with nn.intercept_methods(interceptor(listen, mask)):
+        with nn.intercept_methods(interceptor(on_call, mask)):
             out = module.apply(model, x, **arguments, method=method, mutable=mutable, rngs=rngs)
         if not training:
             return out, model
         out, changed = out
-        return out, {**model, **alike(changed, {name: model[name] for name in changed})}
+        return out, {**model, **cast_like(changed, {name: model[name] for name in changed})}
 
     return Runner(init, run)
 
@@ -85,8 +94,8 @@ def own_method(module: Any, name: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def flags(function: Callable[..., Any], training: bool, mask: Array | None, n: int) -> dict[str, Any]:
-    """The arguments, of those a module may take, that tell it about training and about real rows."""
+def call_arguments(function: Callable[..., Any], training: bool, mask: Array | None, n: int) -> dict[str, Any]:
+    """Those arguments of a function that say whether the module is being trained and which of the `n` rows are real."""
     known = inspect.signature(function).parameters
     given: dict[str, Any] = {name: training == value for name, value in WHEN_TRAINING.items() if name in known}
     if "mask" in known and (mask is not None or known["mask"].default is inspect.Parameter.empty):
@@ -94,48 +103,58 @@ def flags(function: Callable[..., Any], training: bool, mask: Array | None, n: i
     return given
 
 
-def usable(mask: Array | None) -> Array | None:
-    """A mask under which there are rows: all of them where it had none, as the mean of no rows is not a number."""
+def nonempty(mask: Array | None) -> Array | None:
+    """The mask itself if it has a real row, else a mask of all rows, because the mean of no rows is not a number."""
     return None if mask is None else mask | ~mask.any()
 
 
-def interceptor(listen: Listen, mask: Array | None) -> Callable[..., Any]:
-    """What linen does around every call of a layer: tell `listen`, and give `BatchNorm` the mask."""
+def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
+    """What linen runs around every call of a method.
+
+    It reports calls of layers to `on_call`, gives `BatchNorm` the mask, and runs convolutions as `CONVOLUTION`.
+    """
 
     def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
         layer = context.module
-        if context.method_name == "__call__" and args:
-            listen(layer.path[0] if layer.path else ROOT, layer, args[0])
-            if isinstance(layer, nn.BatchNorm):
-                kwargs = masked(args[0], kwargs, mask)
-        with fast(layer):
+        if context.method_name != "__call__" or is_lowered(layer):
             return call(*args, **kwargs)
+        if args:
+            on_call(layer.path[0] if layer.path else ROOT, layer, args[0])
+            if isinstance(layer, nn.BatchNorm):
+                kwargs = with_mask(args[0], kwargs, mask)
+        if isinstance(layer, nn.Conv) and can_be_lowered(layer):
+            return lowered(layer)(*args, **kwargs)
+        return call(*args, **kwargs)
 
     return around
 
 
-@contextmanager
-def fast(layer: nn.Module) -> Iterator[None]:
-    """Inside, a convolution that leaves it to Flax how it runs is one of ours."""
-    free = isinstance(layer, nn.Conv) and layer.conv_general_dilated is layer.conv_general_dilated_cls is None
-    if free:
-        object.__setattr__(layer, "conv_general_dilated", convolution())
-    try:
-        yield
-    finally:
-        if free:
-            object.__setattr__(layer, "conv_general_dilated", None)
+def can_be_lowered(layer: nn.Conv) -> bool:
+    """Whether a linen convolution is bound and its user has not chosen how it runs."""
+    return layer.scope is not None and layer.conv_general_dilated is layer.conv_general_dilated_cls is None
 
 
-def masked(x: Array, kwargs: dict[str, Any], mask: Array | None) -> dict[str, Any]:
-    """The keywords of a batch normalisation of `x` [n, ...], with the mask [n] where it has none of its own."""
+def is_lowered(layer: Any) -> bool:
+    """Whether a linen layer is a copy that `lowered` made."""
+    return isinstance(layer, nn.Conv) and layer.conv_general_dilated is CONVOLUTION
+
+
+def lowered(layer: nn.Conv) -> nn.Conv:
+    """A copy of a bound linen convolution that has the same variables and runs as `CONVOLUTION`."""
+    assert layer.scope is not None
+    # The names in the scope are taken once the layer has been called; a rewound scope lets the copy use them again.
+    return layer.clone(parent=layer.scope.rewound(), conv_general_dilated=CONVOLUTION)
+
+
+def with_mask(x: Array, kwargs: dict[str, Any], mask: Array | None) -> dict[str, Any]:
+    """The keywords of a batch normalisation of `x` [n, ...], with the mask [n] unless the caller gave one."""
     if mask is None or kwargs.get("mask") is not None or x.shape[0] != mask.shape[0]:
         return kwargs
     return {**kwargs, "mask": mask.reshape(-1, *[1] * (x.ndim - 1))}
 
 
-def alike(new: Model, old: Model) -> Model:
-    """`new` in the types of `old`, so that a model is of one type for all of a run."""
+def cast_like(new: Model, old: Model) -> Model:
+    """The variables `new` in the types of `old`, so that a model keeps its types for a whole run."""
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise InputError("a step of training changes the structure of its variables")
     return jax.tree.map(lambda after, before: jnp.asarray(after, before.dtype), new, old)
@@ -148,7 +167,8 @@ def nnx_runner(make: Callable[..., Any]) -> Runner:
     under `other`; the state of its random streams is made from the key of each call.
     """
     kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
-    graph, *empty = nnx.split(nnx.eval_shape(lambda: built(make, jax.random.key(0))), *kinds)
+    copy = nnx.eval_shape(lambda: built(make, jax.random.key(0)))  # never the user's object: shapes alone
+    graph, *empty = observable(copy, *kinds)
 
     def init(key: Key) -> Model:
         params, stats, _, other = nnx.state(built(make, key), *kinds)
@@ -159,24 +179,26 @@ def nnx_runner(make: Callable[..., Any]) -> Runner:
         x: Array,
         key: Key | None = None,
         mask: Array | None = None,
-        listen: Listen = silent,
+        on_call: OnCall = ignore,
         method: str = "__call__",
     ) -> tuple[Any, Model]:
         training = key is not None
-        mask = usable(mask) if training else None
-        parts = [filled(empty[i], model.get(name, {})) for i, name in ((0, "params"), (1, "batch_stats"), (3, "other"))]
-        streams = seeded(empty[2], jax.random.key(0) if key is None else key)
+        mask = nonempty(mask) if training else None
+        parts = [
+            from_layers(empty[i], model.get(name, {})) for i, name in ((0, "params"), (1, "batch_stats"), (3, "other"))
+        ]
+        streams = new_streams(empty[2], jax.random.key(0) if key is None else key)
         module = nnx.merge(graph, parts[0], parts[1], streams, parts[2])
         module.train() if training else module.eval()
-        arguments = flags(own_method(module, method), training, mask, x.shape[0])
-        overhear(module, listen, mask)
-        listen(ROOT, module, x)
-        out = own_method(module, method)(x, **arguments)
+        arguments = call_arguments(own_method(module, method), training, mask, x.shape[0])
+        on_call(ROOT, module, x)
+        with observed(on_call, mask):
+            out = own_method(module, method)(x, **arguments)
         if not training:
             return out, model
         _, stats, _, other = nnx.state(module, *kinds)
         changed = {name: part for name, part in collections({}, stats, other).items() if name != "params"}
-        return out, {**model, **alike(changed, {name: part for name, part in model.items() if name != "params"})}
+        return out, {**model, **cast_like(changed, {name: part for name, part in model.items() if name != "params"})}
 
     return Runner(init, run)
 
@@ -197,10 +219,10 @@ def collections(params: Any, stats: Any, other: Any) -> Model:
 
 
 def by_layer(state: Any) -> dict[str, Any]:
-    """Arrays of an NNX state by the layer that owns them, its path joined by dots, and by their names there."""
+    """The arrays of an NNX state in a table by layer (its path joined by dots) and by name within the layer."""
     table: dict[str, Any] = {}
     for path, leaf in jax.tree.leaves_with_path(state):
-        layer, name = place(path)
+        layer, name = layer_and_name(path)
         if layer == ROOT:
             table[name] = leaf
         else:
@@ -208,54 +230,98 @@ def by_layer(state: Any) -> dict[str, Any]:
     return table
 
 
-def place(path: tuple) -> tuple[str, str]:
-    """The layer and the name of an array, by its path in an NNX state."""
+def layer_and_name(path: tuple) -> tuple[str, str]:
+    """The layer that an array of an NNX state is part of, and its name in that layer, from its path."""
     keys = [str(getattr(part, "key", part)) for part in path if not isinstance(part, jax.tree_util.GetAttrKey)]
     return ".".join(keys[:-1]), keys[-1]
 
 
-def filled(state: Any, table: dict[str, Any]) -> Any:
-    """An NNX state with the arrays of a table as `by_layer` gives it."""
+def from_layers(state: Any, table: dict[str, Any]) -> Any:
+    """An NNX state with the arrays of a table that `by_layer` made."""
 
     def found(path: tuple, _: Any) -> Array:
-        layer, name = place(path)
+        layer, name = layer_and_name(path)
         return table[name] if layer == ROOT else table[layer][name]
 
     return jax.tree.map_with_path(found, state)
 
 
-def seeded(state: Any, key: Key) -> Any:
-    """The random streams of an NNX module begun anew from a key, each with its own."""
+def new_streams(state: Any, key: Key) -> Any:
+    """The state of an NNX module's random streams, made anew from a key; every stream gets a key of its own."""
     leaves, structure = jax.tree.flatten(state)
     keys = jax.random.split(key, len(leaves) + 1)
-    begun = []
+    streams = []
     for leaf, own in zip(leaves, keys[1:], strict=True):
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        begun.append(jax.random.split(own, leaf.shape) if is_key else jnp.zeros(leaf.shape, leaf.dtype))
-    return jax.tree.unflatten(structure, begun)
+        streams.append(jax.random.split(own, leaf.shape) if is_key else jnp.zeros(leaf.shape, leaf.dtype))
+    return jax.tree.unflatten(structure, streams)
 
 
-def overhear(module: nnx.Module, listen: Listen, mask: Array | None) -> None:
-    """Let the layers of a module made for one call tell `listen`, `BatchNorm` have the mask, convolutions be ours."""
+class Observer(NamedTuple):
+    """Who is told of the calls of NNX layers, and the mask that batch normalisation is given."""
+
+    on_call: OnCall
+    mask: Array | None
+
+
+OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
+ENTRY = "jcfl_entry"
+"""The attribute of a layer of our own copy that holds its entry of the parameters."""
+
+
+def observable(module: nnx.Module, *kinds: Any) -> tuple[Any, ...]:
+    """The graph and the states of an NNX module of our own, prepared so that `observed` sees the calls of its layers.
+
+    Every layer below the root knows its entry and has its `reporting` class in the graph: a module that is merged from
+    the graph has such layers from the start, and no existing object gets another class. Convolutions whose user has not
+    chosen how they run do so as `CONVOLUTION`.
+    """
     for path, layer in list(nnx.iter_graph(module)):
-        if path and isinstance(layer, nnx.Module) and callable(layer):
-            entry = ".".join(map(str, path))
-            object.__setattr__(layer, "__class__", overheard(type(layer)))
-            object.__setattr__(layer, "_overhear", (functools.partial(listen, entry), mask))
+        if path and is_layer(type(layer)):
+            setattr(layer, ENTRY, ".".join(map(str, path)))
         if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is jax.lax.conv_general_dilated:
-            object.__setattr__(layer, "conv_general_dilated", convolution())
+            layer.conv_general_dilated = CONVOLUTION
+    graph, *states = nnx.split(module, *kinds)
+    root, *rest = graph.nodes
+    return dataclasses.replace(graph, nodes=[root, *map(with_reporting_class, rest)]), *states
+
+
+def is_layer(kind: Any) -> bool:
+    """Whether instances of a class are NNX modules that can be called."""
+    return (
+        isinstance(kind, type) and issubclass(kind, nnx.Module) and any("__call__" in vars(one) for one in kind.mro())
+    )
+
+
+def with_reporting_class(node: Any) -> Any:
+    """A node of an NNX graph with its class replaced if it is a layer."""
+    kind = getattr(node, "type", None)
+    if not is_layer(kind):
+        return node
+    return dataclasses.replace(node, type=reporting(kind), metadata=reporting(kind))  # `merge` makes what metadata says
 
 
 @functools.cache
-def overheard(kind: type) -> type:
-    """A kind of NNX layer that tells of its calls."""
+def reporting(kind: type) -> type:
+    """A subclass of an NNX layer's class that reports its calls to the current observer."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listen, mask = vars(self)["_overhear"]
-        if args:
-            listen(self, args[0])
+        observer = OBSERVER.get()
+        if observer is not None and args:
+            observer.on_call(getattr(self, ENTRY), self, args[0])
             if isinstance(self, nnx.BatchNorm):
-                kwargs = masked(args[0], kwargs, mask)
+                kwargs = with_mask(args[0], kwargs, observer.mask)
         return kind.__call__(self, *args, **kwargs)
 
-    return type(kind)(kind.__name__, (kind,), {"__call__": call})
+    same = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind,), same)
+
+
+@contextmanager
+def observed(on_call: OnCall, mask: Array | None) -> Iterator[None]:
+    """Inside, layers of `reporting` classes tell `on_call` of their calls, and `BatchNorm` is given the mask."""
+    before = OBSERVER.set(Observer(on_call, mask))
+    try:
+        yield
+    finally:
+        OBSERVER.reset(before)

@@ -55,7 +55,7 @@ class Network(nn.Module):
     def setup(self) -> None:
         """The classifier, apart from the rest."""
         deep = self.filters or self.hidden  # a head alone is a first layer, whose product is nobody's but JAX's
-        self.head = nn.Dense(self.classes, dot_general=few if deep else None, **self.start())
+        self.head = nn.Dense(self.classes, dot_general=dot_few_outputs if deep else None, **self.start())
 
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
         """The logits, [n, ...] -> [n, c]."""
@@ -95,16 +95,16 @@ class Network(nn.Module):
         return {"kernel_init": INITIAL[self.initial], "param_dtype": jnp.result_type(float)}
 
 
-def few(x: Array, kernel: Array, *dimensions: Any, **precision: Any) -> Array:
+def dot_few_outputs(x: Array, kernel: Array, *dimensions: Any, **precision: Any) -> Array:
     """`jax.lax.dot_general` as a dense layer calls it, for a kernel with few outputs. [n, f], [f, c] -> [n, c]"""
     return few_outputs(x, kernel) if x.ndim == 2 else jax.lax.dot_general(x, kernel, *dimensions, **precision)
 
 
 @jax.custom_vjp
 def few_outputs(x: Array, kernel: Array) -> Array:
-    """`x @ kernel`, whose kernel's gradient is worked out with the long axis last.
+    """The product `x @ kernel`; the gradient of the kernel is computed with its long axis last.
 
-    XLA turns it round again where nothing keeps it from that, and on a CPU takes three times as long, for many clients.
+    Without a barrier, XLA would transpose the product again; for many clients on a CPU that takes three times as long.
     """
     return x @ kernel
 

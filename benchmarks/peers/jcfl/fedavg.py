@@ -28,10 +28,13 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = f"{SHARED_OUT}={asked.devices} {os.environ.get('XLA_FLAGS', '')}"
     import jax
 
-    import jcfl
-    from jcfl import loop, programs
-    from jcfl.plan import described, planned
+    from jcfl import metrics
+    from jcfl.runs import loop, programs
+    from jcfl.runs.environment import use_cache
+    from jcfl.runs.plan import described, planned
+    from jcfl.version import __version__
 
+    use_cache()
     plan = planned(*described(federation(asked), configured(asked)))
     algorithm, seconds, start = plan.algorithms["fedavg"], [], time.perf_counter()
     compiled = programs.programs(algorithm, plan.federation, 1)
@@ -40,9 +43,10 @@ def main() -> None:
         state, _ = loop.advanced(compiled, plan.federation, state, turn + 1)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
-    accuracy = float(compiled.evaluate(state, plan.federation)["accuracy_micro"])
+    outcome = jax.device_get(compiled.evaluate(state, plan.federation))
+    accuracy = float(metrics.accuracy(outcome["counts"].sum(0)))
     more = {"jax": jax.__version__, "engine": algorithm.engine, "devices": asked.devices}
-    work.told(asked, "jcfl", jcfl.__version__, seconds, accuracy, **more)
+    work.told(asked, "jcfl", __version__, seconds, accuracy, **more)
 
 
 def federation(asked: argparse.Namespace):

@@ -1,0 +1,46 @@
+"""The command line: `main` is the console script; each other module has some of the commands."""
+
+import sys
+
+import typer
+
+from jcfl.cli import measuring, training, viewing
+from jcfl.cli.app import Stopped, app
+from jcfl.errors import InputError, TrainingError
+
+COMMANDS = (training, viewing, measuring)
+"""The modules that add commands to the application when they are imported."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit: with status 0, with 2 for a user's mistake, with 130 when interrupted, else with 1."""
+    sys.exit(status(arguments))
+
+
+def status(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit status; an error that the user can mend is printed in one line.
+
+    Args:
+        arguments: the words after `jcfl`; by default those of this process.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = typer.main.get_command(app)
+    try:
+        return command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
+    except InputError as error:
+        return complain(str(error), 2)
+    except TrainingError as error:
+        return complain(str(error), 1)
+    except Stopped as error:
+        return complain(str(error), 130)
+    except (KeyboardInterrupt, typer.Abort):
+        return complain("interrupted", 130)
+    except typer.TyperException as error:
+        message = error.format_message()
+        return complain(message, 2) if message else 2  # without a message, Typer has printed the help
+
+
+def complain(message: str, code: int) -> int:
+    """Print an error in one line, and return the exit status."""
+    print(f"jcfl: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,68 @@
+"""The Typer application, and the options that several commands share. The other modules add the commands to it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jcfl.errors import TrainingError
+from jcfl.version import __version__
+
+app = typer.Typer(name="jcfl", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+"""Rich's options for a line that is printed as it is."""
+
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs; several are compared.")]
+Track = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Where figures go too: tensorboard, mlflow, wandb.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE...",
+        help="Override keys of the configuration: `--set rounds=50 method.name=ifca method.clusters=3`.",
+    ),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_default="JCFL_DATA, else data")]
+
+
+class Stopped(Exception):
+    """A run that Ctrl-C or SIGTERM ended; not a KeyboardInterrupt, because Typer ends without a message on one."""
+
+
+@contextmanager
+def stopping(command: str, folder: Path) -> Iterator[None]:
+    """Add to the message of an early end where the results are and how to resume.
+
+    Args:
+        command: the command that is running.
+        folder: the folder that it writes.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from None
+    except TrainingError as error:
+        raise TrainingError(f"{error} (figures until then: {folder})") from None
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end the program."""
+    if wanted:
+        print(f"jcfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Version.")] = False,
+) -> None:
+    """Clustered federated learning at scale, in JAX.
+
+    Begin with `jcfl run quickstart`: a minute, no download. `jcfl list` says what there is to run, `jcfl list stocfl`
+    what one method does and which options it has, `jcfl report DIR` makes a page of what a run left.
+    """

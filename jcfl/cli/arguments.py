@@ -1,0 +1,76 @@
+"""The meaning of a command's arguments: a configuration, its overrides, and the folder to write."""
+
+import importlib.resources
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jcfl.errors import InputError
+
+if TYPE_CHECKING:
+    from jcfl.runs.config import Config
+
+
+def preset_names() -> list[str]:
+    """The presets' names, for a shell's completion: found without importing JAX, which would take a second."""
+    folder = importlib.resources.files("jcfl") / "presets"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def separated(words: Sequence[str] | None, overrides: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The names and the overrides among a command's positional words, the overrides after those of `--set`.
+
+    In `--set a=1 b=2` Typer takes `b=2` for a positional word.
+    """
+    words = words or []
+    names = [word for word in words if "=" not in word or Path(word).is_file()]
+    if len(names) > 1:
+        raise InputError(f"expected one configuration or preset, got {', '.join(names)}")
+    return names, [*(overrides or []), *(word for word in words if word not in names)]
+
+
+def option_overrides(seeds: int | None, track: Sequence[str] | None) -> list[str]:
+    """The options `--seeds` and `--track` as overrides."""
+    return [
+        *([f"seeds={seeds}"] if seeds is not None else []),
+        *([f"track=[{', '.join(track)}]"] if track else []),
+    ]
+
+
+def configured(names: Sequence[str], overrides: Sequence[str]) -> "Config":
+    """The configuration that a command names, with its overrides."""
+    from jcfl.runs import config
+
+    if not names:
+        raise InputError(f"what to run? Give a configuration file or a preset: {', '.join(config.presets())}")
+    return config.read(names[0], overrides)
+
+
+def resumed_configuration(folder: Path, overrides: Sequence[str]) -> "Config":
+    """The configuration of the run in a folder, with overrides of the keys that a resumed run may change."""
+    from jcfl.runs import config, experiment
+
+    stored = experiment.resumed(folder)
+    return experiment.resumed(folder, config.read(stored.model_dump(), overrides)) if overrides else stored
+
+
+def assigned(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of overrides by dotted key."""
+    from jcfl.runs import config
+
+    return {".".join(path): value for path, value in map(config.assignment, overrides)}
+
+
+def grid(over: Sequence[str] | None) -> dict[str, list[Any]] | None:
+    """The grid that the options `--over` describe; None without any."""
+    from jcfl.runs.sweeping.points import swept
+
+    return dict(map(swept, over or [])) or None
+
+
+def free_folder(stem: str) -> Path:
+    """The first of the folders runs/STEM-1, runs/STEM-2, … that does not exist."""
+    number = 1
+    while (folder := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return folder

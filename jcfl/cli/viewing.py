@@ -1,0 +1,190 @@
+"""The commands that train nothing: `jcfl list`, `jcfl show`, `jcfl plot` and `jcfl report`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jcfl.cli.app import PLAIN, DataDir, Folders, Overrides, app
+from jcfl.cli.arguments import configured, separated
+from jcfl.errors import InputError, unknown
+
+PRESETS = "presets"
+
+QUESTIONS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
+
+LISTED = ("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "trackers", "scores", PRESETS)
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KIND|NAME]",
+            help="A kind: methods, add-ons, data, scenarios, models, trackers, scores, presets, or one of a method's "
+            f"seven answers: {', '.join(QUESTIONS)}. Or a name: all about it.",
+            autocompletion=lambda: list(LISTED),
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All names and options, for scripts.")] = False,
+) -> None:
+    """Say what there is to run, in one line each; or all about one: options, bounds, defaults, an example."""
+    from jcfl import registry
+    from jcfl.cli import display
+    from jcfl.runs import config
+    from jcfl.view import facts
+
+    registry.load()
+    if as_json:
+        print(json.dumps(everything(), indent=2))
+        return
+    console, titles, presets = display.screen(), kinds(), config.presets()
+    if what is not None and what in presets:
+        console.print(config.source_text(what)[0].rstrip(), markup=False)
+        return
+    if what is None or what in titles:
+        wanted = dict.fromkeys(titles.values()) if what is None else [titles[what]]
+        tables = {title: presets if title == PRESETS else facts.lines(title) for title in wanted}
+        console.print(display.listing(tables, facts.MEANINGS), highlight=False)
+        console.print("\njcfl list NAME says all about one of them.", style="dim", highlight=False, markup=False)
+    if what is not None and (what not in titles or what in facts.names("describe")):  # `model` is a kind and a name
+        for one in facts.found(what):
+            console.print(display.page(one), highlight=False)
+            console.print(f"  {one.example}", **PLAIN)
+
+
+def kinds() -> dict[str, str]:
+    """Every word that `jcfl list` takes for a kind, and the kind's title."""
+    from jcfl.view import facts
+
+    return facts.titles() | {"preset": PRESETS, PRESETS: PRESETS}
+
+
+def everything() -> dict[str, Any]:
+    """All names and options, as `jcfl list --json` prints them."""
+    from jcfl.nested import plain
+    from jcfl.results import writable
+    from jcfl.runs import config
+    from jcfl.view import facts
+
+    table: dict[str, Any] = {}
+    for kind, title in facts.KINDS.items():
+        table[title] = {name: entry(kind, name) for name in facts.names(kind)}
+    fields = config.Config.model_fields.items()
+    keys = {key: item.description or "" for key, item in fields if key not in (*config.SECTIONS, "made_by")}
+    return writable(plain({**table, "keys": keys, PRESETS: config.presets()}))
+
+
+def entry(kind: str, name: str) -> dict[str, Any]:
+    """All about one piece: its line, its options as JSON schema, a method's answers and costs, a plug-in's package."""
+    from jcfl import registry
+    from jcfl.view import facts
+
+    one = facts.facts(kind, name)
+    functions = [] if kind == "score" else [*registry.shared(kind), registry.find(kind, name)]
+    schema = {key: option for function in functions for key, option in registry.schema(function).items()}
+    more = {"answers": one.answers, "costs": one.costs, "package": one.package}
+    return {"description": one.line, "options": schema} | {key: value for key, value in more.items() if value}
+
+
+@app.command()
+def show(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="Whose federation to show.")
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Draw all clients' labels into this .png, .pdf or .svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Show a federation before anything trains: its clients, their labels, and how far guessing gets."""
+    from jcfl.cli import display
+    from jcfl.runs import plan
+    from jcfl.view import show
+
+    config = configured(*separated(words, overrides))
+    if out is not None:
+        refuse_ending(out)
+    federation = plan.federated(config.model_copy(update={"data_dir": data_dir or config.data_dir}))
+    file = show.picture(federation, out) if out is not None else None
+    if as_json:
+        print(json.dumps(show.facts(federation), indent=2))
+        return
+    console = display.screen()
+    console.print(show.table(federation), highlight=False)
+    if file is not None:
+        console.print(f"Written to {file}", **PLAIN)
+
+
+@app.command()
+def plot(
+    folders: Folders,
+    names: Annotated[list[str] | None, typer.Option("--figure", metavar="NAME", help="Only this figure.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to draw into.", show_default="DIR/figures; of several, figures")
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="Any of png, pdf and svg.")] = "png,pdf",
+) -> None:
+    """Draw the figures of runs, each made from their folders alone.
+
+    Figures: curves, clusters, clients and effect lay runs over each other; embedding, similarity, sizes, flow, samples
+    and heatmap show one. --figure can be given several times, or be a list with commas.
+    """
+    from jcfl.cli import display
+    from jcfl.view import plotting
+
+    runs = plotting.histories(folders)
+    chosen = [name for option in names or [] for name in option.split(",") if name]
+    endings = [ending for ending in formats.split(",") if ending]
+    refuse_unknown(chosen, endings)
+    folder = out or (folders[0] / "figures" if len(folders) == 1 else Path("figures"))
+    console = display.screen()
+    for stem, figure in plotting.drawn(runs, chosen):
+        if isinstance(figure, InputError) and chosen:
+            raise InputError(f"{stem}: {figure}")
+        if isinstance(figure, InputError):
+            line = f"{stem}: not drawn, {figure}"
+        else:
+            line = f"{stem}: {', '.join(str(file) for file in plotting.save(figure, folder / stem, endings))}"
+        console.print(line, **PLAIN)
+
+
+@app.command()
+def report(
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write.", show_default="DIR/report.html; of several, report.html")
+    ] = None,
+) -> None:
+    """Write one HTML page on a run, or on several side by side, that needs no network and no other file."""
+    from jcfl.cli import display
+    from jcfl.view import plotting
+    from jcfl.view.report import page
+
+    file = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    if file.is_dir():
+        raise InputError(f"{file} is a folder; --out expects a file to write, such as {file / 'report.html'}")
+    text = page(plotting.histories(folders))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    display.screen().print(f"Written to {file}", **PLAIN)
+
+
+def refuse_unknown(figures: list[str], formats: list[str]) -> None:
+    """Refuse figures and formats that do not exist."""
+    from jcfl.view import plotting
+
+    for what, names, known in (("figure", figures, plotting.FIGURES), ("format", formats, plotting.FORMATS)):
+        for name in names:
+            if name not in known:
+                raise unknown(what, name, known)
+    if not formats:
+        raise InputError(f"--format expects at least one of {', '.join(plotting.FORMATS)}")
+
+
+def refuse_ending(file: Path) -> None:
+    """Refuse a file whose ending is not that of a picture."""
+    if file.suffix not in (".png", ".pdf", ".svg"):
+        raise InputError(f"--out expects a file that ends in .png, .pdf or .svg, got {str(file)!r}")

@@ -1,0 +1,1 @@
+"""The engine: one round, what a client minimises, how uploads are aggregated and evaluated."""

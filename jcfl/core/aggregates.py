@@ -1,0 +1,164 @@
+"""The answers to "aggregate": averaging rules and server optimizers, as values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax.numpy as jnp
+import optax
+from pydantic import Field
+
+from jcfl.core import averaging
+from jcfl.core.averaging import Averaging
+from jcfl.core.context import Context
+from jcfl.core.matching import chain, matched_mean
+from jcfl.core.method import Aggregate, Mean, Piece, Weights
+from jcfl.core.terms import number
+from jcfl.registry import register
+from jcfl.types import Array, Federation
+
+Bound = Callable[[Federation, Array], Averaging]
+"""An averaging rule for the clients `who` [s] of a federation."""
+
+Beta = Annotated[float, Field(ge=0, lt=0.5, description="share of clients dropped at either end")]
+Buckets = Annotated[int, Field(ge=1, description="buckets of clients in every cluster")]
+Sigma = Annotated[float, Field(gt=0, description="spread of a client's weights around the cluster's")]
+Weighting = Annotated[Weights, Field(description="how clients count: by their training examples, or all alike")]
+Rate = Annotated[float, Field(gt=0, le=1, description="how far the server goes towards the aggregate")]
+Optimizer = Annotated[
+    Literal["none", "momentum", "adam", "yogi", "adagrad"],
+    Field(description="the server's optimizer; the step of a cluster's model is its gradient"),
+]
+ServerRate = Annotated[float, Field(gt=0, description="learning rate of the server's optimizer")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(Piece):
+    """The coordinate-wise median (Yin et al. 2018)."""
+
+    name: ClassVar[str] = "median"
+    weighs: ClassVar[bool] = False
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.averaging.median`."""
+        return lambda federation, who: averaging.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean(Piece):
+    """The coordinate-wise trimmed mean (Yin et al. 2018)."""
+
+    name: ClassVar[str] = "trimmed_mean"
+    weighs: ClassVar[bool] = False
+    beta: Any = 0.1
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.averaging.trimmed_mean`."""
+        return lambda federation, who: partial(averaging.trimmed_mean, beta=self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedianOfMeans(Piece):
+    """The coordinate-wise median of the means of buckets of clients (Ma 2023, §2.4)."""
+
+    name: ClassVar[str] = "median_of_means"
+    weighs: ClassVar[bool] = False
+    buckets: int = 3
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.averaging.median_of_means`."""
+        return lambda federation, who: partial(averaging.median_of_means, buckets=self.buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched(Piece):
+    """Neurons are matched to the cluster's before they are averaged (Wang et al. 2020, FedMA)."""
+
+    name: ClassVar[str] = "matched"
+    sigma: Any = 1.0
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.matching.matched_mean`.
+
+        Raises:
+            InputError: the network is not a chain of layers.
+        """
+        layers, m = chain(context.task, context.population.shape), context.population.clients
+
+        def rule(federation: Federation, who: Array) -> Averaging:
+            split = federation.train
+            owner = jnp.repeat(jnp.arange(m), split.size, total_repeat_length=split.rows.size)
+            counts = jnp.zeros((m, federation.classes)).at[owner, federation.y[split.rows]].add(1.0)
+            return lambda labels, weights, uploads, default: matched_mean(
+                labels, weights, uploads, default, layers, counts[who], sigma=self.sigma
+            )
+
+        return rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer(Piece):
+    """The server's optimizer (Reddi et al. 2021, Adaptive Federated Optimization, arXiv:2003.00295).
+
+    Deviations:
+        Adam's and Yogi's moments are corrected for their start at zero, as optax does; the paper leaves that out.
+    """
+
+    name: ClassVar[str] = "server"
+    kind: str = "adam"
+    lr: Any = 0.1
+    momentum: Any = 0.9
+    b2: Any = 0.99
+    eps: Any = 1e-3
+
+    def __str__(self) -> str:
+        """The optimizer and its learning rate."""
+        return f"then {self.kind} on the server, rate {number(self.lr)}"
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The optax transformation, one state for every cluster."""
+        adaptive = {"b1": self.momentum, "b2": self.b2, "eps": self.eps}
+        return {
+            "momentum": lambda: optax.sgd(self.lr, self.momentum),
+            "adam": lambda: optax.adam(self.lr, **adaptive),
+            "yogi": lambda: optax.yogi(self.lr, **adaptive),
+            "adagrad": lambda: optax.adagrad(self.lr, initial_accumulator_value=0.0, eps=self.eps),
+        }[self.kind]()
+
+
+def server_of(server: str, lr: Any, momentum: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> ServerOptimizer | None:
+    """The server's optimizer by its name; None for `none`."""
+    return None if server == "none" else ServerOptimizer(kind=server, lr=lr, momentum=momentum, b2=b2, eps=eps)
+
+
+@register("aggregate", "mean")
+def mean(
+    *, weights: Weighting = "by_size", rate: Rate = 1.0, server: Optimizer = "none", server_lr: ServerRate = 0.1
+) -> Aggregate:
+    """The weighted mean of the clients' models (McMahan et al. 2017)."""
+    return Aggregate(weights=weights, rule=Mean(), rate=rate, server=server_of(server, server_lr))
+
+
+@register("aggregate", "median")
+def median(*, rate: Rate = 1.0) -> Aggregate:
+    """The coordinate-wise median, clients unweighted (Yin et al. 2018)."""
+    return Aggregate(rule=Median(), rate=rate)
+
+
+@register("aggregate", "trimmed_mean")
+def trimmed_mean(*, beta: Beta = 0.1, rate: Rate = 1.0) -> Aggregate:
+    """The coordinate-wise mean without the smallest and the largest, clients unweighted (Yin et al. 2018)."""
+    return Aggregate(rule=TrimmedMean(beta=beta), rate=rate)
+
+
+@register("aggregate", "median_of_means")
+def median_of_means(*, buckets: Buckets = 3, rate: Rate = 1.0) -> Aggregate:
+    """The coordinate-wise median of the means of buckets of clients (Ma 2023, §2.4)."""
+    return Aggregate(rule=MedianOfMeans(buckets=buckets), rate=rate)
+
+
+@register("aggregate", "matched")
+def matched(*, weights: Weighting = "equally", sigma: Sigma = 1.0) -> Aggregate:
+    """Neurons are matched before they are averaged (Wang et al. 2020, FedMA)."""
+    return Aggregate(weights=weights, rule=Matched(sigma=sigma))

@@ -1,0 +1,137 @@
+"""What a client does in a round: it trains what it was sent, and keeps what stays with it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcfl import trees
+from jcfl.core import parts, soft
+from jcfl.core.context import Context, model_bytes
+from jcfl.core.describing import anchor_gradient
+from jcfl.core.engine import Client
+from jcfl.core.local import Trainer
+from jcfl.core.method import Mean, Method
+from jcfl.core.objective import Objective, Term, objective, own, shared
+from jcfl.core.terms import Correction
+from jcfl.errors import InputError
+from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
+
+Kept = dict[str, Callable[[Model], Any]]
+"""The states that clients keep between rounds: by name, what each begins with, from the first model."""
+
+
+def terms(method: Method, task: Task) -> list[Term]:
+    """The loss terms of a method as functions."""
+    given = [term.build(task) for term in method.train.terms]
+    return given + ([Correction().build(task)] if method.train.control or method.train.correction else [])
+
+
+def client(method: Method, context: Context, task: Task | None = None) -> Client:
+    """One client's part of a round: `(broadcast, data, key) -> upload`.
+
+    The client trains the model of its cluster and, where ω is trained on a copy of its own, ω as well; both see the
+    same mini-batches in the same order.
+
+    Args:
+        task: stands in for the run's, where an engine trains another form of the model.
+    """
+    task = task or context.task
+    train, added, usual = method.train, method.is_summed, trainer(method, context)
+    cluster_loss = objective(task, terms(method, task), partner=shared if added else None)
+    shared_loss = objective(task, partner=own if added else None)
+    if train.models == "all":
+        return soft.client(task, usual)
+    private = parts.names(context.task, train.private, "private")
+
+    def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = usual) -> Upload:
+        unsent = parts.taken(sent.cluster, private)  # nobody's: what the models began with
+        start = parts.placed(sent.cluster, sent.own.get("private", {}))
+        sent = sent.replace(cluster=start)
+        if train.correction:
+            slope = anchor_gradient(task, start, data)
+            sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["gradient"], slope))
+        if train.control:
+            sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
+        memory = sent.own.get("optimizer", (None, None))
+        model, after = trained(local, cluster_loss, start, memory[0], sent, data, key)
+        kept = {"private": parts.taken(model, private)} if "private" in sent.own else {}
+        if "control" in sent.own:  # Karimireddy et al. 2020, Alg. 1, option II
+            mean = local.mean_gradient(start["params"], model["params"], data)
+            kept["control"] = jax.tree.map(jnp.subtract, mean, sent.extra)
+        model = parts.placed(model, unsent)
+        if not method.trains_shared:
+            common, memory = model if sums_shared(method) else (), (after,)
+        else:
+            common, beside = trained(local, shared_loss, sent.shared, memory[-1], sent, data, key)
+            memory = after, beside
+        return Upload(model, common, kept | ({"optimizer": memory} if "optimizer" in sent.own else {}))
+
+    return work
+
+
+def trained(
+    local: Trainer, loss: Objective, start: Model, memory: Any, sent: Broadcast, data: Clients, key: Key
+) -> tuple[Model, Any]:
+    """The model after local training, and the optimizer's state, from that of the last round where it is kept."""
+    if memory is None:
+        return local.train(loss, start, sent, data, key), None
+    return local.resume(loss, start, memory, sent, data, key)
+
+
+def trainer(method: Method, context: Context) -> Trainer:
+    """The local trainer of a method: the run's, unless the method trains by full-batch steps of its own."""
+    steps = method.train.steps
+    return context.trainer if steps is None else context.trainer.full_batch(steps, momentum=False)
+
+
+def sums_shared(method: Method) -> bool:
+    """Whether ω needs a sum of its own: it is trained, or clients count by size in it and otherwise in clusters."""
+    differs = method.group.clustered and method.aggregate.weights != "by_size" and method.train.models == "own"
+    return method.trains_shared or (differs and isinstance(method.aggregate.rule, Mean))
+
+
+def kept(method: Method, context: Context) -> Kept:
+    """The states that clients keep between rounds, each by the piece that declares it.
+
+    Raises:
+        InputError: nobody can keep them, or all clients' together do not fit the memory.
+    """
+    train, task = method.train, context.task
+    found: Kept = {}
+    sizes: dict[str, int] = {}
+    local = trainer(method, context)
+    if local.keeps_state and train.active:
+        if train.chained or not local.can_resume or train.models == "all":
+            raise InputError(
+                "train.keep_optimizer_state: clients that train one after another, or in a way of their own, do "
+                "not keep it; leave it out"
+            )
+        copies = 2 if method.trains_shared else 1
+        found["optimizer"] = lambda first: (local.fresh_state(first),) * copies
+        sizes["train.keep_optimizer_state"] = copies * model_bytes(task)
+    if train.private:
+        private = parts.names(task, train.private, "private")
+        found["private"] = lambda first: parts.taken(first, private)
+        first = jax.eval_shape(task.init, jax.random.key(0))
+        sizes["private parameters"] = 4 * trees.parameters(parts.taken(first, private))
+    if train.control:
+        found["control"] = lambda first: jax.tree.map(jnp.zeros_like, first["params"])
+        sizes["control variates"] = model_bytes(task)
+    if train.models == "all":
+        k = method.group.slots(context)
+        found["membership"] = lambda first: jnp.full(k, 1 / k, jnp.result_type(float))
+    refuse_beyond_budget(sizes, context)
+    return found | method.group.keeps(method, context)
+
+
+def refuse_beyond_budget(sizes: dict[str, int], context: Context) -> None:
+    """Refuse states of clients, in bytes by what they are, that together exceed a round's memory."""
+    clients, budget = context.population.clients, context.resources.budget
+    need = clients * sum(sizes.values())
+    if need > budget:
+        raise InputError(
+            f"{', '.join(sizes)}: {clients} clients' take {need / 2**30:.1f} GiB, and a round may take "
+            f"{budget / 2**30:.1f}; leave it out, or take fewer clients or a smaller model"
+        )

@@ -1,0 +1,97 @@
+"""From a method's value to functions: the one place where the answers are checked against each other and the run."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from jcfl.core import clients, phases, rounds
+from jcfl.core.aggregates import Matched
+from jcfl.core.context import Context, model_bytes, refuse_too_large
+from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
+from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
+from jcfl.errors import InputError
+from jcfl.types import Algorithm, Clients
+
+
+def compile(method: Method, context: Context) -> Algorithm:
+    """A method's functions for a run.
+
+    Raises:
+        InputError: two answers have no meaning together, or one has none for this run; the message says why.
+    """
+    check(method, context)
+    algorithm = rounds.algorithm(method, context)
+    end = sum(phase.rounds for phase in method.before)
+    for phase in reversed(method.before):
+        first = rounds.algorithm(warm_up(phase, method), context)
+        algorithm = phases.preceded(phase, end, first, context, algorithm)
+        end -= phase.rounds
+    vote = method.answer.vote
+    if vote is None:
+        return algorithm
+    alone = method.with_answer(vote=None)
+    other = algorithm if vote.method is None else compile(vote.method.with_answer(tune=alone.answer.tune), context)
+    return phases.voted(context, algorithm, other, vote.copies)
+
+
+def warm_up(phase: Phase, method: Method) -> Method:
+    """The method of a phase: plain local training, for one model of all clients or one for each."""
+    group = Together() if phase.train == "shared" else Alone()
+    plain = {"train": Train(), "aggregate": Aggregate(), "answer": Answer(), "before": ()}
+    return replace(method, describe=Nothing(), compare=Incomparable(), group=group, when=Every(), **plain)
+
+
+def check(method: Method, context: Context) -> None:
+    """Refuse answers that have no meaning together; each group checks its own description and comparison.
+
+    Raises:
+        InputError: the message names the answers and says why.
+    """
+    train, rule, name = method.train, method.aggregate.rule, method.name
+    method.group.slots(context)  # refuses clusters that do not fit
+    robust = not isinstance(rule, Mean)
+    if robust and train.chained:
+        raise InputError(
+            f"{name}: clients that train one after another are averaged as they hand the model on, so the rule "
+            f"{str(rule)!r} (add-on 'robust') has nothing to replace; train in parallel"
+        )
+    if robust and method.group.alone and not method.trains_shared:
+        raise InputError(
+            f"{name}: every client is alone, so there is nothing that {str(rule)!r} (add-on 'robust') could average"
+        )
+    if train.control:  # refuses trainers whose steps are not those of plain SGD
+        one = Clients((), jnp.zeros((1,), int), jnp.ones((1,), bool))
+        clients.trainer(method, context).mean_gradient({}, {}, one)
+    if method.is_summed and any(term.to in ("shared", "mean") for term in train.terms):
+        pulls = next(term for term in train.terms if term.to in ("shared", "mean"))
+        if not is_zero(getattr(pulls, "weight", 1)):
+            raise InputError(
+                f"{name}: cam adds the shared model's logits, so a pull towards it has no meaning; set lam=0, "
+                f"got {pulls.weight}"  # pyright: ignore[reportAttributeAccessIssue]
+            )
+    soft = train.models == "all"
+    if soft != (method.answer.model == "mixture"):
+        raise InputError(
+            f"{name}: train: all_models and answer: mixture go together, since a mixture needs the membership that "
+            f"such training keeps; got train={train}, answer={method.answer}"
+        )
+    if soft and (train.terms or train.control or train.private or train.tied or method.trains_shared or robust):
+        raise InputError(f"{name}: training of all models takes no loss terms, parts, control variates or robust rules")
+    if soft and method.answer.tune:
+        raise InputError(
+            f"{name}: a mixture of models cannot be fine-tuned as one model; leave the add-on 'finetune' out"
+        )
+    if train.chained and (train.private or train.control):
+        raise InputError(f"{name}: clients that train one after another keep no parameters or control variates")
+    if train.private and train.tied:
+        raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
+    if isinstance(rule, Matched) and train.private:
+        raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
+    if method.group.alone or "model" in method.group.keeps(method, context):
+        what = f"{name} keeps the last model"
+        refuse_too_large(what, context, model_bytes(context.task), "take fewer clients or a smaller model")
+
+
+def is_zero(value: object) -> bool:
+    """Whether an option is a plain zero; a traced value is not."""
+    return isinstance(value, int | float) and value == 0

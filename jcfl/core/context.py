@@ -1,0 +1,128 @@
+"""What `jcfl.core.compile` is told of the run that a method is compiled for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jcfl import trees
+from jcfl.core.engine import chunk_size, free_memory, memory_budget
+from jcfl.core.local import Trainer
+from jcfl.errors import InputError
+from jcfl.types import NEVER, Federation, Task
+
+EngineName = Literal["auto", "general", "factored"]
+"""How clients train: in general, or factored where the model allows it; by default whichever takes less time."""
+
+
+class Population(NamedTuple):
+    """The clients of a run: the numbers that fix its shapes."""
+
+    clients: int  # m
+    groups: int  # true groups, at least 1
+    held_out: np.ndarray  # ids of the clients that never train
+    changes: bool  # whether clients arrive after the first round
+    departures: bool  # whether clients leave before the last round
+    participation: float  # share of the available clients asked in a round
+    cohort: int  # s, the clients asked in a round
+    shape: tuple[int, ...]  # of one example
+    width: int  # training examples of the largest client
+    classes: int
+
+    @property
+    def eligible(self) -> int:
+        """The clients that can train."""
+        return self.clients - self.held_out.size
+
+
+class Resources(NamedTuple):
+    """The memory and the devices of a run."""
+
+    chunk: int  # clients trained at a time
+    budget: int  # bytes that a round may take for its clients
+    room: int  # bytes of it for what is worked on at a time; less after memory has run out
+    devices: int = 1  # devices among which clients are distributed
+
+
+class Context(NamedTuple):
+    """A run, as far as compiling a method depends on it."""
+
+    task: Task
+    trainer: Trainer
+    population: Population
+    resources: Resources
+    engine: EngineName = "auto"
+    engines: Sequence[Any] = ()  # the `jcfl.core.engine.Engine`s to choose from, the preferred ones first
+    build: Callable[..., Task] | None = None  # another model for the same data, by name and options
+
+
+def context(
+    federation: Federation,
+    task: Task,
+    trainer: Trainer,
+    participation: float = 1.0,
+    *,
+    chunk: int | None = None,
+    budget: int | None = None,
+    devices: int = 1,
+    **rest: Any,
+) -> Context:
+    """The context of a run.
+
+    Args:
+        federation: with NumPy or JAX leaves.
+        participation: the share of the available clients asked in a round, in (0, 1].
+        chunk: clients trained at a time; chosen from the memory at hand if not given.
+        budget: bytes that a round may take for its clients; a quarter of what is free if not given.
+        devices: devices among which clients are distributed.
+        **rest: further fields of `Context`.
+
+    Raises:
+        InputError: the participation is out of range, or nobody can train.
+    """
+    held_out = np.asarray(federation.held_out)
+    eligible = int((~held_out).sum())
+    if not 0 < participation <= 1:
+        raise InputError(f"participation must be above 0 and at most 1, got {participation}")
+    if eligible == 0:
+        raise InputError(f"no client can train: all {held_out.size} are held out")
+    cohort = max(1, round(participation * eligible))
+    budget = memory_budget() if budget is None else budget
+    width = federation.train.width
+    batch, _ = trainer.turns(width)
+    population = Population(
+        clients=held_out.size,
+        groups=int(np.max(federation.groups, initial=0)) + 1,
+        held_out=np.flatnonzero(held_out),
+        changes=bool((np.asarray(federation.arrive) > 0).any()),
+        departures=bool((np.asarray(federation.depart) < NEVER).any()),
+        participation=participation,
+        cohort=cohort,
+        shape=tuple(federation.x.shape[1:]),
+        width=width,
+        classes=federation.classes,
+    )
+    chunk = min(chunk, cohort) if chunk else chunk_size(task, federation, -(-cohort // devices), batch, 8, budget)
+    return Context(task, trainer, population, Resources(chunk, budget, budget, devices), **rest)
+
+
+def model_bytes(task: Task) -> int:
+    """Bytes of one model in float32."""
+    return trees.parameters(jax.eval_shape(task.init, jax.random.key(0))) * 4
+
+
+def refuse_too_large(what: str, context: Context, each: int, instead: str) -> None:
+    """Refuse a state per client that does not fit the memory.
+
+    Args:
+        what: the piece that keeps it, and what it keeps, for the message.
+        each: bytes of one client.
+        instead: what the user can do.
+    """
+    need, room = context.population.clients * each, free_memory() // 4  # a round may hold the old states and the new
+    if need > room:
+        raise InputError(
+            f"{what} of each of {context.population.clients} clients: {need / 2**30:.1f} GiB, and there is room for "
+            f"{room / 2**30:.1f} GiB; {instead}"
+        )

@@ -1,0 +1,38 @@
+"""What a client-round costs, in models and in bytes, from a method's value."""
+
+from jcfl.types import Algorithm
+
+
+def average(algorithm: Algorithm, clusters: float, rounds: int) -> dict[str, float]:
+    """A client-round's costs averaged over a run whose rounds of warm-up cost as FedAvg's (Ma 2023, Table 7.6).
+
+    What is stored does not shrink: a client needs room for the dearest round.
+
+    Args:
+        clusters: the clusters that a client may be sent the models of.
+        rounds: of the whole run.
+    """
+    costs = algorithm.costs(clusters)
+    phases = algorithm.method.before if algorithm.method is not None else ()
+    warm = min(sum(phase.rounds for phase in phases), rounds)
+    share = warm / rounds if rounds else 0.0
+    mixed = ("communication", "computation")
+    return {name: share + (1 - share) * cost if name in mixed else cost for name, cost in costs.items()}
+
+
+def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:
+    """What a client stores and moves in one round, of the costs named (Ma 2023, Table 7.6).
+
+    The thesis counts in FedAvg's units, and FedAvg moves its model down and up: a method that sends K models to a
+    client counts as K times that. `download_bytes` are what such a client receives; `communication_bytes` are the
+    thesis's, both ways, and so the most that it can come to: a client of IFCA sends one model back, not K.
+
+    >>> in_bytes({"storage": 4, "communication": 4}, model_bytes=100)
+    {'storage_bytes': 400, 'download_bytes': 400, 'communication_bytes': 800}
+
+    Args:
+        costs: of one client-round, in units of FedAvg's.
+        model_bytes: of one model.
+    """
+    models = (("storage", "storage", 1), ("download", "communication", 1), ("communication", "communication", 2))
+    return {f"{name}_bytes": round(costs[cost] * each * model_bytes) for name, cost, each in models if cost in costs}

@@ -1,0 +1,109 @@
+"""Descriptions of clients by the gradient at an anchor model, Ψ (Zeng et al. 2023, §3.1, arXiv:2303.00897)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jcfl.core.local import Trainer
+from jcfl.core.objective import mean_loss, objective
+from jcfl.types import Array, Clients, Key, Model, Task
+
+Dot = Callable[[Model, Model], Any]
+"""The inner product of two trees of parameters."""
+Form = Callable[[Task, Dot, Model, Clients, Key], tuple[Model, Array]]
+"""`form(task, dot, anchor, data of one client, key) -> (Ψ, the part of its squared length that is not noise [])`."""
+
+
+class Description(NamedTuple):
+    """How a client is described by a tree of parameters.
+
+    It is called as `describe(anchor, data of one client, key) -> (Ψ, trust [])`, where `trust` is the part of the
+    squared length of Ψ that is not noise.
+    """
+
+    task: Task
+    form: Form
+    short: bool  # whether Ψ is made of gradients alone, so that it can be had in coordinates
+
+    def __call__(self, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+        """Ψ as a tree of parameters, and how far to trust its length."""
+        return self.form(self.task, optax.tree.vdot, anchor, data, key)
+
+
+def gradient(task: Task) -> Description:
+    """Ψ(D) = ∇ℓ(ψ; D) / ‖·‖ over all of a client's training data; its squared length is one."""
+
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+        slope = anchor_gradient(task, anchor, data)
+        return normalised(slope, dot), jnp.ones(())
+
+    return Description(task, form, task.first is not None)
+
+
+def displacement(task: Task, trainer: Trainer, steps: int) -> Description:
+    """The normalised way a client's model goes in `steps` full-batch steps from the anchor (the authors' code)."""
+    trainer = trainer.full_batch(steps)
+
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+        after = trainer.train(objective(task), anchor, None, data, key)  # pyright: ignore
+        return normalised(optax.tree.sub(anchor["params"], after["params"]), dot), jnp.ones(())
+
+    return Description(task, form, False)
+
+
+def halves(task: Task) -> Description:
+    """Ψ from the gradients g₁, g₂ of two random halves of the data, with the part of its squared length not noise.
+
+    Ψ = (g₁ + g₂) / s with s its norm. Of ‖Ψ‖² = 1 the share 4⟨g₁, g₂⟩ / s² is what two independent samples of the
+    distribution agree on; used in its place wherever a cosine is formed, it makes the cosine an unbiased estimate of
+    that between the distributions, however few examples a client has.
+    """
+
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
+        rank = jnp.where(data.mask, jax.random.uniform(key, data.mask.shape), jnp.inf).argsort().argsort()
+        lower = rank < (data.size + 1) // 2
+        one = anchor_gradient(task, anchor, data.replace(mask=data.mask & lower))
+        two = anchor_gradient(task, anchor, data.replace(mask=data.mask & ~lower))
+        total = optax.tree.add(one, two)
+        squared = jnp.maximum(dot(total, total), 1e-30)
+        return normalised(total, dot), jnp.clip(4 * dot(one, two) / squared, 0.05, 1.0)
+
+    return Description(task, form, task.first is not None)
+
+
+def sketched(describe: Description, numbers: int, key: Key) -> Description:
+    """Ψ folded to `numbers` numbers (one fewer if even): its elements, with random signs, dealt out in turn and added.
+
+    Inner products stay right on average over the signs. Of two vectors of length one, that of the sketches has a
+    standard deviation of about √((1 + cos²) / numbers) around their cosine (a count sketch; Charikar et al. 2002).
+
+    Args:
+        numbers: an odd number shares no factor with a layer's width, so that a unit's elements do not meet again.
+        key: of the signs.
+    """
+    size = numbers - 1 + numbers % 2
+
+    def form(task: Task, dot: Dot, anchor: Model, data: Clients, own: Key) -> tuple[Model, Array]:
+        psi, trust = describe.form(task, dot, anchor, data, own)
+        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(psi)])
+        signed = flat * jax.random.rademacher(key, flat.shape, flat.dtype)
+        return {"sketch": jnp.pad(signed, (0, -flat.size % size)).reshape(-1, size).sum(0)}, trust
+
+    return Description(describe.task, form, False)
+
+
+def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
+    """The gradient of a client's mean loss at the anchor, in evaluation mode."""
+
+    def loss(params) -> Array:
+        return mean_loss(task, task.apply({**anchor, "params": params}, data.x)[0], data)
+
+    return jax.grad(loss)(anchor["params"])
+
+
+def normalised(tree: Model, dot: Dot = optax.tree.vdot) -> Model:
+    """A tree divided by its norm."""
+    return optax.tree.scale(1 / jnp.maximum(jnp.sqrt(dot(tree, tree)), 1e-30), tree)

@@ -1,0 +1,386 @@
+"""Work on many clients at once: their data gathered, their training vmapped over chunks, their uploads streamed."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from flax import struct
+
+from jcfl import trees
+from jcfl.errors import InputError, unknown
+from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, Split, State, Task, Upload
+
+Client = Callable[[Broadcast, Clients, Key], Upload]
+Weigh = Callable[[Array], Array]
+
+
+class Sums(NamedTuple):
+    """What a round's uploads add up to."""
+
+    clusters: Models  # [k, ...], weighted means by cluster; the model as it was where nobody trained
+    weight: Array  # [k]
+    shared: Model  # the weighted mean over the cohort
+
+
+class Visit(struct.PyTreeNode):
+    """A cohort on its way to training."""
+
+    who: Array  # [s] int32
+    label: Array  # [s] int32, the cluster
+    near: Array  # [s] what a client counts in its cluster; these add up to one in every cluster that has clients
+    far: Array  # [s] what it counts in the whole cohort, by size
+
+
+Stream = Callable[[Key, State, Visit, Federation, bool], tuple[Models, Model, Upload]]
+"""Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
+
+A cluster in which nobody trains keeps its model. The states that clients keep are uploaded whether or not the models
+are."""
+
+
+class Work(NamedTuple):
+    """What the clients of a round do, as an engine needs to know it."""
+
+    make: Callable[[Task], Client]  # a client for a task, which may stand in for the run's
+    task: Task
+    trainer: Any  # a `jcfl.core.local.Trainer`
+    terms: Sequence[Any]  # the loss terms, as functions
+    shared: bool  # whether ω is trained on a copy of its own, or added
+    alone: bool  # whether a client needs nothing but the models that are sent
+
+
+class Engine(Protocol):
+    """A way to train a cohort. All ways compute the same; they differ in time and memory."""
+
+    name: str
+
+    def obstacle(self, work: Work) -> str:
+        """Why this way cannot do the work; an empty string if it can."""
+        ...
+
+    def is_cheaper(self, work: Work, context: Any) -> bool:
+        """Whether this way is expected to take less time than training in general."""
+        ...
+
+    def stream(self, work: Work, context: Any) -> Stream:
+        """The work done this way, on one device."""
+        ...
+
+
+SERVER_SIDE = ("model", "description")
+"""States of clients that the server keeps for its own use and does not send back to them."""
+
+
+class Tiles(NamedTuple):
+    """Rows sorted by the model that serves them and cut into tiles of one model each."""
+
+    label: Array  # [t] the model of every tile
+    row: Array  # [t, n] the row in every place of a tile, -1 where there is none
+    used: Array  # [] how many tiles, counted from the first, hold rows
+
+
+def gather(federation: Federation, split: Split, who: Array) -> Clients:
+    """The examples of the clients `who` [s], padded to the split's width by repeating a client's own rows."""
+    position = jnp.arange(split.width)
+    size = split.size[who][:, None]
+    rows = split.rows[split.start[who][:, None] + position % jnp.maximum(size, 1)]  # [s, n]
+    return Clients(pixels(federation, rows), federation.y[rows], position < size)
+
+
+def pixels(federation: Federation, rows: Array) -> Array:
+    """Examples as the models see them: scaled to [0, 1] if stored as bytes, then standardised."""
+    x = federation.x[rows]
+    real = jnp.result_type(float)
+    x = x.astype(real) / 255 if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(real)
+    return (x - jnp.asarray(federation.mean, real)) / jnp.asarray(federation.std, real)
+
+
+def stream(
+    client: Client, chunk: int, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
+) -> tuple[Models, Model, Upload]:
+    """Every client of the cohort trained from what the server sends it, and the uploads' means.
+
+    Chunk after chunk of `chunk` clients is trained and added to the sums, so no more than a chunk's uploads are held
+    at a time, unless `keep` asks for all of them.
+
+    Args:
+        client: trains one client.
+        key: the round's key; a client's own is folded from it and its id, so chunks change nothing.
+
+    Returns:
+        the means of the clusters [k, ...] and of the cohort, and the uploads stacked `[s, ...]` if kept.
+    """
+    common = in_common(state, federation)
+
+    def body(sums, part: Visit):
+        data = gather(federation, federation.train, part.who)
+        upload = serve(client, broadcast(state, part.label, part.who, common), data, client_keys(key, part.who))
+        return added(sums, part, upload), upload if keep else Upload((), (), upload.own)
+
+    parts = jax.tree.map(lambda array: padded(array, chunk), visit)
+    (clusters, mean), uploads = jax.lax.scan(body, zeros(state), parts)
+    uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: visit.who.size], uploads)
+    return trees.select(counted(visit, state), clusters, state.clusters), mean, uploads
+
+
+def chain(
+    client: Client, one_model: bool, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
+) -> tuple[Models, Model, Upload]:
+    """As `stream`, one client after another, each starting from the shared model the previous one left.
+
+    Args:
+        one_model: whether a client trains the shared model alone, as in FedAvg, and not beside its cluster's.
+        keep: nothing can be kept.
+    """
+    common = in_common(state, federation)
+
+    def body(carry, part: Visit):
+        handed, sums = carry
+        data = jax.tree.map(lambda leaf: leaf[0], gather(federation, federation.train, part.who[None]))
+        start = handed if one_model else trees.take(state.clusters, part.label)
+        sent = common.replace(label=part.label, cluster=start, shared=handed)
+        upload = client(sent, data, jax.random.fold_in(key, part.who))
+        rows, alone = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in (upload, part))
+        handed = trees.select(part.far > 0, upload.cluster if one_model else upload.shared, handed)
+        return (handed, added(sums, alone, rows)), None
+
+    (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, zeros(state)), visit)
+    return trees.select(counted(visit, state), clusters, state.clusters), common, Upload((), ())
+
+
+def in_common(state: State, federation: Federation) -> Broadcast:
+    """What the server sends to all clients alike; label, cluster model and the client's own state are still empty."""
+    shares = cluster_shares(state, federation)
+    live = (
+        jnp.zeros(shares.size, bool).at[jnp.where(state.labels >= 0, state.labels, shares.size)].set(True, mode="drop")
+    )
+    mean = jax.tree.map(
+        lambda leaf: leaf[0], trees.mix((shares / jnp.maximum(shares.sum(), 1e-30))[None], state.clusters)
+    )
+    mean = trees.select(shares.sum() > 0, mean, state.shared)
+    return Broadcast(jnp.int32(0), (), state.clusters, state.shared, shares, state.memory, live=live, mean=mean)
+
+
+def broadcast(state: State, label: Array, who: Array, common: Broadcast) -> Broadcast:
+    """What the server sends to the clients `who` [c] with the labels `label` [c], or to one client. [c, ...]"""
+    own = {name: trees.take(kept, who) for name, kept in state.clients.items() if name not in SERVER_SIDE}
+    server = trees.take({name: kept for name, kept in state.server.items() if name in SENT}, label)
+    return common.replace(label=label, cluster=trees.take(state.clusters, label), own=own, server=server)
+
+
+SENT = ("control", "gradient")
+"""What the server keeps for a cluster and sends to its clients."""
+
+
+def spread(stream: Stream, devices: int) -> Stream:
+    """`stream` with the cohort's clients shared out among devices, its sums added up across them."""
+    if devices == 1:
+        return stream
+    mesh = across(devices)
+    each, all_ = jax.P("clients"), jax.P()
+
+    def whole(key: Key, state: State, visit: Visit, federation: Federation, keep: bool):
+        def part(key: Key, state: State, visit: Visit, federation: Federation):
+            clusters, common, uploads = stream(key, state, visit, federation, keep)
+            mine = trees.select(counted(visit, state), clusters, jax.tree.map(jnp.zeros_like, clusters))
+            return jax.lax.psum((mine, common), "clients"), uploads
+
+        parts = jax.tree.map(lambda array: padded(array, devices).reshape(-1), visit)
+        shared_out = jax.shard_map(
+            part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
+        )
+        (clusters, common), uploads = shared_out(key, state, parts, federation)
+        clusters = trees.select(counted(visit, state), clusters, state.clusters)
+        return clusters, common, jax.tree.map(lambda leaf: leaf[: visit.who.size], uploads)
+
+    return whole
+
+
+def mapped(function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None) -> Any:
+    """`function(fixed, part)` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
+
+    def inside(fixed: Any, parts: Any) -> Any:
+        return jax.lax.map(lambda part: function(fixed, part), parts, batch_size=batch_size)
+
+    if devices == 1:
+        return inside(fixed, parts)
+    count = jax.tree.leaves(parts)[0].shape[0]
+    even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
+    specs = jax.P(), jax.P("clients")
+    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
+    return jax.tree.map(lambda leaf: leaf[:count], shared_out(fixed, jax.tree.map(even, parts)))
+
+
+def across(devices: int) -> jax.sharding.Mesh:
+    """The devices that clients are shared out among, those of all hosts."""
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])
+
+
+def visited(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Visit, Array]:
+    """A cohort's labels and weights in the averages, and the weight of every cluster [k]; the absent count nothing."""
+    size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
+    weights = jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
+    labels = jnp.maximum(state.labels[cohort.who], 0)
+    total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
+    near = weights / jnp.where(total > 0, total, 1.0)[labels]
+    return Visit(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
+
+
+def counted(visit: Visit, state: State) -> Array:
+    """Whether anybody of a cohort counts in a cluster. [k]"""
+    return jnp.zeros(trees.count(state.clusters)).at[visit.label].add(visit.near) > 0
+
+
+def cluster_shares(state: State, federation: Federation) -> Array:
+    """The share of the labelled clients' examples that every cluster holds, those held out or gone apart. [k]"""
+    here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
+    size = jnp.where(here, federation.train.size, 0).astype(float)
+    held = jnp.zeros(trees.count(state.clusters)).at[state.labels].add(size)
+    return held / jnp.maximum(size.sum(), 1)
+
+
+def zeros(state: State) -> tuple[Models, Model]:
+    """Empty sums: by cluster, and over the cohort."""
+    return trees.zeros_after(state.labels[0] >= -1, (state.clusters, state.shared))
+
+
+def added(sums: tuple[Models, Model], part: Visit, rows: Upload) -> tuple[Models, Model]:
+    """Sums with the uploads `rows` [c, ...] added; a shared part that is not uploaded (`()`) adds nothing."""
+    clusters, common = sums
+    clusters = trees.add_by(clusters, part.label, part.near, rows.cluster)
+    if not jax.tree.leaves(rows.shared):
+        return clusters, common
+    lone = jax.tree.map(lambda leaf: leaf[None], common)
+    lone = trees.add_by(lone, jnp.zeros_like(part.label), part.far, rows.shared)
+    return clusters, jax.tree.map(lambda leaf: leaf[0], lone)
+
+
+def serve(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
+    """One chunk: `client` vmapped over what differs between its clients."""
+    axes: Any = Broadcast(0, 0, None, None, None, None, None, 0, None, None, 0)  # pyright: ignore[reportArgumentType]
+    return jax.vmap(client, (axes, 0, 0))(sent, data, keys)
+
+
+def each(function, federation: Federation, who: Array, chunk: int) -> Any:
+    """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
+
+    def part(who: Array):
+        return jax.vmap(function)(who, gather(federation, federation.train, who))
+
+    results = jax.lax.map(part, padded(who, chunk))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
+
+
+def padded(array: Array, chunk: int) -> Array:
+    """`array` [s] cut into chunks, the last filled with copies of row 0 (of zeros for weights). [s / chunk, chunk]"""
+    spare = -array.size % chunk
+    filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
+    return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
+
+
+def cut(labels: Array, k: int, tile: int) -> Tiles:
+    """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
+    r = labels.size
+    most = r // tile + min(k, r)
+    size = jnp.zeros(k, jnp.int32).at[labels].add(1)
+    needed = -(-size // tile)  # [k] tiles of every label
+    last = jnp.cumsum(needed)
+    order = jnp.argsort(labels, stable=True)
+    ordered = labels[order]
+    rank = jnp.arange(r) - (jnp.cumsum(size) - size)[ordered]
+    place = (last - needed)[ordered] * tile + rank
+    row = jnp.full(most * tile, -1, jnp.int32).at[place].set(order.astype(jnp.int32)).reshape(most, tile)
+    label = jnp.minimum(jnp.searchsorted(last, jnp.arange(most), side="right"), k - 1)
+    return Tiles(label, row, last[-1])
+
+
+def client_keys(key: Key, who: Array) -> Key:
+    """A key for every client of `who` [s], whatever the cohort or the chunk around it."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, who)
+
+
+class General:
+    """Training in general: any model, any loss, clients in chunks under `vmap`."""
+
+    name = "general"
+
+    def obstacle(self, work: Work) -> str:
+        """Nothing stands in the way."""
+        return ""
+
+    def is_cheaper(self, work: Work, context: Any) -> bool:
+        """It is the measure of the others."""
+        return True
+
+    def stream(self, work: Work, context: Any) -> Stream:
+        """Clients in chunks of `context.resources.chunk`."""
+        return partial(stream, work.make(work.task), context.resources.chunk)
+
+
+def chosen(work: Work, context: Any) -> tuple[str, Stream]:
+    """The engine's name and the stream of the first engine that can do the work and is cheaper than the general one.
+
+    Raises:
+        InputError: an engine was asked for that cannot do the work.
+    """
+    general = General()
+    for engine in context.engines:
+        why_not = engine.obstacle(work)
+        if context.engine == engine.name and why_not:
+            raise InputError(f"engine {engine.name!r} cannot be used: {why_not}; take engine 'auto' or 'general'")
+        wanted = context.engine == engine.name or (context.engine == "auto" and engine.is_cheaper(work, context))
+        if not why_not and wanted:
+            return engine.name, spread(engine.stream(work, context), context.resources.devices)
+    if context.engine not in ("auto", general.name):
+        names = [general.name, *(engine.name for engine in context.engines)]
+        raise unknown("engine", context.engine, names)
+    return general.name, spread(general.stream(work, context), context.resources.devices)
+
+
+def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, models: int, budget: int) -> int:
+    """How many clients train at a time within `budget` bytes.
+
+    Args:
+        batch: rows in one local step.
+        models: copies of a model that one client's training holds (itself, its gradient, its update, …).
+    """
+    one = jax.eval_shape(task.init, jax.random.key(0))
+    row = int(np.prod(federation.x.shape[1:])) * 4
+    weights = trees.parameters(one) * 4 * models
+    activations = batch * (row + activation_bytes(task, one, federation))
+    client = weights + 2 * activations + federation.train.width * row
+    budget = min(budget, CACHED) if jax.default_backend() == "cpu" else budget
+    most = max(1, min(cohort, budget // max(client, 1)))
+    return -(-cohort // -(-cohort // most))  # as many chunks as `most` needs, of even sizes
+
+
+CACHED = 400 * 2**20
+"""Bytes of a chunk beyond which a CPU gains nothing: small chunks stay near its caches."""
+
+
+def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
+    """Bytes of all intermediate results of one example's forward pass."""
+    x = jax.ShapeDtypeStruct((1, *federation.x.shape[1:]), jnp.float32)
+    equations = jax.make_jaxpr(lambda model, x: task.apply(model, x)[0])(one, x).jaxpr.eqns
+    inside = {leaf.shape for leaf in jax.tree.leaves(one)}
+    sizes = [int(np.prod(v.aval.shape)) * 4 for e in equations for v in e.outvars if v.aval.shape not in inside]
+    return sum(sizes)
+
+
+def memory_budget() -> int:
+    """Bytes that a round may take for its clients: a quarter of what is free; on a CPU at most 2 GiB."""
+    room = free_memory() // 4
+    return min(room, 2 * 2**30) if jax.default_backend() == "cpu" else room
+
+
+def free_memory() -> int:
+    """Bytes that the first device has free, or the host where that says nothing."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available

@@ -1,0 +1,209 @@
+"""Evaluation: every client answers its own test examples with the model that serves it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl import metrics, trees
+from jcfl.core import clients, engine, parts, soft
+from jcfl.core.context import Context
+from jcfl.core.method import Method
+from jcfl.core.streams import Stream, stream
+from jcfl.types import Array, Federation, Grouping, Model, Models, State, Task, Upload
+
+Answer = Callable[[Model, Model, Array], Array]
+Predict = Callable[[State, Federation], tuple[Array, Array]]
+
+
+def outcome(task: Task, state: State, federation: Federation, labels: Array, logits: Array) -> dict[str, Array]:
+    """What the scores of one evaluation are computed from, on the host, by `jcfl.metrics.measured`.
+
+    Args:
+        labels: the cluster that serves each client; -1: the shared model. [m]
+        logits: the answer to every test row. [r, c]
+
+    Returns:
+        `labels` [m]; `counts` [m, 3, c], as `metrics.counts` gives them; `losses` [m], the sum of the task's loss over
+        each client's test rows; `seen` [m], whether a client has taken part.
+    """
+    owner, targets = owners(federation), federation.y[federation.test.rows]
+    m = federation.groups.shape[0]
+    return {
+        "labels": labels,
+        "counts": metrics.counts(owner, targets, logits.argmax(-1), m, federation.classes),
+        "losses": jnp.zeros(m).at[owner].add(task.loss(logits, targets)),
+        "seen": state.seen,
+    }
+
+
+def predictor(method: Method, context: Context, grouping: Grouping, client: Callable[..., Upload]) -> Predict:
+    """`(state, federation) -> (labels [m], logits [r, c])`: which cluster serves each client, and the answers.
+
+    Clients in no cluster (-1) are answered by ω. With `answer: sum` they are answered by ω alone.
+    """
+    answer = answers(context.task, method.is_summed)
+    private = method.train.private
+
+    def majority(state: State, federation: Federation) -> tuple[Array, Array]:
+        return jnp.full(context.population.clients, -1), most_frequent(federation)[owners(federation)]
+
+    def mixture(state: State, federation: Federation) -> tuple[Array, Array]:
+        weights = memberships(context, state, federation)
+        return soft.hard(weights), mixed(context, state, federation, weights)
+
+    def own(state: State, federation: Federation) -> tuple[Array, Array]:
+        labels = served(method, context, grouping, state, federation)
+        alone = jax.tree.map(jnp.zeros_like, state.shared) if method.is_summed else state.shared
+        if method.answer.tune or private:
+            return labels, one_by_one(method, context, answer, client, state, alone, federation, labels)
+        return labels, predictions(context, answer, state.clusters, state.shared, alone, federation, labels)
+
+    return {"majority": majority, "mixture": mixture}.get(method.answer.model, own)
+
+
+def served(method: Method, context: Context, grouping: Grouping, state: State, federation: Federation) -> Array:
+    """The cluster that serves each client, those outside the training placed by the grouping. [m]
+
+    Before the method's own phase begins, nobody is in a cluster.
+    """
+    labels, held_out = grouping.serve(state, federation), context.population.held_out
+    if held_out.size:
+        labels = labels.at[held_out].set(grouping.place(state, jnp.asarray(held_out), federation))
+    return jnp.where(state.round >= sum(phase.rounds for phase in method.before), labels, -1)
+
+
+def answers(task: Task, added: bool) -> Answer:
+    """How a client answers `x` [n, ...] from its cluster's model and ω: logits [n, c]."""
+
+    def answer(cluster: Model, shared: Model, x: Array) -> Array:
+        logits = task.apply(cluster, x)[0]
+        return logits + task.apply(shared, x)[0] if added else logits
+
+    return answer
+
+
+def most_frequent(federation: Federation) -> Array:
+    """The log of each client's class frequencies among its training examples, one added to every count. [m, c]"""
+    split = federation.train
+    owner = jnp.repeat(jnp.arange(split.size.size), split.size, total_repeat_length=split.rows.size)
+    counts = jnp.zeros((split.size.size, federation.classes)).at[owner, federation.y[split.rows]].add(1.0)
+    return jnp.log((counts + 1) / (counts + 1).sum(-1, keepdims=True))
+
+
+def memberships(context: Context, state: State, federation: Federation) -> Array:
+    """Every client's weights of the cluster models: those it keeps, or, if it never took part, fresh ones. [m, k]
+
+    Fresh weights are those of one M-step from equal ones, on the client's training examples.
+    """
+    kept = state.clients["membership"]
+
+    def fresh(who: Array, data: Any) -> Array:
+        q = soft.responsibilities(soft.losses(context.task, state.clusters, data), data.mask, jnp.ones(kept.shape[1]))
+        return soft.prior(q, data.mask)
+
+    def found() -> Array:
+        everybody = engine.each(fresh, federation, jnp.arange(kept.shape[0]), context.resources.chunk)
+        return jnp.where(state.seen[:, None], kept, everybody)
+
+    return jax.lax.cond(state.seen.all(), lambda: kept, found)
+
+
+def mixed(context: Context, state: State, federation: Federation, weights: Array) -> Array:
+    """The answer to every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
+    rows, owner = federation.test.rows, owners(federation)
+    tile = tile_sizes(rows.size, 1, 1, 1)[0]
+
+    def part(rows: Array) -> Array:
+        x = engine.pixels(federation, rows)
+        return jax.lax.map(lambda model: context.task.apply(model, x)[0], state.clusters)  # [k, n, c]
+
+    logits = jax.lax.map(part, engine.padded(rows, tile))  # [t, k, n, c]
+    logits = jnp.moveaxis(logits, 1, 0).reshape(logits.shape[1], -1, logits.shape[-1])[:, : rows.size]
+    return soft.mixture(logits, weights[owner])
+
+
+def owners(federation: Federation) -> Array:
+    """The client of every test row. [r]"""
+    split = federation.test
+    return jnp.repeat(jnp.arange(split.size.size), split.size, total_repeat_length=split.rows.size)
+
+
+def predictions(
+    context: Context,
+    answer: Answer,
+    clusters: Models,
+    shared: Model,
+    alone: Model,
+    federation: Federation,
+    labels: Array,
+) -> Array:
+    """The logits of every test row, from the model that serves its client. [r, c]
+
+    Rows of one model are answered together, so a model is read once per tile and not once per client.
+
+    Args:
+        alone: in place of a cluster's model for clients that have none.
+        labels: the cluster that serves each client, -1 for none. [m]
+    """
+    k, rows = trees.count(clusters), federation.test.rows
+    labels = labels[owners(federation)]
+    tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, context.resources.room)
+    tiles = engine.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
+
+    def part(fixed, args):
+        (clusters, shared, alone, federation), (label, row) = fixed, args
+        model = trees.select(label < k, trees.take(clusters, jnp.minimum(label, k - 1)), alone)
+        return answer(model, shared, engine.pixels(federation, federation.test.rows[row]))
+
+    fixed = clusters, shared, alone, federation
+    logits = engine.mapped(part, fixed, (tiles.label, tiles.row), context.resources.devices, batch)  # [t, n, c]
+    place = jnp.where(tiles.row < 0, rows.size, tiles.row)
+    return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
+
+
+def one_by_one(
+    method: Method,
+    context: Context,
+    answer: Answer,
+    client: Callable[..., Upload],
+    state: State,
+    alone: Model,
+    federation: Federation,
+    labels: Array,
+) -> Array:
+    """The logits of every test row where each client has a model of its own. [r, c]
+
+    A client's model is that of its cluster with its private parameters, trained for some local steps if the method
+    fine-tunes before it predicts (Ma 2023, §7.4.4).
+
+    Args:
+        alone, labels: as for `predictions`.
+    """
+    steps, local = method.answer.tune, clients.trainer(method, context)
+    common, test = engine.in_common(state, federation), federation.test
+    m = context.population.clients
+
+    def one(who: Array, data: Any) -> Array:
+        label = labels[who]
+        sent = engine.broadcast(state, jnp.maximum(label, 0), who, common)
+        sent = sent.replace(label=label, cluster=trees.select(label >= 0, sent.cluster, alone))
+        model, shared = parts.placed(sent.cluster, sent.own.get("private", {})), state.shared
+        if steps:
+            sent = sent.replace(own={name: kept for name, kept in sent.own.items() if name != "optimizer"})
+            upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
+            model, shared = parts.placed(upload.cluster, upload.own.get("private", {})), upload.shared or state.shared
+        rows = test.rows[test.start[who] + jnp.arange(test.width) % jnp.maximum(test.size[who], 1)]
+        return answer(model, shared, engine.pixels(federation, rows))
+
+    logits = engine.each(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
+    spot = jnp.arange(test.rows.size) - test.start[owners(federation)]
+    return logits[owners(federation), spot]
+
+
+def tile_sizes(rows: int, k: int, model_bytes: int, budget: int) -> tuple[int, int]:
+    """Rows in a tile, and tiles answered at a time."""
+    tile = 2 ** int(np.clip(np.log2(max(rows, 1) / (2 * k)), 3, 10))
+    return tile, int(np.clip(budget // max(model_bytes, 1), 1, max(1, 1024 // tile)))

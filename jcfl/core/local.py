@@ -1,0 +1,231 @@
+"""Training on one client."""
+
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import Field
+
+from jcfl import trees
+from jcfl.core.objective import Objective
+from jcfl.core.streams import Stream, stream
+from jcfl.errors import InputError
+from jcfl.registry import register
+from jcfl.types import Array, Broadcast, Clients, Key, Model
+
+
+class Trainer(Protocol):
+    """What local training must offer; `Local` is the one that comes with jcfl.
+
+    `train` is all that a trainer of one's own has to write if it derives from `Local`. The rest says what a round may
+    ask of it.
+    """
+
+    def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
+        """The model after local training from `start` on one client's examples (`data.x` [n, ...])."""
+        ...
+
+    def resume(
+        self, objective: Objective, start: Model, memory: Any, sent: Broadcast, data: Clients, key: Key
+    ) -> tuple[Model, Any]:
+        """As `train`, from the optimizer's state of the client's last round; returns the new state too."""
+        ...
+
+    def fresh_state(self, start: Model) -> Any:
+        """The optimizer's state before the first step."""
+        ...
+
+    def turns(self, n: int) -> tuple[int, int]:
+        """Rows in a step, and steps in a round, of a client with `n` examples."""
+        ...
+
+    def for_steps(self, steps: int) -> Self:
+        """The same trainer for so many steps in a round."""
+        ...
+
+    def for_epochs(self, epochs: int) -> Self:
+        """The same trainer for so many passes over the client's examples in a round."""
+        ...
+
+    def full_batch(self, steps: int, momentum: bool = True) -> Self:
+        """The same trainer for so many steps on all of the client's examples; without momentum if asked for."""
+        ...
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether training only ever adds multiples of gradients and of the models that were sent.
+
+        It then never leaves the span that `jcfl.fast.coordinates` keeps, and sees the examples through the loss alone.
+        """
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the optimizer's state outlasts the round."""
+        ...
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `resume` belongs to `train`: it does not where only one of them was overridden."""
+        ...
+
+    def mean_gradient(self, start: Any, after: Any, data: Clients) -> Any:
+        """(start − after) / (steps · η), of parameters: the mean gradient of plain SGD (SCAFFOLD, option II).
+
+        Raises:
+            InputError: the steps were not those of plain SGD.
+        """
+        ...
+
+
+class Local(NamedTuple):
+    """Local training by SGD over the client's own examples."""
+
+    lr: Any
+    epochs: int | None
+    steps: int | None
+    batch_size: int | Literal["full"]
+    momentum: Any
+    weight_decay: Any
+    keep_optimizer_state: bool = False
+
+    def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
+        """The model after local training from `start` on one client's examples (`data.x` [n, ...])."""
+        return self.resume(objective, start, self.fresh_state(start), sent, data, key)[0]
+
+    def resume(
+        self, objective: Objective, start: Model, memory: Any, sent: Broadcast, data: Clients, key: Key
+    ) -> tuple[Model, Any]:
+        """As `train`, from the optimizer's state of the client's last round; returns the new state too."""
+        optimizer = self.optimizer()
+        batch, passes, total = schedule(self, data, key)
+
+        def step(carry, turn):
+            model, memory = carry
+            rows = batch(turn)
+            gradient = jax.grad(objective, has_aux=True)
+            grads, after = gradient(model["params"], model, rows, sent, jax.random.fold_in(key, turn))
+            updates, memory = optimizer.update(grads, memory, model["params"])
+            new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
+            return (trees.select(rows.mask.any(), new, carry) if passes else new), None
+
+        return jax.lax.scan(step, (start, memory), jnp.arange(total))[0]
+
+    def fresh_state(self, start: Model) -> Any:
+        """The optimizer's state before the first step."""
+        return self.optimizer().init(start["params"])
+
+    def turns(self, n: int) -> tuple[int, int]:
+        """Rows in a step, and steps in a round, of a client with `n` examples."""
+        if self.batch_size == "full" or self.batch_size >= n:
+            return n, self.steps or self.epochs or 1
+        return self.batch_size, self.steps or (self.epochs or 1) * -(-n // self.batch_size)
+
+    def for_steps(self, steps: int) -> "Local":
+        """The same trainer for so many steps in a round."""
+        return self._replace(steps=steps, epochs=None)
+
+    def for_epochs(self, epochs: int) -> "Local":
+        """The same trainer for so many passes over the client's examples in a round."""
+        return self._replace(epochs=epochs, steps=None)
+
+    def full_batch(self, steps: int, momentum: bool = True) -> "Local":
+        """The same trainer for so many steps on all of the client's examples; without momentum if asked for."""
+        found = self._replace(steps=steps, epochs=None, batch_size="full")
+        return found if momentum else found._replace(momentum=0.0)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether training only ever adds multiples of gradients and of the models that were sent."""
+        return self.can_resume and type(self).resume is Local.resume
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether momentum outlasts the round."""
+        return self.keep_optimizer_state
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `resume` belongs to `train`."""
+        return type(self).train is Local.train or type(self).resume is not Local.resume
+
+    def mean_gradient(self, start: Any, after: Any, data: Clients) -> Any:
+        """(start − after) / (steps · η), of parameters: the mean gradient of plain SGD (SCAFFOLD, option II)."""
+        if not (is_zero(self.momentum) and is_zero(self.weight_decay)):
+            raise InputError("control variates need plain SGD: set train.momentum and train.weight_decay to 0")
+        rows, steps = self.turns(data.mask.shape[0])
+        if not self.steps and rows < data.mask.shape[0]:  # a smaller client's passes have fewer batches
+            steps = jnp.maximum((self.epochs or 1) * -(-data.size // rows), 1)
+        return jax.tree.map(lambda a, b: (a - b) / (steps * self.lr), start, after)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """SGD with this trainer's momentum and weight decay (added to the gradient)."""
+        decay = optax.identity() if is_zero(self.weight_decay) else optax.add_decayed_weights(self.weight_decay)
+        return optax.chain(decay, optax.sgd(self.lr, None if is_zero(self.momentum) else self.momentum))
+
+
+@register("train", "sgd")
+def sgd(
+    *,
+    lr: Annotated[float, Field(gt=0, description="learning rate η")] = 0.1,
+    epochs: Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")] = None,
+    steps: Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")] = None,
+    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = "full",
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0,
+    keep_optimizer_state: Annotated[bool, Field(description="a client's momentum outlasts the round")] = False,
+) -> Local:
+    """SGD over the client's own examples, by epochs or by steps.
+
+    Mini-batches are drawn without replacement within a pass, in a fresh order each pass. A client with fewer examples
+    than a batch uses what it has; padding is never drawn.
+
+    Deviations:
+        Momentum starts at zero in every round, unless `keep_optimizer_state` is set; released code of the field keeps
+        it for some methods and not for others. With CAM it is kept from the end of the warm-up.
+    """
+    if epochs is not None and steps is not None:
+        raise InputError(f"train: give epochs or steps, not both (got epochs={epochs}, steps={steps})")
+    if keep_optimizer_state and is_zero(momentum):
+        raise InputError("train: keep_optimizer_state keeps momentum, which is 0; set momentum, or leave it out")
+    epochs = 1 if epochs is None and steps is None else epochs
+    return Local(lr, epochs, steps, batch_size, momentum, weight_decay, keep_optimizer_state)
+
+
+def schedule(local: Local, data: Clients, key: Key):
+    """Which rows each step sees.
+
+    Returns:
+        `batch(turn) -> Clients` with `[b, ...]` rows, whether a step can have none (a smaller client's pass ends before
+        the longest one's), and the number of steps.
+    """
+    n = data.mask.shape[0]
+    b, total = local.turns(n)
+    if b == n:
+        return (lambda turn: data), False, total
+    real = jnp.maximum(data.size, 1)
+    own_pass = (real + b - 1) // b  # batches in one pass over this client's examples
+    longest = -(-n // b)
+    turns = own_pass if local.steps else longest
+
+    def order(turn: Array) -> Array:
+        """The rows in the order of one pass, the padding last. [n]"""
+        noise = jax.random.uniform(stream(key, Stream.ORDER, turn), (n,))
+        return jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
+
+    passes = total // longest if not local.steps else 0
+    orders = jax.vmap(order)(jnp.arange(passes))  # with steps, passes may be as many as they are
+
+    def batch(turn: Array) -> Clients:
+        position = (turn % turns) * b + jnp.arange(b)
+        rows = (orders[turn // turns] if passes else order(turn // turns))[position % real]
+        weight = () if isinstance(data.weight, tuple) else data.weight[rows]
+        return Clients(data.x[rows], data.y[rows], (position < data.size), weight)
+
+    return batch, not local.steps, total
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a hyperparameter is a plain zero, so that its term can be left out."""
+    return isinstance(value, int | float) and value == 0

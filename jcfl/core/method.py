@@ -1,0 +1,325 @@
+"""A method as a value: the answers to seven questions, before anything is compiled.
+
+Every clustered method answers the same questions: by what the server knows a client (describe), how it compares two
+descriptions (compare), how it makes groups of them (group) and when (when), what clients train (train), how uploads
+become models (aggregate), and how a client predicts (answer). `Method` holds the seven answers as plain data, so that
+each can be read, printed and exchanged. `jcfl.core.compile` turns the value into an `Algorithm`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+from jcfl.core.terms import LossTerm, number
+from jcfl.types import Array, Federation, Grouping, Models
+
+Source = Literal["nothing", "data", "losses", "upload"]
+"""What a description is made of: nothing, a client's data, losses of the cluster models, or what the client trained."""
+
+Weights = Literal["by_size", "equally"]
+"""How clients count in an average: by their training examples, or all alike."""
+
+Selection = tuple[str, ...]
+"""Parameters, by the names of layers or by the words head, backbone and norm."""
+
+
+class Piece:
+    """One answer. A subclass is a frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        """The registered name, and the options that are not at their defaults."""
+        changed = [(field.name, getattr(self, field.name)) for field in fields(self) if _differs(field, self)]  # pyright: ignore
+        return self.name + (f"({', '.join(f'{key}={_shown(value)}' for key, value in changed)})" if changed else "")
+
+
+def _differs(field: Any, piece: Any) -> bool:
+    """Whether a field of a piece is not at its default; a traced value counts as changed."""
+    value = getattr(piece, field.name)
+    return value is not field.default and not (_is_plain(value) and value == field.default)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | tuple | Piece | LossTerm | None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Describe(Piece):
+    """What the server knows a client by."""
+
+    source: ClassVar[Source] = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Piece):
+    """How alike two descriptions are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class When(Piece):
+    """The rounds in which clients are grouped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Piece):
+    """How descriptions become clusters.
+
+    A subclass implements `slots(context)`, the number of cluster models to hold, and `grouping(method, context)`, which
+    builds the functions of `jcfl.types.Grouping` from all four answers and refuses combinations without a meaning.
+    """
+
+    clustered: ClassVar[bool] = True  # whether clients are divided into clusters
+    alone: ClassVar[bool] = False  # whether every client has a model of its own, which is never sent
+
+    def slots(self, context: Any) -> int:
+        """The number of cluster models to hold."""
+        raise NotImplementedError
+
+    def grouping(self, method: "Method", context: Any) -> Grouping:
+        """The functions that group clients."""
+        raise NotImplementedError
+
+    def keeps(self, method: "Method", context: Any) -> dict[str, Callable[[Any], Any]]:
+        """What the server keeps of every client to group it by: each name's value before the first round.
+
+        With `model`, the clients' last models, absent clients count in the clusters' aggregates too.
+        """
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Piece):
+    """What clients train, and which models.
+
+    Attributes:
+        terms: loss terms added to the mean loss of every local step.
+        shared: whether the global model ω is the mean of the clients' models, or trained on a copy of its own.
+        distinct: whether the cluster models start from different random initialisations.
+        tied: parameters that are averaged over all clients of the cohort, whatever their cluster.
+        private: parameters that stay with the client and are never averaged.
+        models: whether a client trains the model of its cluster, or the models of all clusters (soft membership).
+        control: whether clients correct their gradients by control variates (SCAFFOLD).
+        correction: whether clients correct their gradients by the mean gradient of a sampled cohort (FedDANE).
+        chained: whether clients train one after another and hand the global model on.
+        steps: if given, full-batch steps without momentum, in place of the trainer's schedule.
+        active: whether anything is trained; if not, rounds only group.
+    """
+
+    name: ClassVar[str] = "local"
+    terms: tuple[LossTerm, ...] = ()
+    shared: Literal["mean", "trained"] = "mean"
+    distinct: bool = False
+    tied: Selection = ()
+    private: Selection = ()
+    models: Literal["own", "all"] = "own"
+    control: bool = False
+    correction: bool = False
+    chained: bool = False
+    steps: int | None = None
+    active: bool = True
+
+    def __str__(self) -> str:
+        """What a client minimises, then which models are trained and from where."""
+        if not self.active:
+            return "nothing"
+        first = [str(term) for term in self.terms if not getattr(term, "is_off", False)]
+        if self.steps:
+            first = [f"{self.steps} full-batch step{'s' * (self.steps > 1)}", *first]
+        if self.models == "all":
+            first = ["the models of all clusters, examples weighted by responsibility"]
+        parts = ["; ".join(first or ["local"]) + ", from distinct starts" * self.distinct]
+        parts += ["gradients corrected by control variates"] * self.control
+        parts += ["gradients corrected by the mean gradient of a sample"] * self.correction
+        parts += [f"{', '.join(self.tied)} averaged over all clients"] if self.tied else []
+        parts += [f"{', '.join(self.private)} kept by the client"] if self.private else []
+        parts += ["one client after another"] * self.chained
+        return "; ".join(parts + ["the shared model is trained too"] * (self.shared == "trained"))
+
+
+class Rule(Protocol):
+    """How the uploads of a cluster become one model; `bind` gives None where they can be summed as they come.
+
+    A rule that does not look at how clients count says so by `weighs = False`; `jcfl list` then does not say it either.
+    """
+
+    def bind(
+        self, context: Any
+    ) -> Callable[[Federation, Array], Callable[[Array, Array, Models, Models], Models]] | None:
+        """The averaging rule for the clients `who` [s] of a federation; see `jcfl.core.averaging`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Piece):
+    """The weighted mean of the clients' models (McMahan et al. 2017)."""
+
+    name: ClassVar[str] = "mean"
+
+    def bind(self, context: Any) -> None:
+        """Nothing: a weighted mean is summed as uploads come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate(Piece):
+    """How uploads become the models of the next round.
+
+    Attributes:
+        weights: how clients count.
+        rule: the mean, or a robust rule in its place; it also makes ω where ω is trained.
+        rate: how far the server goes from the old model towards the aggregate, in (0, 1].
+        server: the server's optimizer, which takes the old model less the aggregate as a gradient; None: no optimizer.
+    """
+
+    name: ClassVar[str] = "aggregate"
+    weights: Weights = "by_size"
+    rule: Any = Mean()
+    rate: Any = 1.0
+    server: Any = None
+
+    def __str__(self) -> str:
+        """The rule and how clients count in it, then what the server does with its result."""
+        counts = {"by_size": "clients weighted by size", "equally": "clients weighted equally"}[self.weights]
+        parts = [str(self.rule)] + [counts] * getattr(self.rule, "weighs", True)
+        parts += [f"rate {number(self.rate)}"] * (not _is_plain(self.rate) or self.rate != 1)
+        return ", ".join(parts + ([str(self.server)] if self.server else []))
+
+
+class Vote(NamedTuple):
+    """Independent runs that answer together with this one."""
+
+    copies: int  # how many
+    method: Any  # the `Method` that they run; None: this one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Piece):
+    """How a client predicts.
+
+    Attributes:
+        model: the model of its cluster; `sum` adds the logits of ω; `mixture` weighs the probabilities of all cluster
+            models by the client's membership; `majority` ignores models: the client's own most frequent class.
+        tune: local steps that a client trains its model for before it predicts.
+        vote: runs beside this one whose class probabilities are averaged with it.
+    """
+
+    name: ClassVar[str] = "answer"
+    model: Literal["cluster", "sum", "mixture", "majority"] = "cluster"
+    tune: int = 0
+    vote: Vote | None = None
+
+    def __str__(self) -> str:
+        """The model that predicts, then fine-tuning and votes."""
+        parts = [ANSWERS[self.model]] + [f"after {self.tune} local steps"] * bool(self.tune)
+        return ", ".join(parts + [f"with {self.vote.copies} more to vote"] if self.vote else parts)
+
+
+ANSWERS = {
+    "cluster": "the cluster's model",
+    "sum": "the cluster's model and the shared one, logits added",
+    "mixture": "all cluster models, mixed by membership",
+    "majority": "the most frequent class",
+}
+"""The models that can predict, in words."""
+
+
+class Phase(NamedTuple):
+    """Rounds that go before the method's own."""
+
+    rounds: int
+    train: Literal["shared", "alone"]  # FedAvg for ω, or every client by itself and one grouping at the end
+
+
+QUESTIONS = ("describe", "compare", "group", "when", "train", "aggregate", "answer")
+"""The seven questions, by the names of `Method`'s fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """The seven answers of a method, and the phases before it.
+
+    >>> from jcfl.methods import stocfl
+    >>> print(stocfl().train)
+    proximal term to the shared model, weight 0.05; the shared model is trained too
+    """
+
+    describe: Describe
+    compare: Compare
+    group: Group
+    when: When
+    train: Train = Train()
+    aggregate: Aggregate = Aggregate()
+    answer: Answer = Answer()
+    before: tuple[Phase, ...] = ()
+    name: str = "method"
+    addons: tuple[str, ...] = ()
+
+    def answers(self) -> dict[str, str]:
+        """The seven answers in words, by question.
+
+        Nothing is aggregated where nothing is trained, or only models that stay with their clients.
+        """
+        found = {question: str(getattr(self, question)) for question in QUESTIONS}
+        idle = not self.train.active or (self.group.alone and not self.trains_shared)
+        found |= {"aggregate": "nothing"} if idle else {}
+        whose = "the client's own" if self.group.alone else "the cluster's" if self.group.clustered else "the one"
+        return found | {"answer": found["answer"].replace("the cluster's", whose)}
+
+    def with_train(self, **changes: Any) -> "Method":
+        """The method with fields of its training changed."""
+        return replace(self, train=replace(self.train, **changes))
+
+    def with_aggregate(self, **changes: Any) -> "Method":
+        """The method with fields of its aggregation changed."""
+        return replace(self, aggregate=replace(self.aggregate, **changes))
+
+    def with_answer(self, **changes: Any) -> "Method":
+        """The method with fields of its answer changed."""
+        return replace(self, answer=replace(self.answer, **changes))
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the logits of ω are added to those of the cluster's model."""
+        return self.answer.model == "sum"
+
+    @property
+    def trains_shared(self) -> bool:
+        """Whether ω is trained on a copy of its own."""
+        return self.train.shared == "trained" or self.is_summed
+
+
+def costs(method: Method, clusters: float) -> dict[str, float]:
+    """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), for a number of clusters.
+
+    A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
+    Loss terms add what they are sent and what they pass the data through.
+    """
+    train = method.train
+    if method.answer.model == "majority":
+        return {"storage": 0.0, "communication": 0.0, "computation": 0.0}
+    every = method.describe.source == "losses" or train.models == "all"
+    both = 1 if train.shared == "trained" else 0
+    models = clusters if every else 1.0
+    found = {
+        "storage": models + both + 2 * train.correction + train.control,
+        "communication": (0.0 if method.group.alone else models) + both + train.correction + train.control,
+        "computation": models + both + train.correction,
+    }
+    extra: Sequence[Any] = [*train.terms, *([Summed()] if method.is_summed else [])]
+    for term in extra:
+        found = term.cost(found, clusters)
+    return found
+
+
+class Summed(NamedTuple):
+    """What it costs to add the logits of ω: one model more is sent, and the data pass through it."""
+
+    def cost(self, found: dict[str, float], clusters: float) -> dict[str, float]:
+        """The costs with one model more."""
+        return {name: value + 1 for name, value in found.items()}

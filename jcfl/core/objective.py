@@ -1,0 +1,171 @@
+"""What a client minimises: the loss on its examples, plus terms that tie it to what the server sent."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jcfl.types import Array, Broadcast, Clients, Key, Model, Task
+
+Reference = Callable[[Broadcast], Model]
+Part = Callable[[Model], Any]
+Term = Callable[[Model, Clients, Broadcast], Array]
+Objective = Callable[..., tuple[Array, Model]]
+
+SHORT = 1e-3
+"""A vector of this length or less has no direction: its cosine with any other is 0, and so is the gradient."""
+
+
+def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None = None) -> Objective:
+    """The loss of a client's answer and of `terms`, as a function to differentiate by its first argument.
+
+    With a `partner` the answer is the sum of the model's logits and those of the partner's model, held fixed.
+
+    Returns:
+        `value(params, model, batch, sent, key) -> (loss [], model)`; the model comes back with updated statistics.
+    """
+
+    def value(params, model: Model, batch: Clients, sent: Broadcast, key: Key) -> tuple[Array, Model]:
+        model = {**model, "params": params}
+        logits, after = task.apply(model, batch.x, key=key, mask=batch.mask)
+        if partner is not None:
+            logits = logits + jax.lax.stop_gradient(task.apply(partner(sent), batch.x)[0])
+        penalty = sum((term(model, batch, sent) for term in terms), 0.0)
+        return mean_loss(task, logits, batch) + penalty, after
+
+    return value
+
+
+def mean_loss(task: Task, logits: Array, batch: Clients) -> Array:
+    """The mean loss over a batch's real rows. [n, c] -> []"""
+    losses = jnp.where(batch.mask, task.loss(logits, batch.y), 0.0)
+    return losses.sum() / jnp.maximum(batch.mask.sum(), 1)
+
+
+class Pull(NamedTuple):
+    """(weight / 2) · ‖θ − reference‖², the reference held fixed during the local steps: a `Term` that is quadratic."""
+
+    to: Reference
+    weight: Array | float
+    on: Part
+
+    def __call__(self, model: Model, batch: Clients, sent: Broadcast) -> Array:
+        """The term's value. []"""
+        gap = optax.tree.sub(self.on(model), jax.lax.stop_gradient(self.on(self.to(sent))))
+        return self.weight / 2 * optax.tree.norm(gap, squared=True)
+
+
+def proximal(to: Reference, weight: Array | float, on: Part | None = None) -> Pull:
+    """(weight / 2) · ‖θ − reference‖², the reference held fixed during the local steps."""
+    return Pull(to, weight, on or everything)
+
+
+def contrastive(task: Task, weight: Array | float, temperature: Array | float, on: Part) -> Term:
+    """−μ log of the softmax of cos(θ, Θ_k)/τ at the client's own cluster: near it, far from others (Ma 2023, eq. 4.3).
+
+    The softmax is taken over the slots that hold a cluster, which `sent.live` tells, and the client's own.
+
+    Deviations:
+        T prints the softmax without −log; minimising that would drive a client away from its own cluster.
+    """
+
+    def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
+        mine = on(model)
+        near = jax.vmap(lambda other: cosine(mine, on(other)))(jax.lax.stop_gradient(sent.clusters))  # [k]
+        return -weight * jax.nn.log_softmax(near / temperature, where=rivals(sent, near.size))[sent.label]
+
+    return term
+
+
+def contrastive_features(task: Task, weight: Array | float, temperature: Array | float, logits: bool = False) -> Term:
+    """`contrastive` with cosines of what the models make of each example, meaned over the batch (Ma 2023, eq. 4.4).
+
+    Args:
+        logits: whether the representation is the logits (the thesis's code), not the penultimate features.
+    """
+
+    def seen(model: Model, x: Array) -> Array:
+        return task.apply(model, x)[0] if logits else task.features(model, x)  # [n, f]
+
+    def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
+        mine = seen(model, batch.x)
+        others = jax.vmap(seen, (0, None))(jax.lax.stop_gradient(sent.clusters), batch.x)  # [k, n, f]
+        near = jax.vmap(jax.vmap(cosine), (None, 0))(mine, others)  # [k, n]
+        among = rivals(sent, near.shape[0])[:, None]
+        losses = -jax.nn.log_softmax(near / temperature, axis=0, where=among)[sent.label]  # [n]
+        return weight * jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
+
+    return term
+
+
+def rivals(sent: Broadcast, k: int) -> Array:
+    """Which slots a contrast is taken over: those that hold a cluster, and always the client's own. [k] bool"""
+    every = jnp.ones(k, bool)
+    live = every if isinstance(sent.live, tuple) else sent.live
+    return live | (jnp.arange(k) == sent.label)
+
+
+def cosine(a: Any, b: Any) -> Array:
+    """The cosine of two trees of numbers; zero, with a gradient of zero, where one of them is no longer than `SHORT`.
+
+    The gradient of a cosine grows as a vector becomes short, without bound: one step along it would throw a model whose
+    logits vanish out of all measure.
+    """
+    squares = jnp.stack([optax.tree.norm(a, squared=True), optax.tree.norm(b, squared=True)])
+    long = (squares > SHORT**2).all()
+    lengths = jnp.where(long, squares, 1.0)
+    return jnp.where(long, optax.tree.vdot(a, b), 0.0) * jax.lax.rsqrt(lengths).prod()
+
+
+def sharing(weight: Array | float, on: Part) -> Term:
+    """(λ/2) Σ_k' w_k' ‖θ − Θ_k'‖² over the other clusters, w their share of the clients seen (Ma 2023, eq. 5.5).
+
+    The shares come with the broadcast: `sent.shares` [k].
+    """
+
+    def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
+        mine = on(model)
+        far = lambda other: optax.tree.norm(optax.tree.sub(mine, on(other)), squared=True)
+        gaps = jax.vmap(far)(jax.lax.stop_gradient(sent.clusters))  # [k]
+        others = jnp.arange(gaps.size) != sent.label
+        return weight / 2 * jnp.where(others, sent.shares * gaps, 0.0).sum()
+
+    return term
+
+
+def linear(slope: Callable[[Broadcast], Any]) -> Term:
+    """⟨slope, θ⟩: a constant added to every gradient."""
+    fixed = lambda sent: jax.lax.stop_gradient(slope(sent))
+    return lambda model, batch, sent: jnp.asarray(optax.tree.vdot(fixed(sent), model["params"]))
+
+
+def own(sent: Broadcast) -> Model:
+    """The model the client starts from: its cluster's."""
+    return sent.cluster
+
+
+def shared(sent: Broadcast) -> Model:
+    """The model shared by all clients."""
+    return sent.shared
+
+
+def center(sent: Broadcast) -> Model:
+    """The mean of the cluster models, weighted by the examples that their clients hold."""
+    return sent.mean
+
+
+def everything(model: Model) -> Any:
+    """All parameters of a model."""
+    return model["params"]
+
+
+def head(task: Task) -> Part:
+    """The parameters of a model's classifier."""
+    return lambda model: {name: model["params"][name] for name in task.head}
+
+
+def backbone(task: Task) -> Part:
+    """All parameters but the classifier's."""
+    return lambda model: {name: leaf for name, leaf in model["params"].items() if name not in task.head}

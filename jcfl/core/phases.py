@@ -1,0 +1,128 @@
+"""Phases before a method's own rounds, and runs that answer together."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jcfl import trees
+from jcfl.core import evaluation, server
+from jcfl.core.context import Context
+from jcfl.core.method import Method, Phase
+from jcfl.core.streams import Stream, stream
+from jcfl.types import VOTER, Algorithm, Array, Cohort, Federation, Key, State
+
+
+def preceded(phase: Phase, end: int, first: Algorithm, context: Context, algorithm: Algorithm) -> Algorithm:
+    """`algorithm` after a phase in which `first` trains what the phase says.
+
+    The method's own clock, `State.clock`, begins when the last phase before it ends.
+
+    Args:
+        end: the round after the phase's last.
+        first: trains one model for all (`shared`), or one for every client (`alone`).
+    """
+    warm = shared_warm_up(first) if phase.train == "shared" else alone_warm_up(end, first, context, algorithm)
+    if not phase.rounds:
+        return algorithm
+
+    def init(key: Key, federation: Federation) -> State:
+        state = algorithm.init(key, federation)
+        return state.replace(began=jnp.maximum(state.began, end))
+
+    def step(state: State, federation: Federation) -> State:
+        return jax.lax.cond(state.round < end, warm, algorithm.step, state, federation)
+
+    return algorithm._replace(init=init, step=step)
+
+
+def shared_warm_up(first: Algorithm):
+    """Rounds of FedAvg for ω, cluster models untouched (Ma 2023, Alg. 5, as for IFCA with CAM)."""
+
+    def warm(state: State, federation: Federation) -> State:
+        one = jax.tree.map(lambda leaf: leaf[None], state.shared)
+        view = state.replace(clusters=one, labels=jnp.zeros_like(state.labels), memory=(), clients={}, server={})
+        after = first.step(view, federation)
+        return state.replace(shared=after.shared, round=after.round, failed=after.failed)
+
+    return warm
+
+
+def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algorithm):
+    """Rounds in which every client trains by itself, and one grouping (Ma 2023, Alg. 5, as for FeSEM with CAM)."""
+    method: Method = algorithm.method
+    grouping = method.group.grouping(method, context)
+    everyone, bound = jnp.arange(context.population.clients), method.aggregate.rule.bind(context)
+
+    def warm(state: State, federation: Federation) -> State:
+        own, labels = state.clients["model"], everyone.astype(jnp.int32)
+        after = first.step(state.replace(clusters=own, labels=labels, memory=(), clients={}, server={}), federation)
+        clients = state.clients | {"model": after.clusters}
+        state = state.replace(clients=clients, round=after.round, failed=after.failed, seen=after.seen)
+        return jax.lax.cond(state.round == end, lambda: cluster(state, federation), lambda: state)
+
+    def cluster(state: State, federation: Federation) -> State:
+        members = Cohort(everyone, state.seen & (state.round <= federation.depart))
+        assert grouping.after is not None
+        models = state.clients["model"]
+        grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
+        clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
+        return grouped.replace(clusters=trees.select(total > 0, clusters, grouped.clusters))
+
+    return warm
+
+
+class Votes(struct.PyTreeNode):
+    """The memory of runs that vote."""
+
+    own: Any  # the main run's
+    others: State  # [v, ...] the other runs
+
+
+def voted(context: Context, main: Algorithm, other: Algorithm, copies: int) -> Algorithm:
+    """`main` and `copies` independent runs of `other`, which answer by the mean of their class probabilities.
+
+    Clusters and labels are those of `main`, whose start and cohorts are those it has without votes.
+
+    Deviations:
+        The thesis's code averages logits (Ma 2023, §7.4.4).
+    """
+
+    def init(key: Key, federation: Federation) -> State:
+        keys = jax.vmap(lambda copy: stream(key, Stream.VOTE, copy))(jnp.arange(copies))
+        state = main.init(key, federation)
+        return state.replace(memory=Votes(state.memory, jax.vmap(other.init, (0, None))(keys, federation)))
+
+    def step(state: State, federation: Federation) -> State:
+        own = main.step(own_state(state), federation)
+        others = jax.vmap(other.step, (0, None))(state.memory.others, federation)
+        return own.replace(memory=Votes(own.memory, others), failed=first_failure(own.failed, others.failed))
+
+    def predict(state: State, federation: Federation) -> tuple[Array, Array]:
+        labels, logits = main.predict(own_state(state), federation)
+        _, more = jax.vmap(other.predict, (0, None))(state.memory.others, federation)  # [v, r, c]
+        chances = jax.nn.softmax(jnp.concatenate([logits[None], more])).mean(0)
+        return labels, jnp.log(jnp.maximum(chances, jnp.finfo(chances.dtype).tiny))
+
+    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
+        own = main.evaluate(own_state(state), federation)
+        return own | evaluation.outcome(context.task, state, federation, *predict(state, federation))
+
+    def costs(clusters: float) -> dict[str, float]:
+        more = other.costs(clusters)
+        return {name: cost + copies * more[name] for name, cost in main.costs(clusters).items()}
+
+    return Algorithm(init, step, predict, evaluate, costs, main.engine, main.method)
+
+
+def first_failure(own: Array, others: Array) -> Array:
+    """Round and cluster of the main run's failure, else the round of the first vote that failed, and `VOTER`. [2]"""
+    failed = others[:, 0] >= 0
+    earliest = jnp.where(failed, others[:, 0], jnp.iinfo(others.dtype).max).min()
+    return jnp.where((own[0] >= 0) | ~failed.any(), own, jnp.stack([earliest, jnp.asarray(VOTER, others.dtype)]))
+
+
+def own_state(state: State) -> State:
+    """The main run's state, without the others'."""
+    return state.replace(memory=state.memory.own)

@@ -1,0 +1,100 @@
+"""The quality of a run's clusters, no true group known, from its training data and its last state."""
+
+import jax
+import jax.numpy as jnp
+
+from jcfl import trees
+from jcfl.core import engine
+from jcfl.core.objective import mean_loss
+from jcfl.metrics.cohesion import (
+    clusterability,
+    clustering_objective,
+    cosine,
+    learning_objective,
+    sizes,
+    within_between,
+)
+from jcfl.metrics.ratios import weighted_mean
+from jcfl.types import Array, Clients, Federation, Model, State, Task
+
+
+def quality(
+    task: Task, federation: Federation, state: State, *, added: bool = False, chunk: int = 16
+) -> dict[str, Array]:
+    """The measures of clusters of Ma (2023) for one seed of a run.
+
+    They are taken over the clients that have taken part and are still in the federation. A client's own model is the
+    last one that it trained, where the method keeps it (fesem, wecfl, …), and otherwise its cluster's model. The memory
+    holds one gradient per client.
+
+    >>> import jcfl
+    >>> from jcfl.runs import config, plan
+    >>> given = {"scenario": {"name": "rotated", "clients": 8}, "model": {"name": "mlp", "hidden": 8}, "rounds": 2}
+    >>> given["method"] = {"name": "wecfl", "clusters": 2}
+    >>> history, built = jcfl.run(given), plan.planned(config.read(given))
+    >>> first = jax.tree.map(lambda leaf: leaf[0], history.state)  # of the only seed
+    >>> found = quality(built.context.task, built.federation, first)
+    >>> bool(0 < found["clustering_objective"] < 1 and found["cosine_within"] > found["cosine_between"])
+    True
+
+    Args:
+        task: the task that was trained, such as a plan's `context.task`.
+        federation: the federation that it was trained on, such as a plan's `federation`.
+        state: the state of one seed: `history.state` without its leading axis.
+        added: whether the shared model's logits are added to a cluster's, as with the add-on `cam`.
+        chunk: the number of clients that are worked on at a time.
+
+    Returns:
+        `clusterability`: B of every cluster, from its clients' gradients at their own models. [k]
+        `clustering_objective`: 𝒞, between the clients' own models and their clusters' models. `cosine_within`: the mean
+        cosine of two own models in one cluster. Both are NaN where the method keeps no own models.
+        `cosine_between`: the mean cosine of two clusters' models.
+        `learning_objective`: 𝓕 of the clusters' models.
+    """
+    federation, state = jax.tree.map(jnp.asarray, (federation, state))
+    k, m = trees.count(state.clusters), state.labels.size
+    here = state.seen & ~federation.held_out & (state.round <= federation.depart)
+    labels, weights = jnp.where(here, state.labels, -1), federation.train.size
+    gradients, losses = local_gradients(task, federation, state, added, min(chunk, m))
+    centres = jax.vmap(flat)(state.clusters["params"])  # [k, p]
+    models = jax.vmap(flat)(state.clients["model"]["params"]) if kept(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
+    live = sizes(labels, k) > 0
+    return {
+        "clusterability": clusterability(gradients, labels, weights, k),
+        "clustering_objective": clustering_objective(models, centres, labels, weights),
+        "cosine_within": within_between(products(models), labels, k)[0],
+        "cosine_between": weighted_mean(cosine(products(centres)), jnp.triu(live[:, None] & live, 1)),
+        "learning_objective": learning_objective(losses, labels, weights),
+    }
+
+
+def kept(state: State) -> bool:
+    """Whether the clients' own last models are part of a state."""
+    return "model" in state.clients
+
+
+def local_gradients(task: Task, federation: Federation, state: State, added: bool, chunk: int) -> tuple[Array, Array]:
+    """Every client's gradient at its own model [m, p], and its loss under its cluster's [m], over its training data."""
+
+    def loss(params, model: Model, data: Clients) -> Array:
+        logits = task.apply({**model, "params": params}, data.x)[0]
+        beside = task.apply(state.shared, data.x)[0] if added else 0.0
+        return mean_loss(task, logits + beside, data)
+
+    def one(who: Array, data: Clients) -> tuple[Array, Array]:
+        centre = trees.take(state.clusters, state.labels[who])
+        own = trees.take(state.clients["model"], who) if kept(state) else centre
+        gradient = jax.grad(loss)(own["params"], own, data)
+        return flat(gradient), loss(centre["params"], centre, data)
+
+    return engine.each(one, federation, jnp.arange(state.labels.size), chunk)
+
+
+def flat(tree: Model) -> Array:
+    """A tree's numbers as one vector. [p]"""
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def products(rows: Array) -> Array:
+    """Inner products of all pairs of rows. [m, p] -> [m, m]"""
+    return jnp.matmul(rows, rows.T, precision=trees.EXACT)

@@ -1,0 +1,230 @@
+"""The one round that every method is a case of."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcfl import trees
+from jcfl.core import clients, engine, evaluation, parts, server
+from jcfl.core.aggregates import Bound
+from jcfl.core.context import Context, Population
+from jcfl.core.describing import anchor_gradient
+from jcfl.core.engine import Sums
+from jcfl.core.method import Method, costs
+from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
+from jcfl.errors import InputError
+from jcfl.types import (
+    Algorithm,
+    Array,
+    Broadcast,
+    Clients,
+    Cohort,
+    Federation,
+    Grouping,
+    Key,
+    Model,
+    Models,
+    State,
+    Upload,
+)
+
+
+def algorithm(method: Method, context: Context) -> Algorithm:
+    """A method as functions: its first state, one round, its predictions and its scores."""
+    grouping = method.group.grouping(method, context)
+    bound = method.aggregate.rule.bind(context)
+    keep = grouping.after is not None or bound is not None
+    way, train = training(method, context, keep)
+    tied = parts.names(context.task, method.train.tied, "shared_layers")
+    private = parts.names(context.task, method.train.private, "private")
+    client = clients.client(method, context)
+
+    def init(key: Key, federation: Federation) -> State:
+        return grouping.init(first_state(method, context, tied, key), federation)
+
+    def step(state: State, federation: Federation) -> State:
+        keys = round_keys(state.key, state.round)
+        cohort = sample(keys.pick, context.population, state.round, federation)
+        state = grouping.before(keys.group, state, cohort, federation)
+        if method.train.active:
+            state, uploads, sums = train(keys, state, cohort, federation)
+            state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
+            state = server.updated(method, tied, private, state, sums)
+        return finished(state, cohort)
+
+    predict = evaluation.predictor(method, context, grouping, client)
+
+    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
+        found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
+        return found | grouping.measures(state, federation)
+
+    return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method)
+
+
+def first_state(method: Method, context: Context, tied: tuple[str, ...], key: Key) -> State:
+    """The state before the first round, nobody in a cluster."""
+    task, m = context.task, context.population.clients
+    model_key, run_key = stream(key, Stream.MODEL), stream(key, Stream.RUN)
+    first, k = task.init(model_key), method.group.slots(context)
+    distinct = method.train.distinct
+    models = jax.vmap(task.init)(jax.random.split(model_key, k)) if distinct else trees.stack(first, k)
+    if tied:
+        models = parts.placed(models, trees.stack(parts.taken(first, tied), k))
+    shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
+    kept = {name: trees.stack(begin(first), m) for name, begin in clients.kept(method, context).items()}
+    return initial(run_key, models, shared, m).replace(clients=kept, server=server.fresh(method, first, k))
+
+
+def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
+    """A state at round 0 with nobody in a cluster."""
+    zero = jnp.zeros((), jnp.int32)
+    return State(
+        clusters=clusters,
+        shared=shared,
+        labels=jnp.full(m, -1, jnp.int32),
+        seen=jnp.zeros(m, bool),
+        memory=(),
+        round=zero,
+        key=key,
+        failed=jnp.full(2, -1, jnp.int32),
+        began=zero,
+    )
+
+
+def sample(key: Key, population: Population, round: Array, federation: Federation) -> Cohort:
+    """A uniform sample, without replacement, of the clients available in this round, in the order of their ids."""
+    available = ~federation.held_out & (federation.arrive <= round) & (round < federation.depart)  # [m]
+    asked = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
+    _, who = jax.lax.top_k(jnp.where(available, jax.random.uniform(key, available.shape), -1.0), population.cohort)
+    present = available[who] & (jnp.arange(population.cohort) < asked)
+    order = jnp.argsort(who)
+    return Cohort(who[order].astype(jnp.int32), present[order])
+
+
+def training(method: Method, context: Context, keep: bool):
+    """How the cohort trains: the engine's name, and `(keys, state, cohort, federation) -> (state, uploads, sums)`.
+
+    Args:
+        keep: whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come.
+    """
+    way, stream = engine_of(method, context)
+    weigh = server.WEIGHTS[method.aggregate.weights]
+
+    def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation):
+        if method.train.correction:
+            state = with_mean_gradient(context, keys.group, state, federation)
+        view = as_one_cluster(state) if method.train.models == "all" else state
+        visit, weight = engine.visited(view, cohort, federation, weigh)
+        models, common, uploads = stream(keys.train, view, visit, federation, keep)
+        if method.train.models == "all":
+            models = jax.tree.map(lambda leaf: leaf[0], models)
+            weight = jnp.broadcast_to(weight[0], (trees.count(state.clusters),))
+        return state, uploads, Sums(models, weight, common)
+
+    return way, train
+
+
+def as_one_cluster(state: State) -> State:
+    """The state as clients see it that train all models: one cluster, whose model is the stack of all. [1, k, ...]"""
+    return state.replace(
+        clusters=jax.tree.map(lambda leaf: leaf[None], state.clusters), labels=jnp.zeros_like(state.labels)
+    )
+
+
+def engine_of(method: Method, context: Context) -> tuple[str, engine.Stream]:
+    """The name and the stream of the engine that trains a method's clients.
+
+    Raises:
+        InputError: an engine was asked for that the model or the method does not allow.
+    """
+    train = method.train
+    work = engine.Work(
+        make=partial(clients.client, method, context),
+        task=context.task,
+        trainer=clients.trainer(method, context),
+        terms=clients.terms(method, context.task),
+        shared=method.trains_shared,
+        alone=not (train.correction or train.control or train.chained or train.private or train.models == "all"),
+    )
+    if not train.chained:
+        return engine.chosen(work, context)
+    if context.engine not in ("auto", "general"):
+        raise InputError(
+            f"engine {context.engine!r} cannot be used: clients train one after another; take engine 'auto'"
+        )
+    return "chained", partial(engine.chain, work.make(context.task), not work.shared)
+
+
+def with_mean_gradient(context: Context, key: Key, state: State, federation: Federation) -> State:
+    """The mean gradient of a cohort of its own at the cluster models, for clients to correct theirs (FedDANE)."""
+
+    def slope(sent: Broadcast, data: Clients, key: Key) -> Upload:
+        return Upload({**sent.cluster, "params": anchor_gradient(context.task, sent.cluster, data)}, ())
+
+    asked = sample(key, context.population, state.round, federation)
+    view = state.replace(clients={})
+    visit, _ = engine.visited(view, asked, federation, server.by_size)
+    found, _, _ = engine.stream(slope, context.resources.chunk, key, view, visit, federation, False)
+    return state.replace(server=state.server | {"gradient": found["params"]})
+
+
+def grouped(
+    method: Method,
+    bound: Bound | None,
+    grouping: Grouping,
+    keys: RoundKeys,
+    state: State,
+    cohort: Cohort,
+    federation: Federation,
+    uploads: Upload,
+    sums: Sums,
+) -> tuple[State, Sums]:
+    """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
+    if "control" in uploads.own:
+        state = server.moved_control(state, cohort, federation, uploads.own["control"])
+    state = with_kept(state, cohort, uploads.own)
+    if "membership" in uploads.own:
+        label = uploads.own["membership"].argmax(-1).astype(jnp.int32)
+        state = state.replace(labels=with_rows(state.labels, cohort, label))
+    if not jax.tree.leaves(uploads.cluster):
+        return state, sums
+    members, models = cohort, uploads.cluster
+    if method.trains_shared and bound is not None:
+        sums = sums._replace(shared=server.robust_shared(bound, state, cohort, federation, uploads.shared))
+    if "model" in state.clients:
+        state = with_kept(state, cohort, {"model": models})
+        present = state.seen.at[cohort.who].max(cohort.present) & (state.round < federation.depart)
+        members, models = Cohort(jnp.arange(state.labels.size), present), state.clients["model"]
+    if grouping.after is not None:
+        state = grouping.after(keys.group, state, members, federation, models)
+    clusters, weight = server.aggregate(method, bound, state, members, federation, models)
+    if "model" in state.clients and not method.trains_shared:
+        size = jnp.where(members.present, server.by_size(federation.train.size[members.who]), 0.0)
+        mean = trees.mix((size / jnp.maximum(size.sum(), 1))[None], models)
+        sums = sums._replace(shared=jax.tree.map(lambda leaf: leaf[0], mean))
+    return state, sums._replace(clusters=clusters, weight=weight)
+
+
+def with_kept(state: State, cohort: Cohort, rows: dict[str, Any]) -> State:
+    """The state with the cohort's rows [s, ...] in place of what was kept of these clients before."""
+    put = lambda old, new: with_rows(old, cohort, new)
+    new = {name: jax.tree.map(put, state.clients[name], rows[name]) for name in rows}
+    return state.replace(clients=state.clients | new)
+
+
+def with_rows(old: Array, cohort: Cohort, new: Array) -> Array:
+    """`old` [m, ...] with the rows `new` [s, ...] of the clients present."""
+    return old.at[jnp.where(cohort.present, cohort.who, old.shape[0])].set(new, mode="drop")
+
+
+def finished(state: State, cohort: Cohort) -> State:
+    """The state at the end of a round: who took part, and the first model that is not finite."""
+    good = trees.finite(state.clusters) & trees.finite(jax.tree.map(lambda leaf: leaf[None], state.shared))
+    failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
+    return state.replace(
+        failed=jnp.where(good.all() | (state.failed[0] >= 0), state.failed, failed),
+        seen=state.seen.at[cohort.who].max(cohort.present),
+        round=state.round + 1,
+    )

@@ -1,0 +1,157 @@
+"""What the server does with uploads: averages them, takes a step, and keeps a state for every cluster."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jcfl import trees
+from jcfl.core import averaging, parts
+from jcfl.core.aggregates import Bound
+from jcfl.core.clients import sums_shared
+from jcfl.core.engine import Sums, Weigh
+from jcfl.core.method import Method
+from jcfl.types import Array, Cohort, Federation, Model, Models, State
+
+FOLLOWS = ("optimizer", "control")
+"""What the server keeps for each cluster, `[k, ...]`, and what follows a cluster when clusters merge or split."""
+
+
+def by_size(size: Array) -> Array:
+    """A client counts by its examples. [s] -> [s]"""
+    return size.astype(float)
+
+
+def equally(size: Array) -> Array:
+    """Every client counts the same. [s] -> [s]"""
+    return jnp.ones(size.shape)
+
+
+WEIGHTS: dict[str, Weigh] = {"by_size": by_size, "equally": equally}
+
+
+def fresh(method: Method, first: Model, k: int) -> dict[str, Any]:
+    """What the server keeps beside the models of `k` clusters before the first round."""
+    found: dict[str, Any] = {}
+    server = method.aggregate.server
+    if server is not None:
+        state = server.transformation().init(first["params"])
+        found["optimizer"] = trees.stack(state, k)
+        if method.trains_shared:
+            found["shared_optimizer"] = trees.stack(state, 1)
+    zeros = jax.tree.map(jnp.zeros_like, first["params"])
+    if method.train.control:
+        found["control"] = trees.stack(zeros, k)
+    if method.train.correction:
+        found["gradient"] = trees.stack(zeros, k)
+    return found
+
+
+def split(server: dict[str, Any], parent: Array) -> dict[str, Any]:
+    """What the server keeps after clusters were split: slot j gets the state of the cluster `parent[j]`. [k]"""
+    return {name: trees.take(kept, parent) if name in FOLLOWS else kept for name, kept in server.items()}
+
+
+def merged(server: dict[str, Any], weights: Array, first: Model, method: Method) -> dict[str, Any]:
+    """What the server keeps after clusters were merged: the weighted mean of the states of those united.
+
+    Args:
+        weights: what each old cluster counts in each slot; a slot that nothing counts in starts afresh. [k, k]
+    """
+    if not any(name in FOLLOWS for name in server):
+        return server
+    total = weights.sum(1)
+    share = weights / jnp.maximum(total, 1)[:, None]
+    begun = fresh(method, first, total.size)
+
+    def mix(leaf: Array, start: Array) -> Array:
+        mean = jnp.tensordot(share, leaf.astype(share.dtype), 1)
+        mean = jnp.rint(mean) if jnp.issubdtype(leaf.dtype, jnp.integer) else mean
+        return jnp.where(trees.wide(total > 0, leaf), mean.astype(leaf.dtype), start)
+
+    return {name: jax.tree.map(mix, kept, begun[name]) if name in FOLLOWS else kept for name, kept in server.items()}
+
+
+def aggregate(
+    method: Method, bound: Bound | None, state: State, members: Cohort, federation: Federation, models: Models
+) -> tuple[Models, Array]:
+    """The clusters' aggregates of models that were kept [s, ...], and what weighs in each. [k, ...], [k]
+
+    Args:
+        bound: the averaging rule for the run; None for the weighted mean.
+    """
+    labels = state.labels[members.who]
+    weigh = WEIGHTS[method.aggregate.weights]
+    weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+    total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
+    rule = averaging.weighted_mean if bound is None else bound(federation, members.who)
+    return rule(labels, weights, models, state.clusters), total
+
+
+def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
+    """ω by the method's own rule, from the copies of it that the cohort trained."""
+    weights = jnp.where(cohort.present, by_size(federation.train.size[cohort.who]), 0.0)
+    rule, default = bound(federation, cohort.who), jax.tree.map(lambda leaf: leaf[None], state.shared)
+    found = rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default)
+    return jax.tree.map(lambda leaf: leaf[0], found)
+
+
+def updated(method: Method, tied: tuple[str, ...], private: tuple[str, ...], state: State, sums: Sums) -> State:
+    """The cluster models and ω after the server's step; a model that nobody trained stays as it is.
+
+    Args:
+        tied, private: layers that are averaged over all clusters, and layers that are not averaged at all.
+    """
+    total = sums.weight.sum()
+    server = dict(state.server)
+    clusters, server = stepped(method, state.clusters, sums.clusters, sums.weight > 0, server, "optimizer")
+    if private:
+        clusters = parts.placed(clusters, parts.taken(state.clusters, private))
+    share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
+    mean = jax.tree.map(lambda leaf: leaf[0], trees.mix(share[None], clusters))
+    shared = mean
+    if sums_shared(method):
+        one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
+        shared = sums.shared
+        if "shared_optimizer" in server:
+            stack, server = stepped(method, one(state.shared), one(shared), total[None] > 0, server, "shared_optimizer")
+            shared = jax.tree.map(lambda leaf: leaf[0], stack)
+    if private and not method.trains_shared:
+        shared = parts.placed(shared, parts.taken(state.shared, private))
+    if tied:
+        same = trees.stack(parts.taken(mean, tied), trees.count(clusters))
+        clusters = trees.select(jnp.broadcast_to(total > 0, sums.weight.shape), parts.placed(clusters, same), clusters)
+    return state.replace(clusters=clusters, shared=trees.select(total > 0, shared, state.shared), server=server)
+
+
+def stepped(
+    method: Method, old: Models, new: Models, counted: Array, server: dict[str, Any], name: str
+) -> tuple[Models, dict[str, Any]]:
+    """Models after the server went from the old ones [k, ...] towards the aggregates `new`, and its new states."""
+    rate = method.aggregate.rate
+    if not (isinstance(rate, float) and rate == 1.0):
+        new = jax.tree.map(lambda a, b: a + rate * (b - a), old, new)
+    if name not in server:
+        return new, server
+    optimizer = method.aggregate.server.transformation()
+    gradient = optax.tree.sub(old["params"], new["params"])
+    steps, states = jax.vmap(optimizer.update)(gradient, server[name], old["params"])
+    moved = {**new, "params": optax.apply_updates(old["params"], steps)}
+    states = trees.select(counted, states, server[name])
+    return trees.select(counted, moved, old), server | {name: states}
+
+
+def moved_control(state: State, cohort: Cohort, federation: Federation, controls: Models) -> State:
+    """The clusters' control variates after a round (Karimireddy et al. 2020, Alg. 1, line 17).
+
+    Args:
+        controls: the cohort's new control variates. [s, ...]
+    """
+    label, k = state.labels[cohort.who], trees.count(state.clusters)
+    here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
+    members = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
+    change = optax.tree.sub(controls, trees.take(state.clients["control"], cohort.who))
+    weights = jnp.where(cohort.present, 1 / jnp.maximum(members, 1)[label], 0.0)
+    control = trees.add_by(state.server["control"], jnp.maximum(label, 0), weights, change)
+    return state.replace(server=state.server | {"control": control})

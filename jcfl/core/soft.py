@@ -1,0 +1,106 @@
+"""Soft membership: every client trains the models of all clusters, each example weighted by its responsibilities.
+
+Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions" (FedEM),
+https://arxiv.org/abs/2108.10252. Ruan and Joe-Wong 2022, "FedSoft: Soft Clustered Federated Learning with Proximal
+Local Updating", https://arxiv.org/abs/2112.06053.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jcfl.core.engine import Client
+from jcfl.core.local import Trainer
+from jcfl.types import Array, Broadcast, Clients, Key, Model, Models, Task, Upload
+
+
+def losses(task: Task, models: Models, data: Clients) -> Array:
+    """The loss of every example of one client under every model. [n, k]"""
+    return jax.vmap(lambda model: task.loss(task.apply(model, data.x)[0], data.y))(models).T
+
+
+def responsibilities(losses: Array, mask: Array, prior: Array) -> Array:
+    """How likely each model has made each example of one client: FedEM's E-step (Marfoq et al. 2021).
+
+    An example's row is the softmax of log prior − loss over the models. A model of prior 0 gets nothing.
+
+    Args:
+        losses: negative log-likelihood of every example under every model. [n, k] float
+        mask: which examples are real. [n] bool
+        prior: the client's mixture weights, up to a factor; at least 0, and one of them is not 0. [k] float
+
+    Returns:
+        rows that add up to 1 for real examples and are 0 for the others. [n, k] float
+    """
+    losses = jnp.where(mask[:, None], losses, 0)
+    scores = jnp.where(prior > 0, jnp.log(jnp.where(prior > 0, prior, 1)), -jnp.inf) - losses
+    return jnp.where(mask[:, None], jax.nn.softmax(scores, axis=-1), 0)
+
+
+def prior(q: Array, mask: Array) -> Array:
+    """A client's mixture weights: the mean of its examples' responsibilities, FedEM's M-step.
+
+    Args:
+        q: responsibilities, as `responsibilities` gives them. [n, k] float
+        mask: which examples are real. [n] bool
+
+    Returns:
+        weights that add up to 1; all alike for a client without examples. [k] float
+    """
+    n = mask.sum()
+    mean = jnp.where(mask[:, None], q, 0).sum(0) / jnp.maximum(n, 1)
+    return jnp.where(n > 0, mean, 1 / q.shape[-1])
+
+
+def importance(losses: Array, mask: Array, sigma: Array | float) -> Array:
+    """The share of a client's examples that each model has the least loss on, at least `sigma` (Ruan, Joe-Wong 2022).
+
+    An example on which several models are equally good counts for the first of them.
+
+    Args:
+        losses: of every example under every model. [n, k] float
+        mask: which examples are real. [n] bool
+        sigma: the least share, a small number above 0: no client is wholly lost to a model.
+
+    Returns:
+        u_s = max(n_s / n, σ); they add up to 1 where no share was raised to σ. [k] float
+
+    Deviations:
+        The authors' code raises only shares that are exactly 0; the paper's maximum is taken here.
+    """
+    best = jax.nn.one_hot(losses.argmin(-1), losses.shape[-1], dtype=losses.dtype)
+    return jnp.maximum(prior(best, mask), sigma)
+
+
+def hard(weights: Array) -> Array:
+    """The cluster with the largest weight, the first where several are equal. [m, k] -> [m] int32"""
+    return weights.argmax(-1).astype(jnp.int32)
+
+
+def client(task: Task, trainer: Trainer) -> Client:
+    """A client of FedEM: one E-step, then local training of all K models on examples weighted by responsibility.
+
+    `Broadcast.cluster` and `Upload.cluster` hold the models of all clusters, `[k, ...]`. The weights enter as the rows
+    of `Clients.mask`: the mean loss of a batch is then the weighted sum over its real rows, divided by their number.
+    """
+
+    def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = trainer) -> Upload:
+        found = responsibilities(losses(task, sent.cluster, data), data.mask, sent.own["membership"])  # [n, k]
+
+        def one(model: Model, weights: Array) -> Model:
+            def value(params, model: Model, batch: Clients, sent: Broadcast, key: Key):
+                logits, after = task.apply({**model, "params": params}, batch.x, key=key, mask=batch.mask)
+                weighted = jnp.where(batch.mask, jnp.asarray(batch.weight) * task.loss(logits, batch.y), 0.0)
+                return weighted.sum() / jnp.maximum(batch.mask.sum(), 1), after
+
+            return local.train(value, model, sent, data.replace(weight=weights), key)
+
+        models = jax.vmap(one)(sent.cluster, found.T)
+        return Upload(models, (), {"membership": prior(found, data.mask)})
+
+    return work
+
+
+def mixture(logits: Array, membership: Array) -> Array:
+    """The log of the mixture of class probabilities. [k, r, c], [r, k] -> [r, c]"""
+    chances = jnp.einsum("krc,rk->rc", jax.nn.softmax(logits), membership)
+    return jnp.log(jnp.maximum(chances, jnp.finfo(chances.dtype).tiny))

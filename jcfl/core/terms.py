@@ -1,0 +1,179 @@
+"""Loss terms as values: what a client minimises besides the loss on its examples, as plain data.
+
+`LossTerm.build(task)` makes the function of `jcfl.core.objective` that is differentiated. A user's own term is a frozen
+dataclass with the same method.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from jcfl.core.objective import (
+    Part,
+    Reference,
+    Term,
+    backbone,
+    center,
+    contrastive,
+    contrastive_features,
+    everything,
+    head,
+    linear,
+    own,
+    proximal,
+    shared,
+    sharing,
+)
+from jcfl.types import Task
+
+To = Literal["start", "shared", "mean"]
+"""The model that a term pulls to: the one the client starts from, ω, or the mean of the cluster models."""
+On = Literal["everything", "head", "backbone"]
+"""The parameters that a term acts on."""
+
+REFERENCES: dict[str, Reference] = {"start": own, "shared": shared, "mean": center}
+PARTS: dict[str, Callable[[Task], Part]] = {"everything": lambda task: everything, "head": head, "backbone": backbone}
+TARGETS = {"start": "model it starts from", "shared": "shared model", "mean": "mean of the cluster models"}
+"""The references in words."""
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of a client's loss."""
+
+    sends: ClassVar[Literal["nothing", "shared", "all"]] = "nothing"  # the models it needs besides the client's own
+    passes: ClassVar[bool] = False  # whether the client's data pass through these models
+
+    def build(self, task: Task) -> Term:
+        """The term as a function `(model, batch, broadcast) -> []`."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The term in words, for a table of methods."""
+        return type(self).__name__.lower()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the term's weight is a plain zero; a traced weight is not."""
+        weight = getattr(self, "weight", 1)
+        return isinstance(weight, int | float) and weight == 0
+
+    @property
+    def to(self) -> str:
+        """The model that the term pulls to; nothing where it pulls to none."""
+        return ""
+
+    def cost(self, found: dict[str, float], clusters: float) -> dict[str, float]:
+        """Costs of a client-round with this term: the models sent for it, and the passes through them."""
+        before = found["communication"]
+        sent = {"nothing": before, "shared": before + 1, "all": max(before, clusters)}[self.sends]
+        passes = {"nothing": 0.0, "shared": 1.0, "all": clusters - 1}[self.sends] if self.passes else 0.0
+        return {
+            "storage": found["storage"] + sent - before,
+            "communication": sent,
+            "computation": found["computation"] + passes,
+        }
+
+
+@dataclass(frozen=True)
+class Proximal(LossTerm):
+    """(weight / 2) · ‖θ − reference‖²: a pull that keeps the client's model near the reference."""
+
+    weight: Any
+    reference: To = "start"
+    on: On = "everything"
+    sent_for_it: bool = False  # whether the reference is sent for this term alone, and so adds to the costs
+
+    @property
+    def sends(self) -> Literal["nothing", "shared", "all"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The models that the term needs besides the client's own."""
+        return "shared" if self.sent_for_it else "nothing"
+
+    @property
+    def to(self) -> str:
+        """The model that the term pulls to."""
+        return self.reference
+
+    def __str__(self) -> str:
+        """What it pulls to."""
+        return f"proximal term to the {TARGETS[self.reference]}{acting(self.on)}, weight {number(self.weight)}"
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; see `jcfl.core.objective.proximal`."""
+        return proximal(REFERENCES[self.reference], self.weight, PARTS[self.on](task))
+
+
+@dataclass(frozen=True)
+class Contrastive(LossTerm):
+    """Near the own cluster's model, far from the others' (Ma 2023, eq. 4.3)."""
+
+    weight: Any
+    temperature: Any
+    on: On = "head"
+    sends: ClassVar[Literal["nothing", "shared", "all"]] = "all"
+
+    def __str__(self) -> str:
+        """What is compared, and how strongly."""
+        return f"contrastive term{acting(self.on)}, weight {number(self.weight)}"
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; see `jcfl.core.objective.contrastive`."""
+        return contrastive(task, self.weight, self.temperature, PARTS[self.on](task))
+
+
+@dataclass(frozen=True)
+class ContrastiveFeatures(LossTerm):
+    """`Contrastive` on representations of the client's examples (Ma 2023, eq. 4.4)."""
+
+    weight: Any
+    temperature: Any
+    of: Literal["features", "logits"] = "features"
+    sends: ClassVar[Literal["nothing", "shared", "all"]] = "all"
+    passes: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        """What is compared, and how strongly."""
+        return f"contrastive term on {self.of}, weight {number(self.weight)}"
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; see `jcfl.core.objective.contrastive_features`."""
+        return contrastive_features(task, self.weight, self.temperature, self.of == "logits")
+
+
+@dataclass(frozen=True)
+class Sharing(LossTerm):
+    """A pull to each of the other clusters' models, by the share of clients they have (Ma 2023, eq. 5.5)."""
+
+    weight: Any
+    on: On = "everything"
+    sends: ClassVar[Literal["nothing", "shared", "all"]] = "all"
+
+    def __str__(self) -> str:
+        """What it pulls to."""
+        return f"proximal term to the other clusters' models{acting(self.on)}, weight {number(self.weight)}"
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; see `jcfl.core.objective.sharing`."""
+        return sharing(self.weight, PARTS[self.on](task))
+
+
+@dataclass(frozen=True)
+class Correction(LossTerm):
+    """⟨g − g_i, θ⟩: the client's gradient is shifted by g, which the server sends, less its own g_i.
+
+    FedDANE's mean gradient (Li et al. 2019) and SCAFFOLD's control variates (Karimireddy et al. 2020) are such shifts.
+    """
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; the client puts g − g_i into `Broadcast.extra`."""
+        return linear(lambda sent: sent.extra)
+
+
+def acting(on: str) -> str:
+    """The parameters that a term acts on, where it is not all of them."""
+    return "" if on == "everything" else f" on the {on}"
+
+
+def number(value: Any) -> str:
+    """A number as short as it can be written; a traced one as it prints itself."""
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

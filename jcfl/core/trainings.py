@@ -1,0 +1,102 @@
+"""The answers to "train" and "answer" that have a name: what clients train, and how they predict."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from jcfl.core.method import Answer, Train, Vote
+from jcfl.core.terms import Proximal, To
+from jcfl.registry import register
+
+Mu = Annotated[float, Field(ge=0, description="weight of the proximal term")]
+Names = Annotated[
+    tuple[str, ...], Field(min_length=1, description="layers by name, or the words head, backbone and norm")
+]
+
+
+@register("training", "local")
+def local() -> Train:
+    """Clients minimise the loss on their own examples."""
+    return Train()
+
+
+@register("training", "proximal")
+def proximal(
+    *, mu: Mu = 0.01, to: Annotated[To, Field(description="the model that the term pulls to")] = "start"
+) -> Train:
+    """A proximal term keeps the client near a model that it was sent (Li et al. 2020, FedProx)."""
+    return Train(terms=(Proximal(mu, to),))
+
+
+@register("training", "bilevel")
+def bilevel(*, lam: Mu = 0.05) -> Train:
+    """The cluster model is pulled to ω, and ω is trained on a copy of its own (Zeng et al. 2023, eq. 3; Ditto)."""
+    return Train(terms=(Proximal(lam, "shared"),), shared="trained")
+
+
+@register("training", "distinct")
+def distinct() -> Train:
+    """As `local`; the cluster models start from different random initialisations."""
+    return Train(distinct=True)
+
+
+@register("training", "tied")
+def tied(*, layers: Names, distinct: bool = False) -> Train:
+    """Some layers are averaged over all clients, whatever their cluster (Ghosh et al. 2020, §6)."""
+    return Train(tied=layers, distinct=distinct)
+
+
+@register("training", "private")
+def private(*, layers: Names) -> Train:
+    """Some layers stay with the client and are never averaged (Arivazhagan et al. 2019, FedPer)."""
+    return Train(private=layers)
+
+
+@register("training", "scaffold")
+def scaffold() -> Train:
+    """Clients correct their gradients by control variates (Karimireddy et al. 2020, SCAFFOLD)."""
+    return Train(control=True)
+
+
+@register("training", "all_models")
+def all_models() -> Train:
+    """Every client trains the models of all clusters, examples weighted by responsibility (Marfoq et al. 2021)."""
+    return Train(models="all", distinct=True)
+
+
+@register("training", "nothing")
+def nothing() -> Train:
+    """Nothing is trained: rounds only group clients (Zeng et al. 2023, Fig. 3)."""
+    return Train(active=False)
+
+
+@register("answer", "cluster")
+def cluster(*, tune: Annotated[int, Field(ge=0, description="local steps before a client predicts")] = 0) -> Answer:
+    """The model of the client's cluster, after local steps if asked for."""
+    return Answer(tune=tune)
+
+
+@register("answer", "sum")
+def sum_(*, tune: Annotated[int, Field(ge=0, description="local steps before a client predicts")] = 0) -> Answer:
+    """The logits of the cluster's model and of ω, added; ω is trained with the cluster models (Ma 2023, eq. 7.2)."""
+    return Answer(model="sum", tune=tune)
+
+
+@register("answer", "mixture")
+def mixture() -> Answer:
+    """The probabilities of all cluster models, weighted by the client's membership (Marfoq et al. 2021)."""
+    return Answer(model="mixture")
+
+
+@register("answer", "majority")
+def majority() -> Answer:
+    """The most frequent class of the client's own training data; no model is asked."""
+    return Answer(model="majority")
+
+
+@register("answer", "vote")
+def vote(
+    *, runs: Annotated[int, Field(ge=2, description="independent runs that vote, this one included")] = 3
+) -> Answer:
+    """The mean class probabilities of independent runs (Ma 2023, §3.5)."""
+    return Answer(vote=Vote(runs - 1, None))

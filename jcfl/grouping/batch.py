@@ -1,0 +1,314 @@
+"""All clients grouped at a time by a clustering algorithm: once, in every round, or in a window of rounds.
+
+`Clustering` is what K-means, linkage, spectral and density-based clustering have in common: descriptions in, labels
+out. This module knows when descriptions are taken, whose they are, and what becomes of clients that come later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from optax.assignment import hungarian_algorithm
+
+from jcfl import trees
+from jcfl.core import averaging, clients, engine, server
+from jcfl.core.context import Context
+from jcfl.core.method import Aggregate, Answer, Group, Method, Train
+from jcfl.core.neutral import Every, grouping_of
+from jcfl.core.rounds import with_kept
+from jcfl.core.streams import Stream, stream
+from jcfl.errors import InputError
+from jcfl.grouping.compare import Cosine, DecomposedCosine, Distances, PrincipalAngles, comparison
+from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, Update
+from jcfl.grouping.losses import least_loss, with_newcomers
+from jcfl.grouping.when import Once, Window
+from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Models, State
+
+Labels = Callable[..., Array]
+"""`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int32`, -1 for the absent."""
+
+
+class Memory(struct.PyTreeNode):
+    """What the server remembers of a clustering."""
+
+    anchor: Any  # to describe newcomers as the others were described
+    centres: Any  # [k, ...] what represents each cluster; nothing where clients are placed by their loss
+    grouped: Array  # [] bool, whether clients have been grouped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustering(Group):
+    """A clustering algorithm over the descriptions of all clients."""
+
+    def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
+        """The algorithm with its options, for descriptions compared by `compare`."""
+        raise NotImplementedError
+
+    def goes_on(self) -> bool:
+        """Whether it goes on from the cluster models as centres, where descriptions are models."""
+        return False
+
+    def grouping(self, method: Method, context: Context) -> Grouping:
+        """Clients grouped as `method.when` says."""
+        self.check(method, context)
+        if isinstance(method.when, Once):
+            return once(self, method, context)
+        return each_round(self, method, context)
+
+    def check(self, method: Method, context: Context) -> None:
+        """Refuse descriptions, comparisons and rounds that have no meaning together."""
+        describe, when = method.describe, method.when
+        if not isinstance(describe, OfData | OfUpload):
+            raise InputError(
+                f"{method.name}: group {self.name!r} needs a description that can be compared; set method.describe to "
+                f"gradient, update, model, …, got {describe.name!r}"
+            )
+        comparison(method.compare, method.name)
+        if isinstance(method.compare, Cosine) and method.compare.corrected:
+            raise InputError(
+                f"{method.name}: noise is corrected for where clients are merged on arrival; set method.group=merge "
+                f"and method.when=arrival, or method.compare=cosine"
+            )
+        if isinstance(describe, Subspace) and not isinstance(method.compare, PrincipalAngles):
+            raise InputError(
+                f"{method.name}: compare {method.compare.name!r} compares vectors, and a subspace is no vector; set "
+                f"method.compare=principal_angles, or method.describe to gradient, update, model, …"
+            )
+        if not isinstance(when, Once | Every | Window):
+            raise InputError(
+                f"{method.name}: group {self.name!r} groups all clients; set method.when=once, every or window"
+            )
+        if isinstance(describe, OfData) and not isinstance(when, Once):
+            raise InputError(
+                f"{method.name}: {describe.name} describe data, which do not change, so grouping in {when.name!r} "
+                f"rounds would find the same again; set method.when=once"
+            )
+        if isinstance(describe, Accumulated) and isinstance(when, Once) and when.at == 0:
+            raise InputError(
+                f"{method.name}: nothing is accumulated before round 0; set method.when={{name: once, at: 10}}"
+            )
+        if isinstance(when, Once) and when.start == "members" and isinstance(describe, OfData):
+            raise InputError(f"{method.name}: when.start=members needs trained models; {describe.name} has none")
+
+    def keeps(self, method: Method, context: Context) -> dict[str, Callable[[Any], Any]]:
+        """Clients' last models or updates, where absent clients are grouped too."""
+        if isinstance(method.when, Once):
+            if not isinstance(method.describe, Accumulated):
+                return {}
+        elif isinstance(method.describe, TrainedModel):
+            return {"model": lambda first: first}
+        if isinstance(method.describe, Update):
+            return {"description": lambda first: jnp.zeros(trees.parameters(first["params"]))}
+        return {}
+
+
+def once(group: Clustering, method: Method, context: Context) -> Grouping:
+    """All clients are grouped at one round; those who come later are placed where they fit.
+
+    Where the description is made of training, everybody trains from ω for it. Clients that have not arrived, have left
+    or are held out are not grouped.
+    """
+    when, describe, compare = method.when, method.describe, comparison(method.compare, method.name)
+    assert isinstance(when, Once)
+    labels_of = group.labels(method, context, compare)
+    k, m = group.slots(context), context.population.clients
+    of_data, bound = isinstance(describe, OfData), method.aggregate.rule.bind(context)
+    probe = describing_client(method, context, getattr(describe, "epochs", None))
+
+    def init(state: State, federation: Federation) -> State:
+        key = stream(state.key, Stream.ANCHOR)
+        anchor = describe.begin(context, key, state) if isinstance(describe, OfData) else ()
+        blank: Any = ()
+        if of_data:
+            one = jax.eval_shape(lambda: describe.of(context)(anchor, federation, jnp.zeros(1, jnp.int32)))  # pyright: ignore
+            blank = jnp.zeros((k, *one.shape[1:]))
+        labels = first_labels(state, federation)
+        state = state.replace(memory=Memory(anchor, blank, jnp.array(False)), labels=labels)
+        if when.at == 0:
+            train_key, group_key = (
+                stream(stream(state.key, Stream.ONESHOT), part) for part in (Stream.SOLO, Stream.FIT)
+            )
+            return regrouped(train_key, group_key, state, federation)
+        return state
+
+    def regrouped(key: Key, group_key: Key, state: State, federation: Federation) -> State:
+        here = present(state, federation)
+        weights, everyone = here.astype(float), jnp.arange(m)
+        models = None
+        if isinstance(describe, OfData):
+            points = describe.of(context)(state.memory.anchor, federation, everyone)
+        elif isinstance(describe, Accumulated):
+            points = state.clients["description"]
+        else:
+            models = trained_by_all(probe, key, state, federation, context.resources.chunk)
+            sent = trees.stack(state.shared, 1)
+            points = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+        found = labels_of(group_key, compare.prepared(points, here), weights, here, None)
+        found = jnp.where(here, found, -1)
+        clusters = trees.stack(state.shared, k)
+        if models is not None and when.start == "members":
+            rule = averaging.weighted_mean if bound is None else bound(federation, everyone)
+            clusters = rule(found, weights, models, state.clusters)
+        centres = representatives(compare, points, found, k) if of_data else state.memory.centres
+        memory = Memory(state.memory.anchor, centres, jnp.array(True))
+        kept = server.split(state.server, jnp.zeros(k, jnp.int32))
+        return overflowing(state, found, k).replace(labels=found, clusters=clusters, memory=memory, server=kept)
+
+    def near_centres(state: State, who: Array, federation: Federation) -> Array:
+        points = describe.of(context)(state.memory.anchor, federation, who)  # pyright: ignore[reportAttributeAccessIssue]
+        away = compare.distance(context, describe)(points, state.memory.centres)  # [h, k]
+        used = used_slots(state, k)
+        return jnp.where(used | ~used.any(), away, jnp.inf).argmin(-1).astype(jnp.int32)
+
+    place = near_centres if of_data and not isinstance(compare, DecomposedCosine) else least_loss(method, context)
+
+    def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
+        if when.at > 0:
+            group_key = jax.random.fold_in(key, 1)
+            due = lambda: regrouped(key, group_key, state, federation)
+            state = jax.lax.cond(state.clock == when.at, due, lambda: state)
+        new = cohort.present & (state.labels[cohort.who] < 0)
+        return with_newcomers(place, state, cohort, new, federation)
+
+    def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
+        return with_descriptions(method, context, state, members, models)
+
+    return grouping_of(
+        init=init, before=before, after=after if isinstance(describe, Accumulated) else None, place=place
+    )
+
+
+def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
+    """Clients are grouped after training in every round, or in those of a window, by what they last trained.
+
+    A client that takes part for the first time after clients were grouped begins in the cluster whose model does best
+    on its training data.
+    """
+    describe, compare = method.describe, comparison(method.compare, method.name)
+    labels_of = group.labels(method, context, compare)
+    k = group.slots(context)
+    nearest, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
+    of_models = isinstance(describe, TrainedModel)
+    continues = of_models and group.goes_on()
+
+    def init(state: State, federation: Federation) -> State:
+        return state.replace(memory=Memory((), (), jnp.array(False)), labels=first_labels(state, federation))
+
+    def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
+        first = ~state.seen[cohort.who] & state.memory.grouped
+        new = cohort.present & (first | (state.labels[cohort.who] < 0))
+        return with_newcomers(nearest, state, cohort, new, federation)
+
+    def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Array) -> State:
+        weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+        prepared = compare.prepared(points, members.present)
+        fresh = lambda: labels_of(key, prepared, weights, members.present, None)
+        if continues:
+            centres = describe.vectors(context, (), state.clusters)  # pyright: ignore[reportAttributeAccessIssue]
+            go_on = lambda: labels_of(key, prepared, weights, members.present, centres)
+            labels = jax.lax.cond(state.memory.grouped, go_on, fresh)
+        else:
+            labels = fresh()
+            if not of_models:
+                labels = aligned(labels, state.labels[members.who], members.present & state.memory.grouped, k)
+        before = state.labels[members.who]
+        gone = (state.seen | ~present(state, federation))[members.who] & ~members.present
+        absent = gone | (labels < 0)  # a client that is there and was never asked goes by the start that it would get
+        labels = jnp.where(absent, before, labels)
+        memory = state.memory.replace(grouped=jnp.array(True))
+        state = overflowing(from_one(state), labels, k)
+        return state.replace(labels=state.labels.at[members.who].set(labels), memory=memory)
+
+    def from_one(state: State) -> State:
+        """The state in which every slot that is grouped for the first time is a copy of the one cluster before."""
+        parent = jnp.where(state.memory.grouped, jnp.arange(k), 0)
+        clusters = state.clusters if method.train.distinct else trees.take(state.clusters, parent)
+        return state.replace(clusters=clusters, server=server.split(state.server, parent))
+
+    def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
+        if of_models:
+            points = describe.vectors(context, (), models)  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            state = with_descriptions(method, context, state, members, models)
+            points = state.clients["description"]
+            here = state.seen.at[members.who].max(members.present) & (state.round < federation.depart)
+            members = Cohort(jnp.arange(context.population.clients), here)
+        due = members.present.any()
+        if isinstance(method.when, Window):
+            due &= (method.when.first <= state.clock) & (state.clock < method.when.last)
+        return jax.lax.cond(due, lambda: regrouped(key, state, members, federation, points), lambda: state)
+
+    return grouping_of(init=init, before=before, after=after, place=nearest)
+
+
+def describing_client(method: Method, context: Context, epochs: int | None) -> engine.Client:
+    """Local training on the client's loss alone, for `epochs` if given, to describe the client by its result."""
+    trainer = context.trainer if epochs is None else context.trainer.for_epochs(epochs)
+    plain = replace(method, train=Train(), aggregate=Aggregate(), answer=Answer(), before=())
+    return clients.client(plain, context._replace(trainer=trainer))
+
+
+def trained_by_all(client: engine.Client, key: Key, state: State, federation: Federation, chunk: int) -> Models:
+    """Every client's model after local training from ω. [m, ...]"""
+    common = engine.in_common(state, federation).replace(cluster=state.shared)
+    train = lambda who, data: client(common, data, jax.random.fold_in(key, who)).cluster
+    return engine.each(train, federation, jnp.arange(state.labels.size), chunk)
+
+
+def with_descriptions(method: Method, context: Context, state: State, members: Cohort, models: Models) -> State:
+    """The state with the cohort's updates in `State.clients`; accumulated ones are added to those before."""
+    sent = trees.take(state.clusters, jnp.maximum(state.labels[members.who], 0))
+    points = method.describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(method.describe, Accumulated):
+        points = points + state.clients["description"][members.who]
+    return with_kept(state, members, {"description": points})
+
+
+def present(state: State, federation: Federation) -> Array:
+    """The clients that can be grouped: they have arrived, have not left, and are not held out. [m] bool"""
+    return ~federation.held_out & (federation.arrive <= state.round) & (state.round < federation.depart)
+
+
+def first_labels(state: State, federation: Federation) -> Array:
+    """Cluster 0 for the clients that are there, -1 for the others. [m] int32"""
+    return jnp.where(present(state, federation), 0, -1).astype(jnp.int32)
+
+
+def representatives(compare: Distances, points: Array, labels: Array, k: int) -> Array:
+    """What stands for each cluster: the mean of its members' descriptions, or the first member's. [k, ...]"""
+    member = jax.nn.one_hot(labels, k, axis=0)  # [k, n]
+    if not compare.averages:
+        return points[member.argmax(1)]
+    flat = points.reshape(points.shape[0], -1)
+    mean = jnp.matmul(member, flat, precision=trees.EXACT) / jnp.maximum(member.sum(1), 1)[:, None]
+    return mean.reshape(k, *points.shape[1:])
+
+
+def used_slots(state: State, k: int) -> Array:
+    """The clusters that have members. [k] bool"""
+    return jnp.zeros(k, bool).at[jnp.where(state.labels >= 0, state.labels, k)].set(True, mode="drop")
+
+
+def overflowing(state: State, labels: Array, k: int) -> State:
+    """The state, marked as failed where more clusters were found than there are slots."""
+    over = (labels.max() >= k) & (state.failed[0] < 0)
+    return state.replace(failed=jnp.where(over, jnp.stack([state.round, OVERFLOW]), state.failed))
+
+
+def aligned(new: Array, old: Array, known: Array, k: int) -> Array:
+    """New labels renumbered so that as many clients as possible keep their number, and clusters their model.
+
+    The assignment problem is solved by optax's Hungarian algorithm.
+
+    Args:
+        new, old: labels; a new label of -1 stays. [n] int32
+        known: the clients whose old label counts. [n] bool
+    """
+    inside = (new >= 0) & (new < k)
+    both = jnp.zeros((k, k)).at[jnp.where(known & inside, new, k), old].add(1.0, mode="drop")
+    rows, columns = hungarian_algorithm(-both)
+    number = jnp.zeros(k, jnp.int32).at[rows].set(columns.astype(jnp.int32))
+    return jnp.where(inside, number[jnp.clip(new, 0, k - 1)], new).astype(jnp.int32)

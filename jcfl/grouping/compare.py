@@ -1,0 +1,201 @@
+"""The answers to "compare": how alike two descriptions are.
+
+A comparison implements `metric(context, describe)`, what K-means takes as a distance from points to centres, and
+`distance(context, describe)`, a function `(points [a, ...], others [b, ...], present [a]) -> [a, b]`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from pydantic import Field
+
+from jcfl.core.context import Context
+from jcfl.core.matching import chain, matched_distance
+from jcfl.core.method import Compare, Describe
+from jcfl.errors import InputError
+from jcfl.grouping import kmeans, subspace, svd
+from jcfl.grouping.describe import OfData, Subspace, TrainedModel
+from jcfl.grouping.kernels import layer_distance
+from jcfl.registry import register
+from jcfl.types import Array
+
+Metric = kmeans.Metric | kmeans.Distance
+Distance = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances(Compare):
+    """A comparison by a distance between vectors."""
+
+    averages: ClassVar[bool] = True  # whether the mean of descriptions is a description too
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """What K-means takes: a name it knows, or a function of points [n, d] and centres [k, d]."""
+        raise NotImplementedError
+
+    def distance(self, context: Context, describe: Describe) -> Distance:
+        """`(points [a, ...], others [b, ...]) -> [a, b]`."""
+        metric = self.metric(context, describe)
+        return lambda points, others: kmeans.distances(points, others, metric)
+
+    def prepared(self, points: Array, present: Array) -> Array:
+        """The descriptions of all clients, as they are compared. [n, ...] -> [n, ...]"""
+        return points
+
+
+@register("compare", "cosine")
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Distances):
+    """One minus the cosine of two vectors."""
+
+    name: ClassVar[str] = "cosine"
+    corrected: ClassVar[bool] = False  # whether lengths are corrected for noise
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """See `jcfl.grouping.kmeans.cosine`."""
+        return "cosine"
+
+
+@register("compare", "noise_corrected")
+@dataclass(frozen=True, kw_only=True)
+class NoiseCorrectedCosine(Cosine):
+    """The cosine with lengths freed of sampling noise, from gradients of two halves of the data (ours)."""
+
+    name: ClassVar[str] = "noise_corrected"
+    corrected: ClassVar[bool] = True
+
+
+@register("compare", "l1")
+@dataclass(frozen=True, kw_only=True)
+class L1(Distances):
+    """The sum of absolute differences (Bhattacharya and Aridi, eq. 8)."""
+
+    name: ClassVar[str] = "l1"
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """See `jcfl.grouping.kmeans.l1`."""
+        return "l1"
+
+
+@register("compare", "l2")
+@dataclass(frozen=True, kw_only=True)
+class L2(Distances):
+    """The Euclidean distance; K-means takes its square."""
+
+    name: ClassVar[str] = "l2"
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """See `jcfl.grouping.kmeans.euclidean`."""
+        return "euclidean"
+
+    def distance(self, context: Context, describe: Describe) -> Distance:
+        """The distance itself, not its square."""
+        return lambda points, others: jnp.sqrt(kmeans.euclidean(points, others))
+
+
+@register("compare", "svd_cosine")
+@dataclass(frozen=True, kw_only=True)
+class DecomposedCosine(L2):
+    """The Euclidean distance of cosines with the leading singular directions (Duan et al. 2021, FedGroup)."""
+
+    name: ClassVar[str] = "svd_cosine"
+    rank: Annotated[int, Field(ge=1, description="singular directions")] = 4
+
+    def prepared(self, points: Array, present: Array) -> Array:
+        """Cosines with the leading right singular directions of all descriptions. [n, rank]"""
+        return svd.decomposed(points, present, self.rank)
+
+
+@register("compare", "principal_angles")
+@dataclass(frozen=True, kw_only=True)
+class PrincipalAngles(Distances):
+    """Angles in degrees between the subspaces of two clients' data (Vahidian et al. 2023, PACFL)."""
+
+    name: ClassVar[str] = "principal_angles"
+    averages: ClassVar[bool] = False
+    kind: Annotated[subspace.Angle, Field(description="which of the angles")] = "smallest"
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """The angles of points to centres.
+
+        Raises:
+            InputError: descriptions are no subspaces.
+        """
+        if not isinstance(describe, Subspace):
+            raise InputError(
+                f"compare 'principal_angles' compares subspaces; set method.describe=subspace, got {describe.name!r}"
+            )
+        return lambda points, centres: subspace.principal_angles(points, centres, self.kind)
+
+
+@register("compare", "layer")
+@dataclass(frozen=True, kw_only=True)
+class LayerDistance(Distances):
+    """Each convolution kernel to its nearest of the other model, L1, summed (Bhattacharya and Aridi, eq. 9)."""
+
+    name: ClassVar[str] = "layer"
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """The distance on flattened kernels.
+
+        Raises:
+            InputError: descriptions are no convolution kernels.
+        """
+        if not (isinstance(describe, TrainedModel) and describe.part in ("kernels", "first_kernel")):
+            raise InputError(
+                "compare 'layer' compares convolution kernels; set method.describe={name: model, part: kernels}"
+            )
+        kernels = jax.eval_shape(lambda: describe.represent(context)(context.task.init(jax.random.key(0))))
+        return layer_distance([kernel.shape for kernel in kernels])
+
+
+@register("compare", "matched")
+@dataclass(frozen=True, kw_only=True)
+class MatchedDistance(Distances):
+    """The squared distance after hidden neurons are matched: their order does not count (Xie et al. 2020, §5.1)."""
+
+    name: ClassVar[str] = "matched"
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """The distance on flattened models.
+
+        Raises:
+            InputError: descriptions are no whole models, or the network is no chain of layers.
+        """
+        if not (isinstance(describe, TrainedModel) and describe.part == "whole"):
+            raise InputError(
+                "compare 'matched' finds the order of hidden neurons in whole models; set method.describe=model"
+            )
+        layers = chain(context.task, context.population.shape)
+        whole = jax.eval_shape(context.task.init, jax.random.key(0))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole["params"])
+        _, unravel = ravel_pytree(zeros)
+        models = lambda rows: {"params": jax.vmap(unravel)(rows)}
+        return lambda points, centres: matched_distance(models(points), models(centres), layers)
+
+
+def comparison(compare: Compare, name: str) -> Distances:
+    """The comparison as one of descriptions.
+
+    Raises:
+        InputError: it compares nothing, or losses.
+    """
+    if not isinstance(compare, Distances):
+        raise InputError(
+            f"{name}: compare {compare.name!r} gives no distance between two descriptions; "
+            f"set method.compare to cosine, l1, l2, …"
+        )
+    return compare
+
+
+def refuse_no_mean(group: str, describe: Any, compare: Distances, name: str) -> None:
+    """Refuse to average descriptions whose mean is no description."""
+    if isinstance(describe, OfData) and not compare.averages:
+        raise InputError(
+            f"{name}: group {group!r} averages descriptions, and {describe.name} have no mean under {compare.name}; "
+            f"set method.group=linkage, density or spectral"
+        )

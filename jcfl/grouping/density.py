@@ -1,0 +1,95 @@
+"""Density-based clustering of clients, which finds the number of clusters by itself.
+
+Ester et al. 1996, "A Density-Based Algorithm for Discovering Clusters in Large Spatial Databases with Noise" (DBSCAN),
+https://cdn.aaai.org/KDD/1996/KDD96-037.pdf.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import lax
+
+from jcfl.grouping.numbering import numbered
+from jcfl.types import Array
+
+Noise = Literal["alone", "none"]
+
+
+def dbscan(
+    distance: Array, present: Array, eps: Array | float, min_samples: Array | int, *, noise: Noise = "alone"
+) -> Array:
+    """Clusters as the connected parts of the clients that have many others near them (Ester et al. 1996).
+
+    A client is a core one if at least `min_samples` clients, itself included, are at most `eps` away. Core clients at
+    most `eps` apart share a cluster. A client that is not a core one but has a core one within `eps` is on the border:
+    it joins the cluster of the nearest core client, of the one with the smallest id where several are as near. All
+    others are noise.
+
+    Args:
+        distance: symmetric; the diagonal is not used. [n, n] float
+        present: which clients there are. [n] bool
+        eps: radius of a neighbourhood; distances equal to it are inside.
+        min_samples: clients in the neighbourhood of a core client.
+        noise: what becomes of noise: each a cluster of its own (`alone`), or label -1 as the absent have (`none`).
+
+    Returns:
+        clusters, numbered by their smallest members; -1 for the absent. [n] int32
+
+    Deviations:
+        In the original a border client between two clusters falls to the one that is grown first; here it falls to the
+        nearest, whatever the order of the clients.
+    """
+    n = present.size
+    ids = jnp.arange(n, dtype=jnp.int32)
+    same = ids[:, None] == ids
+    pairs = present[:, None] & present
+    near = pairs & ((distance <= eps) | same)
+    core = present & (near.sum(1) >= min_samples)
+    part = connected(near & core[:, None] & core)
+    reach = jnp.where(near & core & ~same, distance, jnp.inf)  # [n, core]
+    border = present & ~core & (reach < jnp.inf).any(1)
+    part = jnp.where(border, part[reach.argmin(1)], part)
+    return numbered(part, core | border if noise == "none" else present)
+
+
+def connected(near: Array) -> Array:
+    """The smallest id in everyone's connected part of a graph; one's own id without neighbours. [n, n] -> [n] int32
+
+    Labels jump to the label of their label after each sweep, so that a long chain takes few sweeps.
+    """
+    n = near.shape[0]
+    ids = jnp.arange(n, dtype=jnp.int32)
+
+    def sweep(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        old, _ = carry
+        new = jnp.minimum(old, jnp.where(near, old, n).min(1)).astype(jnp.int32)
+        new = new[new]
+        return new, (new != old).any()
+
+    return lax.while_loop(lambda carry: carry[1], sweep, (ids, jnp.array(True)))[0]
+
+
+def knee(distance: Array, present: Array, min_samples: int) -> Array:
+    """A radius for `dbscan` where the sorted distances to the k-th neighbour bend most (Ester et al. 1996, §4.2).
+
+    The k-th neighbour is the one that makes a client a core one. The bend is the point farthest below the straight line
+    from the first to the last of the sorted distances.
+
+    Args:
+        distance: symmetric; the diagonal is not used. [n, n] float
+        present: which clients there are. [n] bool
+        min_samples: clients in the neighbourhood of a core client, itself included; at least 2.
+
+    Returns:
+        the radius; infinite where nobody has that many neighbours. [] float
+    """
+    n = present.size
+    pairs = present[:, None] & present & ~jnp.eye(n, dtype=bool)
+    away = jnp.sort(jnp.where(pairs, distance, jnp.inf), 1)[:, min(max(min_samples - 2, 0), n - 1)]
+    away = jnp.sort(away)
+    real = away < jnp.inf
+    count = real.sum()
+    last = jnp.maximum(count - 1, 1)
+    line = away[0] + (away[jnp.maximum(count - 1, 0)] - away[0]) * jnp.arange(n) / last
+    below = jnp.where(real, line - jnp.where(real, away, 0), -jnp.inf)
+    return jnp.where(count > 0, away[below.argmax()], jnp.inf)

@@ -1,0 +1,258 @@
+"""The answers to "describe": what the server knows a client by.
+
+A description made of data implements `begin(context, key, state)`, what it needs to remember (an anchor model), and
+`of(context)`, a function `(memory, federation, who [s]) -> [s, ...]`. A description made of what clients trained
+implements `vectors(context, sent, models)`: `[s, d]` from the models sent and trained, `[s, ...]` each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import Field
+
+from jcfl.core import describing, engine
+from jcfl.core.context import Context
+from jcfl.core.describing import Description
+from jcfl.core.method import Describe, Source
+from jcfl.core.objective import Part as Represent
+from jcfl.core.objective import backbone, everything, head
+from jcfl.errors import InputError
+from jcfl.grouping import moments, subspace
+from jcfl.grouping.kernels import convolutions
+from jcfl.registry import register
+from jcfl.types import Array, Clients, Federation, Key, Models, State, Task
+
+Part = Literal["whole", "head", "backbone", "kernels", "first_kernel"]
+"""What of a trained model is compared."""
+
+Described = Callable[[Any, Federation, Array], Array]
+Epochs = Annotated[
+    int | None, Field(ge=1, description="local epochs for the description; as many as in a round if not given")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfData(Describe):
+    """A description made of a client's data: it can be taken of any client at any time, and never changes."""
+
+    source: ClassVar[Source] = "data"
+
+    def begin(self, context: Context, key: Key, state: State) -> Any:
+        """What the server remembers to describe all clients alike."""
+        return ()
+
+    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+        """`(memory, client [], its data) -> vector`: the description of one client."""
+        raise NotImplementedError
+
+    def of(self, context: Context) -> Described:
+        """`(memory, federation, who [s]) -> [s, ...]`: the descriptions of clients, a chunk at a time."""
+        one = self.one(context)
+
+        def described(memory: Any, federation: Federation, who: Array) -> Array:
+            describe = lambda client, data: one(memory, client, data)
+            return engine.each(describe, federation, who, min(context.resources.chunk, who.size))
+
+        return described
+
+
+@register("describe", "truth")
+@dataclass(frozen=True, kw_only=True)
+class Truth(OfData):
+    """The true group, as an oracle for studies: no method may use it in earnest."""
+
+    name: ClassVar[str] = "truth"
+
+    def of(self, context: Context) -> Described:
+        """One-hot groups. [s, g]"""
+        return lambda memory, federation, who: jax.nn.one_hot(federation.groups[who], context.population.groups)
+
+
+@register("describe", "gradient")
+@dataclass(frozen=True, kw_only=True)
+class Gradient(OfData):
+    """The normalised gradient of the loss over the client's training data at a fixed anchor (Zeng et al. 2023, Ψ)."""
+
+    name: ClassVar[str] = "gradient"
+    anchor: Annotated[dict[str, Any] | None, Field(description="another anchor model: {name, …}")] = None
+    sketch: Annotated[int | None, Field(ge=16, description="the vector folded to so many numbers")] = None
+
+    def task(self, context: Context) -> Task:
+        """The anchor's task: the run's own, or that of another model.
+
+        Raises:
+            InputError: the anchor is not `{name: a model, …}`.
+        """
+        if self.anchor is None:
+            return context.task
+        if context.build is None or "name" not in self.anchor:
+            raise InputError(f"anchor: expected {{name: a model, …}}, got {self.anchor!r}")
+        return context.build(**self.anchor)
+
+    def description(self, context: Context, halves: bool = False) -> Description:
+        """How the gradient is taken; from two halves of the data where its noise is to be measured."""
+        task = self.task(context)
+        found = describing.halves(task) if halves else describing.gradient(task)
+        return self.folded(found)
+
+    def folded(self, found: Description) -> Description:
+        """The description folded to `sketch` numbers, if asked for."""
+        return found if self.sketch is None else describing.sketched(found, self.sketch, jax.random.key(self.sketch))
+
+    def begin(self, context: Context, key: Key, state: State) -> Any:
+        """The anchor model: ω as it is now, or a new model of the other kind."""
+        return state.shared if self.anchor is None else self.task(context).init(key)
+
+    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+        """The gradient as one vector."""
+        found = self.description(context)
+
+        def described(anchor: Any, client: Array, data: Clients) -> Array:
+            psi, _ = found(anchor, data, jax.random.key(0))
+            return flat(psi)
+
+        return described
+
+
+@register("describe", "displacement")
+@dataclass(frozen=True, kw_only=True)
+class Displacement(Gradient):
+    """The normalised way that full-batch local steps lead from the anchor (the code of Zeng et al. 2023)."""
+
+    name: ClassVar[str] = "displacement"
+    steps: Annotated[int, Field(ge=1, description="local steps from the anchor")] = 5
+
+    def description(self, context: Context, halves: bool = False) -> Description:
+        """How the displacement is taken.
+
+        Raises:
+            InputError: its noise was to be measured, for which it must be a gradient.
+        """
+        if halves:
+            raise InputError(
+                "compare 'noise_corrected' takes gradients; leave anchor_steps out (method.describe=gradient)"
+            )
+        return self.folded(describing.displacement(self.task(context), context.trainer, self.steps))
+
+
+@register("describe", "subspace")
+@dataclass(frozen=True, kw_only=True)
+class Subspace(OfData):
+    """The leading left singular vectors of the client's examples (Vahidian et al. 2023, PACFL)."""
+
+    name: ClassVar[str] = "subspace"
+    p: Annotated[int, Field(ge=1, description="singular vectors of a client")] = 3
+
+    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+        """An orthonormal basis. [d, p]"""
+        return lambda memory, client, data: subspace.left_singular(
+            data.x.reshape(data.x.shape[0], -1), data.mask, self.p
+        )
+
+
+@register("describe", "moments")
+@dataclass(frozen=True, kw_only=True)
+class Moments(OfData):
+    """Means and standard deviations of the features that the first model makes of the client's examples."""
+
+    name: ClassVar[str] = "moments"
+
+    def begin(self, context: Context, key: Key, state: State) -> Any:
+        """The model whose features are taken: ω as it is now."""
+        return state.shared
+
+    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+        """The moments as one vector. [2 f]"""
+        return lambda model, client, data: moments.moments(context.task.features(model, data.x), data.mask)
+
+
+@register("describe", "labels")
+@dataclass(frozen=True, kw_only=True)
+class LabelCounts(OfData):
+    """The share of every class among the client's training examples."""
+
+    name: ClassVar[str] = "labels"
+
+    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+        """The shares. [c]"""
+        return lambda memory, client, data: moments.label_counts(data.y, data.mask, context.population.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfUpload(Describe):
+    """A description made of what a client trained."""
+
+    source: ClassVar[Source] = "upload"
+
+    def vectors(self, context: Context, sent: Models, models: Models) -> Array:
+        """The descriptions of clients from the models sent to them and trained by them, [s, ...] each. [s, d]"""
+        raise NotImplementedError
+
+
+@register("describe", "model")
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel(OfUpload):
+    """The model that a client trained, whole or a part of it."""
+
+    name: ClassVar[str] = "model"
+    part: Annotated[
+        Part,
+        Field(description="of the model: all parameters, the classifier, all others, convolution kernels, the first"),
+    ] = "whole"
+    epochs: Epochs = None
+
+    def represent(self, context: Context) -> Represent:
+        """The part of a model that is compared.
+
+        Raises:
+            InputError: convolution kernels were asked for, and the model has none.
+        """
+        if self.part in ("kernels", "first_kernel"):
+            shape = context.population.shape
+            return convolutions(context.task, shape, only_first=self.part == "first_kernel")
+        parts = {"whole": lambda task: everything, "head": head, "backbone": backbone}
+        return parts[self.part](context.task)
+
+    def vectors(self, context: Context, sent: Models, models: Models) -> Array:
+        """The part of each model as a vector."""
+        return vectors_of(self.represent(context), models)
+
+
+@register("describe", "update")
+@dataclass(frozen=True, kw_only=True)
+class Update(OfUpload):
+    """The update: the model that a client trained less the model it was sent."""
+
+    name: ClassVar[str] = "update"
+    epochs: Epochs = None
+
+    def vectors(self, context: Context, sent: Models, models: Models) -> Array:
+        """The update of every parameter as a vector."""
+        return vectors_of(everything, models) - vectors_of(everything, sent)
+
+
+@register("describe", "accumulated")
+@dataclass(frozen=True, kw_only=True)
+class Accumulated(Update):
+    """The sum of the client's updates so far (Kim et al. 2024, CFL-GP)."""
+
+    name: ClassVar[str] = "accumulated"
+
+
+def flat(tree: Any) -> Array:
+    """All numbers of a tree as one vector."""
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def vectors_of(represent: Represent, models: Models) -> Array:
+    """The part of each model that is compared, as vectors. [s, ...] -> [s, d]"""
+    return jax.vmap(lambda model: flat(represent(model)))(models)
+
+
+def updates(models: Models, sent: Models) -> Models:
+    """The updates of parameters, as trees. [s, ...]"""
+    return optax.tree.sub(models["params"], sent["params"])

@@ -1,0 +1,164 @@
+"""The answers to "group" that cluster all clients at a time: K-means, linkage, spectral, density, greedy merging."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import jax.numpy as jnp
+from pydantic import Field
+
+from jcfl.core.context import Context
+from jcfl.core.method import Method
+from jcfl.errors import InputError
+from jcfl.grouping import density, kmeans, linkage, spectral
+from jcfl.grouping.batch import Clustering, Labels
+from jcfl.grouping.compare import Distances, refuse_no_mean
+from jcfl.grouping.losses import Clusters, refuse_more_clusters_than_clients
+from jcfl.grouping.when import Once
+from jcfl.registry import register
+from jcfl.types import Array
+
+REACH = 100
+"""Updates of the centres after which a run of K-means from fresh seeds is given up as converged."""
+
+Capacity = Annotated[int, Field(ge=1, description="most clusters, where their number is found")]
+Count = Annotated[int | None, Field(ge=1, description="number of clusters, or")]
+Threshold = Annotated[float | None, Field(ge=0, description="distance at which merging stops")]
+
+
+@register("group", "kmeans")
+@dataclass(frozen=True, kw_only=True)
+class KMeans(Clustering):
+    """K-means and its relatives: k-medians, k-medoids, trimmed K-means."""
+
+    name: ClassVar[str] = "kmeans"
+    clusters: Clusters = 4
+    restarts: Annotated[int, Field(ge=1, description="seedings, of which the best is taken")] = 20
+    seeding: Annotated[kmeans.Seeding, Field(description="the first centres")] = "plus_plus"
+    centre: Annotated[kmeans.Centre, Field(description="of a cluster's descriptions")] = "mean"
+    trim: Annotated[float, Field(ge=0, lt=0.5, description="fraction of a cluster's clients that do not count")] = 0.0
+    iterations: Annotated[
+        int | None,
+        Field(ge=1, description="updates of the centres, or assignments a round; null: until they stand still, or one"),
+    ] = None
+    refit: Annotated[bool, Field(description="begin from fresh seeds in each round, not from the cluster models")] = (
+        False
+    )
+
+    def slots(self, context: Context) -> int:
+        """K."""
+        return self.clusters
+
+    def goes_on(self) -> bool:
+        """Unless it begins from fresh seeds in each round."""
+        return not self.refit
+
+    def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
+        """Fresh seeds, or further assignments from given centres; no cluster stays empty."""
+        refuse_more_clusters_than_clients(method, context, self.clusters)
+        if self.centre != "medoid":
+            refuse_no_mean(self.name, method.describe, compare, method.name)
+        metric = compare.metric(context, method.describe)
+        shared = {"metric": metric, "centre": self.centre, "trim": self.trim}
+        k, steps = self.clusters, self.iterations if isinstance(method.when, Once) and self.iterations else REACH
+
+        def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
+            if centres is None:
+                more = {"restarts": self.restarts, "seeding": self.seeding}
+                found = kmeans.fit(key, points, weights, k, iterations=steps, **more, **shared)
+            else:
+                found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, **shared)
+            own = kmeans.distances(points, found.centres, metric).min(1)
+            return kmeans.refilled(found.labels, weights > 0, own, k)
+
+        return fitted
+
+
+@register("group", "linkage")
+@dataclass(frozen=True, kw_only=True)
+class Linkage(Clustering):
+    """Agglomerative clustering down to a number of clusters, or while clusters are nearer than a distance."""
+
+    name: ClassVar[str] = "linkage"
+    clusters: Count = None
+    threshold: Threshold = None
+    kind: Annotated[linkage.Linkage, Field(description="distance of two clusters from those of their members")] = (
+        "average"
+    )
+    capacity: Capacity = 64
+
+    def slots(self, context: Context) -> int:
+        """The number of clusters, or the capacity."""
+        return self.clusters or min(self.capacity, context.population.clients)
+
+    def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
+        """Labels by size of the smallest member."""
+        if (self.clusters is None) == (self.threshold is None):
+            raise InputError(
+                f"{method.name}: give either clusters or a distance threshold (got clusters={self.clusters}, "
+                f"threshold={self.threshold})"
+            )
+        if self.clusters is not None:
+            refuse_more_clusters_than_clients(method, context, self.clusters)
+        between = compare.distance(context, method.describe)
+
+        def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
+            away = between(points, points)
+            return linkage.agglomerate(away, present, self.kind, threshold=self.threshold, clusters=self.clusters)
+
+        return fitted
+
+
+@register("group", "spectral")
+@dataclass(frozen=True, kw_only=True)
+class Spectral(Clustering):
+    """Normalised spectral clustering (Ng, Jordan and Weiss 2001)."""
+
+    name: ClassVar[str] = "spectral"
+    clusters: Clusters = 4
+    restarts: Annotated[int, Field(ge=1, description="runs of K-means on the eigenvectors")] = 20
+
+    def slots(self, context: Context) -> int:
+        """K."""
+        return self.clusters
+
+    def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
+        """K-means on the leading eigenvectors; the width of the affinity is the median distance of two clients."""
+        refuse_more_clusters_than_clients(method, context, self.clusters)
+        between = compare.distance(context, method.describe)
+
+        def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
+            away = between(points, points)
+            pairs = present[:, None] & present & ~jnp.eye(present.size, dtype=bool)
+            width = jnp.nanmedian(jnp.where(pairs, away, jnp.nan))
+            affinity = spectral.gaussian(away, jnp.where(width > 0, width, 1.0))
+            return spectral.spectral(key, affinity, present, self.clusters, self.restarts)
+
+        return fitted
+
+
+@register("group", "density")
+@dataclass(frozen=True, kw_only=True)
+class Density(Clustering):
+    """Density-based clustering, which finds the number of clusters (Ester et al. 1996, DBSCAN)."""
+
+    name: ClassVar[str] = "density"
+    eps: Annotated[float | None, Field(gt=0, description="radius of a neighbourhood; null: where distances bend")] = (
+        None
+    )
+    min_samples: Annotated[int, Field(ge=2, description="clients in the neighbourhood of a core client")] = 3
+    capacity: Capacity = 64
+
+    def slots(self, context: Context) -> int:
+        """The capacity."""
+        return min(self.capacity, context.population.clients)
+
+    def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
+        """Connected core clients; a client in no dense place is alone."""
+        between = compare.distance(context, method.describe)
+
+        def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
+            away = between(points, points)
+            eps = density.knee(away, present, self.min_samples) if self.eps is None else self.eps
+            return density.dbscan(away, present, eps, self.min_samples)
+
+        return fitted

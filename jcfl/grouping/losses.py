@@ -1,0 +1,159 @@
+"""The losses of all cluster models on clients' data, and the group that goes by the least (IFCA)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field
+
+from jcfl import trees
+from jcfl.core import engine, evaluation, parts
+from jcfl.core.context import Context
+from jcfl.core.evaluation import Answer
+from jcfl.core.method import Compare, Describe, Group, Method, Source
+from jcfl.core.neutral import Every, grouping_of
+from jcfl.core.objective import mean_loss
+from jcfl.errors import InputError
+from jcfl.registry import register
+from jcfl.types import Array, Clients, Cohort, Federation, Grouping, Key, Model, Models, State, Task
+
+Clusters = Annotated[int, Field(ge=1, description="number of clusters K")]
+
+
+@register("describe", "losses")
+@dataclass(frozen=True, kw_only=True)
+class Losses(Describe):
+    """The mean losses of all cluster models on the client's training data (Ghosh et al. 2020)."""
+
+    name: ClassVar[str] = "losses"
+    source: ClassVar[Source] = "losses"
+
+
+@register("compare", "itself")
+@dataclass(frozen=True, kw_only=True)
+class Itself(Compare):
+    """The description is the distance to each cluster already: a loss."""
+
+    name: ClassVar[str] = "itself"
+
+
+def refuse_more_clusters_than_clients(method: Method, context: Context, clusters: int) -> None:
+    """Refuse more clusters than clients that train."""
+    if clusters > context.population.eligible:
+        raise InputError(
+            f"{method.name}: clusters must be at most the number of training clients, {context.population.eligible}, "
+            f"got {clusters}"
+        )
+
+
+def expect(method: Method, question: str, kinds: tuple[type, ...], why: str, *, exactly: bool = False) -> None:
+    """Refuse an answer that a group can do nothing with.
+
+    Args:
+        question: the answer's field in `Method`.
+        kinds: the classes of answers that have a meaning.
+        why: the reason, as the end of a sentence.
+        exactly: whether relatives of these answers have no meaning.
+    """
+    answer = getattr(method, question)
+    if not (type(answer) in kinds if exactly else isinstance(answer, kinds)):
+        known = " or ".join(kind.name for kind in kinds)  # pyright: ignore[reportAttributeAccessIssue]
+        raise InputError(
+            f"{method.name}: group {method.group.name!r} {why}; set method.{question}={known}, got {answer.name!r}"
+        )
+
+
+@register("group", "least")
+@dataclass(frozen=True, kw_only=True)
+class Least(Group):
+    """A client joins the cluster whose model has the least loss on its training data (Ghosh et al. 2020, IFCA).
+
+    Deviations:
+        Clients are served by this rule at test time too, on training data; the authors' code looks at test labels.
+    """
+
+    name: ClassVar[str] = "least"
+    clusters: Clusters = 4
+
+    def slots(self, context: Context) -> int:
+        """K."""
+        return self.clusters
+
+    def grouping(self, method: Method, context: Context) -> Grouping:
+        """Labels by the least loss, ties to the smallest index, before each round and at evaluations."""
+        expect(method, "describe", (Losses,), "chooses by the losses of the cluster models")
+        expect(method, "compare", (Itself,), "compares losses as they are")
+        expect(method, "when", (Every,), "chooses anew in every round")
+        refuse_more_clusters_than_clients(method, context, self.clusters)
+        nearest = least_loss(method, context, joined=False)
+
+        def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
+            labels = jnp.where(cohort.present, nearest(state, cohort.who, federation), state.labels[cohort.who])
+            return state.replace(labels=state.labels.at[cohort.who].set(labels))
+
+        def serve(state: State, federation: Federation) -> Array:
+            return nearest(state, jnp.arange(state.labels.size), federation)
+
+        return grouping_of(before=before, place=nearest, serve=serve)
+
+
+def least_loss(method: Method, context: Context, joined: bool = True) -> Callable[[State, Array, Federation], Array]:
+    """`(state, who [s], federation) -> labels [s]`: the cluster whose model does best on a client's training data.
+
+    Args:
+        joined: whether only clusters that have members are looked at; others may be slots never used.
+    """
+    answer, chunk = evaluation.answers(context.task, method.is_summed), context.resources.chunk
+
+    def own_losses(state: State, who: Array, data: Clients) -> Array:
+        """The losses [k] of one client, whose private parameters stand in every model."""
+        part = trees.take(state.clients["private"], who)
+        loss = lambda model: mean_loss(context.task, answer(parts.placed(model, part), state.shared, data.x), data)
+        return jax.lax.map(loss, state.clusters)
+
+    def nearest(state: State, who: Array, federation: Federation) -> Array:
+        if "private" in state.clients:
+            found = engine.each(partial(own_losses, state), federation, who, chunk)
+        else:
+            found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk)  # [s, k]
+        if joined:
+            k = found.shape[1]
+            slot = jnp.where(state.labels >= 0, state.labels, k)
+            used = jnp.zeros(k, bool).at[slot].set(True, mode="drop")
+            found = jnp.where(used | ~used.any(), found, jnp.inf)
+        return found.argmin(-1).astype(jnp.int32)
+
+    return nearest
+
+
+def with_newcomers(
+    place: Callable[[State, Array, Federation], Array], state: State, cohort: Cohort, new: Array, federation: Federation
+) -> State:
+    """The state with the clients of a cohort under `new` [s] in the clusters where `place` puts them."""
+
+    def placed(state: State) -> State:
+        labels = jnp.where(new, place(state, cohort.who, federation), state.labels[cohort.who])
+        return state.replace(labels=state.labels.at[cohort.who].set(labels))
+
+    return jax.lax.cond(new.any(), placed, lambda state: state, state)
+
+
+def losses(
+    task: Task, answer: Answer, clusters: Models, shared: Model, federation: Federation, who: Array, chunk: int
+) -> Array:
+    """The mean loss of every cluster's model on every client's training data, a chunk of clients at a time. [s, k]"""
+
+    def part(who: Array) -> Array:
+        data = engine.gather(federation, federation.train, who)  # [c, n, ...]
+        flat = data.x.reshape(-1, *data.x.shape[2:])  # [c n, ...]
+
+        def loss(model: Model) -> Array:
+            logits = answer(model, shared, flat)
+            return jax.vmap(mean_loss, (None, 0, 0))(task, logits.reshape(*data.y.shape, -1), data)
+
+        return jax.lax.map(loss, clusters).T  # [c, k]
+
+    return jax.lax.map(part, engine.padded(who, chunk)).reshape(-1, jax.tree.leaves(clusters)[0].shape[0])[: who.size]

@@ -1,0 +1,106 @@
+"""The answer "merge": clusters unite while their vectors are similar, as clients arrive or all at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax.numpy as jnp
+from pydantic import Field
+
+from jcfl import trees
+from jcfl.core import server
+from jcfl.core.context import Context, model_bytes
+from jcfl.core.method import Method
+from jcfl.errors import InputError
+from jcfl.fast import factored
+from jcfl.grouping import merging
+from jcfl.grouping.batch import Clustering, Labels
+from jcfl.grouping.compare import Cosine, Distances
+from jcfl.grouping.describe import Gradient
+from jcfl.grouping.losses import expect
+from jcfl.grouping.psi import Settings
+from jcfl.grouping.similar import merge_similar
+from jcfl.grouping.when import Arrival
+from jcfl.registry import register
+from jcfl.types import Array, Grouping, Key, State
+
+MERGES = {"greedy": merging.greedy, "single_pass": merging.single_pass}
+
+
+@register("group", "merge")
+@dataclass(frozen=True, kw_only=True)
+class Merge(Clustering):
+    """Clusters unite while the cosine of their sums is at least τ; their number is found (Zeng et al. 2023)."""
+
+    name: ClassVar[str] = "merge"
+    tau: Annotated[float, Field(ge=-1, description="merge at this cosine or above; above 1 never merges")] = 0.5
+    order: Annotated[
+        Literal["greedy", "single_pass"], Field(description="the most similar pair first, or all similar pairs at once")
+    ] = "greedy"
+    start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current"
+    capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None
+
+    def slots(self, context: Context) -> int:
+        """As many as clients if that fits an eighth of the round's memory; else what does, at least 64.
+
+        Raises:
+            InputError: τ never merges, and the clients do not fit.
+        """
+        m, slot = context.population.clients, 2 * model_bytes(context.task)
+        slots = self.capacity or min(m, max(64, context.resources.budget // 8 // slot))
+        if isinstance(self.tau, int | float) and self.tau > 1 and slots < m:
+            raise InputError(
+                f"merge: tau {self.tau} never merges and needs a model for each of {m} clients "
+                f"({m * slot / 2**30:.1f} GiB), but capacity is {slots}; raise capacity or lower tau to at most 1"
+            )
+        return min(slots, m)
+
+    def grouping(self, method: Method, context: Context) -> Grouping:
+        """On arrival, without ever holding all descriptions; or all clients at a time."""
+        if not isinstance(method.when, Arrival):
+            return super().grouping(method, context)
+        expect(method, "describe", (Gradient,), "describes a client once, on arrival, by a gradient at an anchor")
+        expect(method, "compare", (Cosine,), "compares sums of vectors by their cosine")
+        assert isinstance(method.describe, Gradient)
+        assert isinstance(method.compare, Cosine)
+        description = method.describe.description(context, method.compare.corrected)
+        task = method.describe.task(context)
+        in_coordinates = description.short and factored.takes_less_memory(task, context)
+        settings = Settings(
+            describe=description._replace(short=in_coordinates),
+            tau=self.tau,
+            merge=MERGES[self.order],
+            start=self.start,
+            chunk=context.resources.chunk,
+            tile=self.tile(method.describe, task, context),
+            budget=context.resources.room // 8,
+            departures=context.population.departures,
+            follow=partial(server.merged, method=method),
+        )
+        begin: Callable[[Key, State], Any] = lambda key, state: method.describe.begin(context, key, state)  # pyright: ignore
+        return merge_similar(settings, begin)
+
+    def tile(self, describe: Gradient, task: Any, context: Context) -> int:
+        """How many descriptions are held at a time: they are cheap next to training, so rather twice than held."""
+        cohort = context.population.cohort
+        psi = model_bytes(task) if describe.sketch is None else 4 * describe.sketch
+        return -(-cohort // -(-cohort * psi // max(1, context.resources.room // 4)))
+
+    def check(self, method: Method, context: Context) -> None:
+        """As for every clustering; vectors are compared by their cosine."""
+        super().check(method, context)
+        expect(method, "compare", (Cosine,), "unites clusters by the cosine of sums of vectors")
+
+    def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
+        """Greedy merging of all descriptions, scaled to length one."""
+
+        def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
+            flat = points.reshape(points.shape[0], -1)
+            unit = flat * merging.inverse_norm((flat**2).sum(1))[:, None]
+            gram = jnp.matmul(unit, unit.T, precision=trees.EXACT)
+            target, _ = MERGES[self.order](gram, present, self.tau)
+            number = jnp.cumsum(present & (target == jnp.arange(target.size))) - 1
+            return jnp.where(present, number[target], -1).astype(jnp.int32)
+
+        return fitted

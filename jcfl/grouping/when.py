@@ -1,0 +1,54 @@
+"""The answers to "when": the rounds in which clients are grouped, counted from the beginning of the method's phase."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from jcfl.core.method import When
+from jcfl.registry import register
+
+Round = Annotated[int, Field(ge=0, description="the round, counted from 0")]
+
+
+@register("when", "once")
+@dataclass(frozen=True, kw_only=True)
+class Once(When):
+    """All clients are grouped once; clients that come later are placed where they fit."""
+
+    name: ClassVar[str] = "once"
+    at: Round = 0
+    start: Annotated[
+        Literal["current", "members"],
+        Field(description="a cluster begins at the global model, or at the mean of its members' models"),
+    ] = "current"
+
+
+@register("when", "window")
+@dataclass(frozen=True, kw_only=True)
+class Window(When):
+    """Clients are grouped in the rounds [first, last) and keep their clusters otherwise (Ma 2023, Alg. 2-4)."""
+
+    name: ClassVar[str] = "window"
+    first: Round = 0
+    last: Annotated[int, Field(ge=1, description="the round after the last, counted from 0")] = 10
+
+
+@register("when", "arrival")
+@dataclass(frozen=True, kw_only=True)
+class Arrival(When):
+    """A client is grouped when it takes part for the first time (Zeng et al. 2023)."""
+
+    name: ClassVar[str] = "arrival"
+
+
+@register("when", "settled")
+@dataclass(frozen=True, kw_only=True)
+class Settled(When):
+    """A cluster is divided when its mean update is short while single updates are long (Sattler et al. 2020)."""
+
+    name: ClassVar[str] = "settled"
+    eps1: Annotated[float, Field(ge=0, description="norm below which the mean update has settled")] = 0.4
+    eps2: Annotated[float, Field(ge=0, description="norm above which the longest update pulls away")] = 0.6
+    relative: Annotated[bool, Field(description="eps1, eps2 as fractions of the norms of the first round")] = True
+    min_round: Annotated[int, Field(ge=0, description="no division before this round")] = 0

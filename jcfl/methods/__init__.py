@@ -1,0 +1,54 @@
+"""The named methods, each a value of seven answers; importing this package registers them and the add-ons.
+
+A method's keywords are its options. `jcfl.core.compile.compile` makes functions of its value.
+"""
+
+from jcfl.core import trainings as trainings
+from jcfl.methods import addons as addons
+from jcfl.methods.cfl import cfl, flhc
+from jcfl.methods.clustered import clustered
+from jcfl.methods.fedavg import (
+    ditto,
+    fedadam,
+    fedavg,
+    fedavg_plus,
+    feddane,
+    feddist,
+    feddws,
+    fedprox,
+    fedprox_plus,
+    fedsgd,
+    local,
+    majority,
+    scaffold,
+)
+from jcfl.methods.fesem import fesem, fesem_ma, oneshot_kmeans, robust_tkm, wecfl
+from jcfl.methods.ifca import fedem, ifca
+from jcfl.methods.stocfl import stocfl
+
+__all__ = [
+    "cfl",
+    "clustered",
+    "ditto",
+    "fedadam",
+    "fedavg",
+    "fedavg_plus",
+    "feddane",
+    "feddist",
+    "feddws",
+    "fedem",
+    "fedprox",
+    "fedprox_plus",
+    "fedsgd",
+    "fesem",
+    "fesem_ma",
+    "flhc",
+    "ifca",
+    "local",
+    "majority",
+    "oneshot_kmeans",
+    "robust_tkm",
+    "scaffold",
+    "stocfl",
+    "wecfl",
+]

@@ -1,0 +1,169 @@
+"""Add-ons: functions from a method to a method. Each changes one answer, or adds a term to what clients minimise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from jcfl import registry
+from jcfl.core.aggregates import Median, MedianOfMeans, TrimmedMean
+from jcfl.core.method import Mean, Method, Phase, Vote
+from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Proximal, Sharing
+from jcfl.errors import InputError
+from jcfl.grouping.groups import KMeans
+from jcfl.grouping.when import Once
+from jcfl.registry import register
+
+Weight = Annotated[float, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0, description="temperature τ of the softmax")]
+Parameters = Annotated[On, Field(description="which parameters")]
+
+
+def extended(method: Method, addons: Sequence[Mapping[str, Any]]) -> Method:
+    """A method with its add-ons, each `{name, options…}` with its options checked.
+
+    Raises:
+        InputError: an add-on has no meaning for the method.
+    """
+    for addon in addons:
+        options = {key: value for key, value in addon.items() if key != "name"}
+        found = registry.find("addon", addon["name"])(method, **options)
+        method = replace(found, addons=(*method.addons, addon["name"]))
+    return method
+
+
+@register("addon", "con_para")
+def con_para(method: Method, *, mu: Weight = 0.1, temperature: Temperature = 0.5, on: Parameters = "head") -> Method:
+    """Contrastive term on parameters: near the own cluster's model, far from the others' (Ma 2023, eq. 4.3).
+
+    Deviations:
+        −log of the softmax; the thesis prints it without.
+    """
+    return with_term(method, Contrastive(mu, temperature, on), "con_para")
+
+
+@register("addon", "con_rep")
+def con_rep(
+    method: Method,
+    *,
+    mu: Weight = 0.1,
+    temperature: Temperature = 0.5,
+    of: Annotated[Literal["features", "logits"], Field(description="what of an example is compared")] = "features",
+) -> Method:
+    """Contrastive term on representations of the client's examples (Ma 2023, eq. 4.4).
+
+    Deviations:
+        −log of the softmax, taken per example. The thesis's code compares logits: an option.
+    """
+    return with_term(method, ContrastiveFeatures(mu, temperature, of), "con_rep")
+
+
+@register("addon", "cks")
+def cks(
+    method: Method,
+    *,
+    lam: Weight = 0.01,
+    on: Parameters = "everything",
+    form: Annotated[Literal["shared", "pairwise"], Field(description="Ma 2023, eq. 5.6 or 5.5")] = "shared",
+) -> Method:
+    """Knowledge sharing: a pull to the mean of all clients' models, or to the other clusters' (Ma 2023, eqs. 5.6, 5.5).
+
+    Where ω is trained on a copy of its own, the mean is that of the cluster models.
+    """
+    if form == "pairwise":
+        return with_term(method, Sharing(lam, on), "cks")
+    mean = "mean" if method.train.shared == "trained" else "shared"
+    return with_term(method, Proximal(lam, mean, on, sent_for_it=True), "cks")
+
+
+@register("addon", "con_cks")
+def con_cks(method: Method, *, mu: Weight = 0.1, lam: Weight = 0.01, temperature: Temperature = 0.5) -> Method:
+    """Contrastive term on the head, knowledge sharing on the backbone (Ma 2023, Alg. 4)."""
+    refuse_without_clusters(method, "con_cks")
+    return cks(con_para(method, mu=mu, temperature=temperature, on="head"), lam=lam, on="backbone")
+
+
+@register("addon", "cam")
+def cam(
+    method: Method, *, warmup: Annotated[int, Field(ge=0, description="rounds before both are trained")] = 30
+) -> Method:
+    """Clustered additive modelling: the shared model's logits are added to the cluster's (Ma 2023, Alg. 5).
+
+    Both are trained in parallel, each with the other frozen at the broadcast. Groups that go by loss go by the loss of
+    the sum (eq. 7.2). The method's own rounds begin after the warm-up.
+    """
+    refuse_without_clusters(method, "cam")
+    by_models = isinstance(method.group, KMeans) and not isinstance(method.when, Once)
+    phases = (Phase(warmup, "alone" if by_models else "shared"),) if warmup else ()
+    return replace(method.with_answer(model="sum"), before=(*method.before, *phases))
+
+
+@register("addon", "finetune")
+def finetune(method: Method, *, steps: Annotated[int, Field(ge=0, description="local steps")] = 10) -> Method:
+    """Local steps before a client is evaluated; the state stays as it is (Ma 2023, §7.4.4)."""
+    refuse_without_models(method, "finetune")
+    return method.with_answer(tune=steps)
+
+
+@register("addon", "voting")
+def voting(
+    base: Method,
+    /,
+    *,
+    method: Annotated[
+        str | None, Field(description="who votes beside it; itself, from another seed, if not given")
+    ] = None,
+    options: Annotated[dict[str, Any], Field(description="that method's options")] = {},  # noqa: B006
+) -> Method:
+    """A second, independent run answers too, and class probabilities are averaged (Ma 2023, §7.4.4)."""
+    refuse_without_models(base, "voting")
+    vote = base.answer.vote
+    if method is None:
+        return base.with_answer(vote=Vote(1 + (vote.copies if vote else 0), vote.method if vote else None))
+    if vote is not None:
+        raise InputError(f"{base.name} votes already, so the add-on 'voting' takes no other method")
+    other = registry.find("method", method)(**registry.options("method", method, options))
+    return base.with_answer(vote=Vote(1, other))
+
+
+@register("addon", "robust")
+def robust(
+    method: Method,
+    *,
+    rule: Literal["median", "trimmed_mean", "median_of_means"] = "median",
+    beta: Annotated[float, Field(ge=0, lt=0.5, description="fraction trimmed at each end")] = 0.1,
+    buckets: Annotated[int, Field(ge=1, description="buckets of a median of means")] = 3,
+) -> Method:
+    """Models averaged by a robust rule instead of the mean, ω as well where it is trained (Ma 2023, §2.4)."""
+    refuse_without_models(method, "robust")
+    if not isinstance(method.aggregate.rule, Mean):
+        raise InputError(f"{method.name} averages in a way of its own, so the add-on 'robust' has nothing to replace")
+    rules = {
+        "median": Median(),
+        "trimmed_mean": TrimmedMean(beta=beta),
+        "median_of_means": MedianOfMeans(buckets=buckets),
+    }
+    return method.with_aggregate(rule=rules[rule])
+
+
+def with_term(method: Method, term: LossTerm, name: str) -> Method:
+    """The method with one more term in what a client minimises."""
+    refuse_without_clusters(method, name)
+    return method.with_train(terms=(*method.train.terms, term))
+
+
+def refuse_without_clusters(method: Method, addon: str) -> None:
+    """Refuse an add-on that relates clusters to each other where there are none."""
+    if not method.group.clustered:
+        raise InputError(f"{method.name} has no clusters for the add-on {addon!r} to work on")
+    if method.train.models == "all":
+        raise InputError(
+            f"{method.name} trains all models at once, so the add-on {addon!r} has no single cluster to act on"
+        )
+
+
+def refuse_without_models(method: Method, addon: str) -> None:
+    """Refuse an add-on that changes models where nothing is trained and no model is asked."""
+    if method.answer.model == "majority":
+        raise InputError(f"{method.name} trains no models for the add-on {addon!r} to work on")

@@ -1,0 +1,157 @@
+"""The K-means family: clients grouped by the models they trained, in every round or once."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jcfl.core.aggregates import Matched, TrimmedMean
+from jcfl.core.method import Aggregate, Method, Train, When
+from jcfl.core.neutral import Every
+from jcfl.core.terms import Proximal
+from jcfl.grouping.compare import L1, L2, Cosine, LayerDistance, MatchedDistance
+from jcfl.grouping.describe import Part, TrainedModel
+from jcfl.grouping.groups import KMeans
+from jcfl.grouping.when import Once, Window
+from jcfl.methods.options import Averaging, Clusters, Epochs, Iterations, Lam, Represent, Shots
+from jcfl.registry import register
+
+COMPARISONS = {"l1": L1(), "l2": L2(), "cosine": Cosine(), "layer": LayerDistance(), "matched": MatchedDistance()}
+
+
+@register("method", "fesem")
+def fesem(
+    *,
+    clusters: Clusters = 4,
+    lam: Lam = 0.0,
+    represent: Represent = "whole",
+    iterations: Iterations = 1,
+    refit: bool = False,
+    shots: Shots = None,
+) -> Method:
+    """K-means EM on local models: join the nearest centre, centres are unweighted means, pull to the centre λ.
+
+    Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. A client counts by
+    its last local model; one that has not taken part is not counted, and begins in the cluster whose model fits its
+    data best. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster takes the farthest
+    client.
+    """
+    return Method(
+        name="fesem",
+        describe=TrainedModel(part=represent),
+        compare=L2(),
+        group=KMeans(clusters=clusters, iterations=iterations, refit=refit),
+        when=rounds(shots),
+        train=Train(terms=(Proximal(lam),)),
+        aggregate=Aggregate(weights="equally"),
+    )
+
+
+@register("method", "wecfl")
+def wecfl(
+    *,
+    clusters: Clusters = 4,
+    represent: Represent = "whole",
+    iterations: Iterations = 1,
+    refit: Annotated[bool, Field(description="K-means from fresh seeds each round")] = False,
+    shots: Shots = None,
+) -> Method:
+    """FeSEM with size-weighted K-means and averages, and no proximal term (Ma 2023, Alg. 1).
+
+    `refit=False` continues from the current centres (Alg. 1), `refit=True` is the thesis's code.
+    """
+    return Method(
+        name="wecfl",
+        describe=TrainedModel(part=represent),
+        compare=L2(),
+        group=KMeans(clusters=clusters, iterations=iterations, refit=refit),
+        when=rounds(shots),
+        train=Train(terms=(Proximal(0.0),)),
+    )
+
+
+@register("method", "fesem_ma")
+def fesem_ma(
+    *,
+    clusters: Clusters = 4,
+    lam: Lam = 0.0,
+    distance: Annotated[
+        Literal["matched", "l2"], Field(description="between models: after neurons are matched, or by position")
+    ] = "matched",
+    represent: Represent = "whole",
+    iterations: Iterations = 1,
+    sigma: Annotated[float, Field(gt=0, description="spread of a client's weights around the centre's")] = 1.0,
+) -> Method:
+    """FeSEM with matched neurons, in the distance to a centre and in its mean (Xie et al. 2020, §5.1; FedMA).
+
+    The last layer is averaged per class, weighted by class counts.
+
+    Deviations:
+        The width is fixed; the paper's released code has no clustered version. The first clustering averages models by
+        position: all clients have then trained from one start, so their neurons are in one order.
+    """
+    return Method(
+        name="fesem_ma",
+        describe=TrainedModel(part=represent),
+        compare=COMPARISONS[distance],
+        group=KMeans(clusters=clusters, iterations=iterations),
+        when=Every(),
+        train=Train(terms=(Proximal(lam),)),
+        aggregate=Aggregate(weights="equally", rule=Matched(sigma=sigma)),
+    )
+
+
+@register("method", "oneshot_kmeans")
+def oneshot_kmeans(
+    *,
+    clusters: Clusters = 4,
+    distance: Annotated[Literal["l1", "l2", "cosine", "layer"], Field(description="between models")] = "l1",
+    layers: Annotated[
+        Literal["all", "first"], Field(description="convolutions that the layer distance compares")
+    ] = "all",
+    centre: Annotated[Literal["mean", "median", "medoid"], Field(description="of a cluster's models")] = "mean",
+    seeding: Annotated[Literal["random", "plus_plus"], Field(description="the first centres")] = "random",
+    restarts: Annotated[int, Field(ge=1, description="seedings, of which the best is taken")] = 1,
+    iterations: Annotated[int, Field(ge=1, description="updates of the centres")] = 10,
+    initial_epochs: Epochs = None,
+    averaging: Averaging = "equally",
+) -> Method:
+    """Everybody trains once, K-means on the flattened weights settles the clusters, then FedAvg inside each.
+
+    Bhattacharya and Aridi, §4. `distance="layer"` compares convolution kernels, each with its nearest of the other
+    model (eq. 9); the paper compares those of the first layer (`layers="first"`).
+    """
+    kernels: Part = "kernels" if layers == "all" else "first_kernel"
+    part: Part = kernels if distance == "layer" else "whole"
+    group = KMeans(clusters=clusters, restarts=restarts, seeding=seeding, centre=centre, iterations=iterations)
+    return Method(
+        name="oneshot_kmeans",
+        describe=TrainedModel(part=part, epochs=initial_epochs),
+        compare=COMPARISONS[distance],
+        group=group,
+        when=Once(start="members"),
+        aggregate=Aggregate(weights=averaging),
+    )
+
+
+@register("method", "robust_tkm")
+def robust_tkm(
+    *,
+    clusters: Clusters = 4,
+    beta: Annotated[float, Field(ge=0, lt=0.5, description="fraction trimmed")] = 0.1,
+    iterations: Annotated[int, Field(ge=1, description="updates of the centres")] = 10,
+    initial_epochs: Epochs = None,
+) -> Method:
+    """Trimmed K-means on local models, once; then a coordinate-wise trimmed mean per cluster (Ghosh et al. 2019)."""
+    return Method(
+        name="robust_tkm",
+        describe=TrainedModel(epochs=initial_epochs),
+        compare=L2(),
+        group=KMeans(clusters=clusters, trim=beta, iterations=iterations),
+        when=Once(start="members"),
+        aggregate=Aggregate(weights="equally", rule=TrimmedMean(beta=beta)),
+    )
+
+
+def rounds(shots: tuple[int, int] | None) -> When:
+    """Every round, or the rounds [a, b)."""
+    return Every() if shots is None else Window(first=shots[0], last=shots[1])

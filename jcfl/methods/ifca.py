@@ -1,0 +1,49 @@
+"""Methods that choose among K models by their losses: IFCA, and FedEM, which weighs all of them."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from jcfl.core.method import Aggregate, Answer, Method, Train
+from jcfl.core.neutral import Every
+from jcfl.grouping.em import Responsibilities
+from jcfl.grouping.losses import Itself, Least, Losses
+from jcfl.methods.options import Averaging, Clusters
+from jcfl.registry import register
+
+BY_LOSS: dict[str, Any] = {"describe": Losses(), "compare": Itself(), "when": Every()}
+
+
+@register("method", "ifca")
+def ifca(
+    *,
+    clusters: Clusters = 4,
+    averaging: Averaging = "by_size",
+    shared_layers: Annotated[tuple[str, ...], Field(description="parameters averaged over all clients, by name")] = (),
+) -> Method:
+    """K models from distinct starts; a client joins the one with the least loss on its training data (= HypCluster).
+
+    Ghosh et al. 2020. A cluster nobody joins keeps its model.
+
+    Deviations:
+        Averages by size, where the authors' code averages equally (`averaging="equally"`). Test-time assignment comes
+        from training data; the authors' code looks at test labels.
+    """
+    train = Train(distinct=True, tied=shared_layers)
+    return Method(
+        name="ifca", **BY_LOSS, group=Least(clusters=clusters), train=train, aggregate=Aggregate(weights=averaging)
+    )
+
+
+@register("method", "fedem")
+def fedem(*, clusters: Clusters = 3) -> Method:
+    """K models that every client trains and mixes by its own weights (Marfoq et al. 2021, arXiv:2108.10252).
+
+    E-step and M-step are those of a mixture: an example counts in the training of model k by its responsibility, and a
+    client's weights are its mean responsibilities. Models are averaged over all clients by size.
+
+    Deviations:
+        A client that has never taken part is answered with weights of one M-step from equal ones.
+    """
+    train, answer = Train(models="all", distinct=True), Answer(model="mixture")
+    return Method(name="fedem", **BY_LOSS, group=Responsibilities(clusters=clusters), train=train, answer=answer)

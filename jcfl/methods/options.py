@@ -1,0 +1,24 @@
+"""The options that several methods have in common."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jcfl.core.method import Weights
+
+Mu = Annotated[float, Field(ge=0, description="weight of the proximal term to the round's start")]
+Lam = Annotated[float, Field(ge=0, description="weight of the proximal term")]
+Clusters = Annotated[int, Field(ge=1, description="number of clusters K")]
+Averaging = Annotated[Weights, Field(description="how clients count in an average")]
+SharedUpdate = Annotated[
+    Literal["parallel", "sequential"],
+    Field(description="clients start from the same shared model, or each from the previous one's"),
+]
+Represent = Annotated[Literal["whole", "head"], Field(description="what of a model is compared")]
+Rate = Annotated[float, Field(gt=0, le=1, description="how far the server goes towards the mean, ε")]
+Runs = Annotated[int, Field(ge=2, description="independent runs that vote")]
+Iterations = Annotated[int, Field(ge=1, description="assignments a round")]
+Shots = Annotated[tuple[int, int] | None, Field(description="regroup only in rounds [a, b) of the method's own phase")]
+Epochs = Annotated[
+    int | None, Field(ge=1, description="local epochs before clustering; as many as in a round if not given")
+]

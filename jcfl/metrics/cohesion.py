@@ -1,0 +1,99 @@
+"""Cohesion of clusters, no true group known: gradients, models and losses inside clusters and between them."""
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jcfl.metrics.ratios import ratio, valid, weighted_mean
+from jcfl.types import Array
+
+
+def sizes(labels: ArrayLike, k: int, mask: ArrayLike = True) -> Array:  # [m] -> [k]
+    """The number of clients in every cluster (Ma 2023, Figures 7.3 and 7.4); a label of -1 leaves a client out."""
+    labels = jnp.asarray(labels, jnp.int32)
+    kept = valid(labels, k) & jnp.asarray(mask, bool)
+    return jnp.zeros(k, jnp.int32).at[labels].add(kept.astype(jnp.int32), mode="drop")
+
+
+def clusterability(gradients: ArrayLike, labels: ArrayLike, weights: ArrayLike, k: int) -> Array:
+    """The clusterability B of every cluster: the largest distance of a client's gradient from the mean gradient.
+
+    Ma (2023), Definition 3.4.7 and Equation 3.18.
+
+    Args:
+        gradients: the gradient of every client at its own model. [m, p]
+        labels: the cluster of every client, -1 for none. [m]
+        weights: ψ, the number of training examples; clients with none are left out. [m]
+        k: the number of cluster slots.
+
+    Returns:
+        B, relative to the mean gradient's norm: 0 for equal gradients, NaN for an empty cluster. [k]
+    """
+    gradients, labels = jnp.asarray(gradients), jnp.asarray(labels, jnp.int32)
+    kept = valid(labels, k) & (jnp.asarray(weights) > 0)
+    weights = jnp.where(kept, weights, 0)
+    slots = jnp.where(kept, labels, k)  # slot k does not exist, so its rows are dropped
+    total = jnp.zeros(k).at[slots].add(weights, mode="drop")
+    share = ratio(weights, total[labels])[:, None]
+    mean = jnp.zeros((k, gradients.shape[1])).at[slots].add(jnp.where(kept[:, None], share * gradients, 0), mode="drop")
+    spread = jnp.full(k, -1.0).at[slots].max(jnp.linalg.norm(mean[labels] - gradients, axis=-1), mode="drop")
+    bound = jnp.where(spread == 0, 0.0, spread / jnp.linalg.norm(mean, axis=-1))
+    return jnp.where(spread < 0, jnp.nan, bound)
+
+
+def learning_objective(losses: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> Array:  # [m], [m], [m] -> []
+    """The learning objective 𝓕: the mean loss of clients under their cluster's model, weighted by ψ.
+
+    Ma (2023), Equation 3.3a.
+    """
+    return weighted_mean(jnp.asarray(losses), jnp.where(jnp.asarray(labels) >= 0, weights, 0))
+
+
+def clustering_objective(vectors: ArrayLike, centres: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> Array:
+    """The clustering objective 𝒞: the mean squared distance of clients to their cluster's centre.
+
+    Ma (2023), Equations 3.3b and 3.4.
+
+    Args:
+        vectors: the vector that represents every client, such as its model. [m, p]
+        centres: the vector that represents every cluster. [k, p]
+        labels: the cluster of every client, -1 for none. [m]
+        weights: ψ, the number of training examples. [m]
+    """
+    labels = jnp.asarray(labels, jnp.int32)
+    distances = jnp.square(jnp.asarray(vectors) - jnp.asarray(centres)[labels]).sum(-1)
+    return learning_objective(distances, labels, weights)
+
+
+def cluster_gram(gram: ArrayLike, labels: ArrayLike, k: int) -> Array:  # [m, m], [m] -> [k, k]
+    """Inner products of the clusters' sums of vectors, from those of the clients; a label of -1 leaves a client out."""
+    labels = jnp.asarray(labels, jnp.int32)
+    slots = jnp.where(valid(labels, k), labels, k)  # slot k does not exist, so its rows are dropped
+    rows = jnp.zeros((k, labels.size)).at[slots].add(gram, mode="drop")
+    return jnp.zeros((k, k)).at[:, slots].add(rows, mode="drop")
+
+
+def objective(inner: ArrayLike, live: ArrayLike) -> Array:  # [k, k], [k] -> []
+    """The sum of cosines over pairs of live clusters, from inner products of the clusters' sums or means.
+
+    This is the objective of StoCFL (Zeng et al. 2023, https://arxiv.org/abs/2303.00897, Equation 2).
+    """
+    live = jnp.asarray(live)
+    return jnp.where(jnp.triu(live[:, None] & live, 1), cosine(jnp.asarray(inner)), 0).sum()
+
+
+def within_between(gram: ArrayLike, labels: ArrayLike, k: int) -> tuple[Array, Array]:  # [m, m], [m] -> [], []
+    """The mean cosine of two clients of one cluster, and of two clusters' centres (Ma 2023, Figure 3.4).
+
+    Either is NaN without a pair.
+    """
+    gram, labels = jnp.asarray(gram), jnp.asarray(labels, jnp.int32)
+    same = (labels[:, None] == labels) & valid(labels, k)
+    within = weighted_mean(cosine(gram), jnp.triu(same, 1))
+    live = sizes(labels, k) > 0
+    return within, weighted_mean(cosine(cluster_gram(gram, labels, k)), jnp.triu(live[:, None] & live, 1))
+
+
+def cosine(gram: Array) -> Array:
+    """Cosines from inner products; those with a zero vector are 0."""
+    length = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))
+    return ratio(gram, length[:, None] * length, empty=0.0)

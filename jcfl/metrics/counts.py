@@ -1,0 +1,50 @@
+"""Counts of the clients' predictions, from which accuracy and F1 are computed; part of a compiled program."""
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jcfl.metrics.ratios import valid
+from jcfl.types import Array
+
+
+def counts(
+    clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike = 1
+) -> Array:
+    """The numbers of true positives, labels and predictions of every client and class.
+
+    Counts of several chunks of rows add up.
+
+    Args:
+        clients: the owner of every test row. [r]
+        labels: its true class. [r]
+        predictions: its predicted class. [r]
+        m: the number of clients.
+        c: the number of classes.
+        weights: the weight of every row, such as 1 for real rows and 0 for padding. [r] or a scalar
+
+    Returns:
+        The counts [m, 3, c], int32 unless the weights are floats. A row with an index out of range, such as a padding
+        of -1, is left out.
+    """
+    clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
+    hits = jnp.where(labels == predictions, weights, 0)
+    empty = jnp.zeros((m, 3, c), weights.dtype)
+    counts = empty.at[clients, 0, labels].add(hits, mode="drop")
+    counts = counts.at[clients, 1, labels].add(weights, mode="drop")
+    return counts.at[clients, 2, predictions].add(weights, mode="drop")
+
+
+def confusion(
+    clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike = 1
+) -> Array:
+    """A confusion matrix [m, c, c] of every client, true classes in rows; the arguments are those of `counts`."""
+    clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
+    return jnp.zeros((m, c, c), weights.dtype).at[clients, labels, predictions].add(weights, mode="drop")
+
+
+def rows(clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike):
+    """The rows as int32 indices, and their weights: 0 where an index is out of range, int32 at least."""
+    clients, labels, predictions = (jnp.asarray(index, jnp.int32) for index in (clients, labels, predictions))
+    kept = valid(clients, m) & valid(labels, c) & valid(predictions, c)
+    weights = jnp.where(kept, weights, 0)
+    return clients, labels, predictions, weights.astype(jnp.promote_types(weights.dtype, jnp.int32))

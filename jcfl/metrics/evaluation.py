@@ -1,0 +1,75 @@
+"""One evaluation of one seed, as a score sees it: NumPy arrays with one row per client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known of the clients that a score is taken over.
+
+    >>> one = Evaluation(np.array([0]), np.array([-1]), np.array([[[1, 1], [1, 2], [2, 1]]]), np.ones(1), np.ones(1))
+    >>> one.size, one.accuracy.round(3), one.f1.round(3)
+    (array([3]), array([0.667]), array([0.667]))
+    """
+
+    labels: np.ndarray  # [n] the cluster that serves the client; -1 for none yet
+    groups: np.ndarray  # [n] the client's true group; -1 where it is not known
+    counts: np.ndarray  # [n, 3, c] true positives, labels and predictions of every class among its test examples
+    losses: np.ndarray  # [n] the sum of the losses of its test examples
+    seen: np.ndarray  # [n] bool, whether it has taken part in a round
+
+    @cached_property
+    def size(self) -> np.ndarray:
+        """The number of test examples of every client. [n]"""
+        return self.counts[:, 1].sum(-1)
+
+    @cached_property
+    def accuracy(self) -> np.ndarray:
+        """The accuracy of every client, NaN for one without test examples. [n]"""
+        return accuracy(self.counts)
+
+    @cached_property
+    def f1(self) -> np.ndarray:
+        """The macro-F1 of every client, NaN for one without test examples. [n]"""
+        return f1(self.counts)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], kept: np.ndarray) -> "Evaluation":
+        """The evaluation of some clients.
+
+        Args:
+            arrays: each field, over all clients. [m, ...]
+            kept: the clients to look at. [m] bool
+        """
+        return cls(**{name: np.asarray(arrays[name])[kept] for name in cls.__dataclass_fields__})
+
+
+def accuracy(counts: Any) -> np.ndarray:  # [..., 3, c] -> [...]
+    """The share of examples that are predicted right, NaN without examples."""
+    counts = np.asarray(counts)
+    return ratio(counts[..., 0, :].sum(-1), counts[..., 1, :].sum(-1))
+
+
+def f1(counts: Any) -> np.ndarray:  # [..., 3, c] -> [...]
+    """The macro-F1 over the classes that are among the labels or the predictions, NaN without examples."""
+    counts = np.asarray(counts)
+    occurrences = counts[..., 1, :] + counts[..., 2, :]
+    classes = ratio(2 * counts[..., 0, :], occurrences, empty=0.0)
+    return ratio(classes.sum(-1), (occurrences > 0).sum(-1))
+
+
+def ratio(above: Any, below: Any, empty: float = np.nan) -> np.ndarray:
+    """A ratio, and `empty` where the denominator is 0."""
+    above, below = np.broadcast_arrays(np.asarray(above, float), np.asarray(below))
+    return np.divide(above, below, out=np.full(above.shape, empty), where=below != 0)
+
+
+def mean(values: np.ndarray, weights: Any) -> float:
+    """The weighted mean of the values that are not NaN, NaN without weight."""
+    weights = np.where(np.isnan(values), 0, weights)
+    return float(ratio(np.where(weights > 0, values, 0) @ weights, weights.sum()))

@@ -1,0 +1,147 @@
+"""The table of scores: what a score is called, how it is shown, and how it is computed, in one place.
+
+Files, histories, terminal tables, plots, reports and sweeps read this table, so a score that is registered here appears
+in all of them.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jcfl.metrics.evaluation import Evaluation
+
+Place = Literal["terminal", "report", "report, held out", "curves", "clusters", "effect"]
+"""Where scores are shown: in the terminal's last table, in a report's table (of the clients that train, and of those
+held out), and in three plots: over rounds, over rounds beside the clusters, and against a swept option."""
+
+EVERYWHERE: tuple[Place, ...] = ("terminal", "report", "report, held out", "curves", "effect")
+
+HELD_OUT = "held_out_"
+"""The prefix of a score's name where it is taken over the clients that never train."""
+
+Function = Callable[[Evaluation], float]
+
+_TABLE: dict[str, "Score"] = {}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score.
+
+    `over` says which clients it is taken over: those in the federation in the evaluated round ("present"), those that
+    never train ("held out"), or both, each on its own. Without a `function` the method measures the score itself.
+    """
+
+    name: str
+    title: str = ""  # in full, as on the axis of a plot
+    short: str = ""  # as the head of a column
+    unit: Literal["", "%", "clusters"] = ""  # "%": a share, shown times 100; "clusters": a whole number
+    better: Literal["higher", "lower"] | None = None  # None: neither
+    over: tuple[Literal["present", "held out"], ...] = ("present", "held out")
+    places: tuple[Place, ...] = ()
+    function: Function | None = None
+    meaning: str = ""  # in one sentence
+
+    @property
+    def scale(self) -> float:
+        """What the value is multiplied by where it is shown."""
+        return 100 if self.unit == "%" else 1
+
+    @property
+    def digits(self) -> int:
+        """The number of decimals that tables show."""
+        return {"": 3, "%": 2, "clusters": 0}[self.unit]
+
+    @property
+    def suffix(self) -> str:
+        """What tables put behind the value."""
+        return " %" if self.unit == "%" else ""
+
+
+def register_score(
+    name: str,
+    *,
+    title: str = "",
+    short: str = "",
+    unit: Literal["", "%", "clusters"] = "",
+    better: Literal["higher", "lower"] | None = None,
+    over: tuple[Literal["present", "held out"], ...] = ("present", "held out"),
+    places: tuple[Place, ...] = EVERYWHERE,
+) -> Callable[[Function], Function]:
+    """Put the decorated function into the table of scores under `name`.
+
+    The function gets an `Evaluation` and returns a number, NaN where nothing defines it. The first line of its
+    docstring says what the score means.
+
+    >>> @register_score("accuracy_range", unit="%", better="lower")
+    ... def spread(clients):
+    ...     return float(np.nanmax(clients.accuracy) - np.nanmin(clients.accuracy))
+    >>> score("held_out_accuracy_range").title
+    'accuracy range, held-out clients'
+    >>> del _TABLE["accuracy_range"]
+
+    Args:
+        name: the score's key in files, histories and summaries.
+        title: its name in full; by default the key with spaces.
+        short: the head of its column; by default the title.
+        unit: "%" for a share, "clusters" for a whole number.
+        better: whether higher or lower values are better; a sweep can choose its best point only by such a score.
+        over: the clients it is taken over; over those held out its key begins with `held_out_`.
+        places: the tables and plots that show it.
+    """
+
+    def put(function: Function) -> Function:
+        add(Score(name, title, short, unit, better, over, places, function, first_line(function)))
+        return function
+
+    return put
+
+
+def add(one: Score) -> None:
+    """Put a score into the table."""
+    _TABLE[one.name] = filled(one)
+
+
+def first_line(function: Function) -> str:
+    """The first line of a function's docstring."""
+    return next(iter((inspect.getdoc(function) or "").splitlines()), "")
+
+
+def scores(place: Place | None = None) -> dict[str, Score]:
+    """The scores of the table by name, or those that one place shows, in the order in which they were registered.
+
+    >>> list(scores("clusters"))
+    ['clusters', 'ari', 'objective']
+    """
+    return {name: one for name, one in _TABLE.items() if place is None or place in one.places}
+
+
+def score(name: str) -> Score:
+    """The score under a key of a history, with or without `held_out_`; one that nobody registered has no unit.
+
+    >>> score("held_out_loss").better, score("zebra_stripes").title
+    ('lower', 'zebra stripes')
+    """
+    table, outside = scores(), name.startswith(HELD_OUT)
+    bare = name.removeprefix(HELD_OUT)
+    one = table.get(bare) or filled(Score(bare))
+    return held_out(one) if outside else one
+
+
+def score_names() -> list[str]:
+    """The names that scores of an evaluation may have, in the order in which files have them."""
+    table = scores().values()
+    return [one.name for one in table] + [HELD_OUT + one.name for one in table if "held out" in one.over]
+
+
+def held_out(one: Score) -> Score:
+    """A score as it is called over the clients that never train."""
+    title, short = (f"{text}, held-out clients" for text in (one.title, one.short))
+    return replace(one, name=HELD_OUT + one.name, title=title, short=short)
+
+
+def filled(one: Score) -> Score:
+    """A score with a title and a short title."""
+    title = one.title or one.name.replace("_", " ")
+    return replace(one, title=title, short=one.short or title)

@@ -1,0 +1,1 @@
+"""Runs: configured, planned, compiled, trained, resumed and swept."""

@@ -1,0 +1,162 @@
+"""What jcfl costs, measured: every case in a process of its own, with the results as a table and as JSON."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jcfl.errors import InputError, unknown
+
+LIMIT = 1800
+"""Seconds after which a case is given up."""
+
+HASTY = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
+"""Compiled fast, run slowly: for whether it works."""
+
+Result = dict[str, Any]
+"""One case: `row`, `case`, and either `figures` or why it `failed`."""
+
+
+def measured(
+    rows: Sequence[str],
+    quick: bool = False,
+    data_dir: Path | None = None,
+    threads: int | None = None,
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Measure rows, one case after another.
+
+    Args:
+        rows: names of `jcfl.runs.bench.rows.ROWS`; all of them where none is given.
+        quick: everything so small that only whether it works is found out.
+        data_dir: where MNIST is; without it images are made up, which changes no time.
+        threads: cores that every case is kept to.
+        on_result: called with each case as it is done.
+
+    Returns:
+        the machine, how it was asked, and a list of cases.
+    """
+    from jcfl.runs.bench.rows import ROWS
+
+    for name in rows:
+        if name not in ROWS:
+            raise unknown("row", name, ROWS)
+    if data_dir is not None and not (data_dir / "mnist").is_dir():
+        raise InputError(f"--data-dir: expected a folder with mnist/ in it, got {str(data_dir)!r}")
+    results, load = [], loaded()
+    for name in rows or ROWS:
+        for case in ROWS[name].cases(quick):
+            results.append({"row": name, "case": case} | apart(name, case, quick, data_dir, threads))
+            on_result(results[-1])
+    return {
+        "machine": machine(load),
+        "quick": quick,
+        "threads": threads,
+        "real": data_dir is not None,
+        "cases": results,
+    }
+
+
+def apart(row: str, case: str, quick: bool, data_dir: Path | None, threads: int | None) -> Result:
+    """A case measured in a fresh process, so that memory and compiled programs are its own."""
+    asked = json.dumps([row, case, quick, str(data_dir.resolve()) if data_dir else None, threads])
+    before = loaded()
+    paths = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
+    surroundings = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)} | (HASTY if quick else {})
+    command = [sys.executable, "-m", "jcfl.runs.bench", asked]
+    try:
+        done = subprocess.run(command, timeout=LIMIT, env=surroundings, check=False, capture_output=True, text=True)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {LIMIT} s"}
+    if done.returncode:
+        return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1]) | {"load": [before, loaded()]}
+
+
+def machine(load_before: float) -> dict[str, Any]:
+    """Where, when and with what it was measured."""
+    from jcfl.runs.environment import PACKAGES, version
+
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text("utf-8").splitlines() if known.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit or "unknown",
+        "cores": os.cpu_count(),
+        "processor": names[0] if names else platform.processor(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "load_before": load_before,
+        "load_after": loaded(),
+    }
+
+
+def loaded() -> float:
+    """The machine's load average over the last minute."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
+
+
+def table(found: dict[str, Any]) -> str:
+    """What was measured, in Markdown: what each row must and should reach, and what it did."""
+    from jcfl.runs.bench.rows import ROWS
+
+    where = found["machine"]
+    text = "{date}, commit {commit}, {cores} cores ({processor}), Python {python}, ".format(**where)
+    text += (
+        f"JAX {where['versions']['jax']}; load average {where['load_before']} before and {where['load_after']} after"
+    )
+    text += f"; kept to {found['threads']} cores." if found["threads"] else "."
+    parts = [text + (" **Quick: these figures say only that it works.**" if found["quick"] else "")]
+    for name in dict.fromkeys(case["row"] for case in found["cases"]):
+        row, cases = ROWS[name], [case for case in found["cases"] if case["row"] == name]
+        parts.append(f"**`{name}`**: {row.about}" + (f" Must: {row.must}. Aim: {row.aim or '-'}." if row.must else ""))
+        keys = list(dict.fromkeys(key for case in cases for key in case.get("figures", {})))
+        lines = [f"| | {' | '.join(heading(key) for key in keys)} | device | load |", "|" + "---|" * (len(keys) + 3)]
+        lines += [f"| {case['case']} | {' | '.join(cells(case, keys))} |" for case in cases]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def heading(key: str) -> str:
+    """A figure's name and unit: `round_s` is `round, s`."""
+    name, _, unit = key.rpartition("_")
+    return f"{name.replace('_', ' ')}, {unit}" if unit in ("s", "GiB") and name else key.replace("_", " ")
+
+
+def cells(case: Result, keys: Sequence[str]) -> list[str]:
+    """A case's figures as text."""
+    if "failed" in case:
+        return [f"failed: {case['failed']}", *[""] * (len(keys) + 1)]
+    values = [case["figures"].get(key, "") for key in keys]
+    shown = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
+    return [*shown, case["device"], " - ".join(map(str, case["load"]))]
+
+
+def write(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the table and the measurements into a folder; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text, figures = folder / "bench.md", folder / "bench.json"
+    text.write_text(table(found) + "\n", "utf-8")
+    figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return [text, figures]
+
+
+def placed(text: str, title: str, section: str) -> str:
+    """A Markdown text with the section under `## title` replaced, or put before the others."""
+    head, *sections = text.split("\n## ")
+    titles = [part.split("\n", 1)[0] for part in sections]
+    at = titles.index(title) if title in titles else 0
+    rest = [part for part, name in zip(sections, titles, strict=True) if name != title]
+    new = f"{title}\n\n{section.strip()}\n"
+    return "\n## ".join([head.rstrip() + "\n", *rest[:at], new, *rest[at:]])

@@ -1,0 +1,28 @@
+"""One case of one row, in this process: `python -m jcfl.runs.bench '[row, case, quick, data_dir, threads]'`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Measure the case and print it as one line of JSON."""
+    row, case, quick, data_dir, threads = json.loads(sys.argv[1])
+    if threads and hasattr(os, "sched_setaffinity"):  # before JAX counts the cores
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    import jax
+
+    from jcfl.runs.bench.rows import ROWS
+    from jcfl.runs.environment import use_cache
+    from jcfl.runs.replicas import peak_memory
+
+    use_cache()
+    figures = ROWS[row].figures(case, quick, Path(data_dir) if data_dir else None)
+    device, cores = jax.local_devices()[0], len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    figures = {**figures, "peak_GiB": figures.get("peak_GiB", peak_memory() / 2**30)}
+    print(json.dumps({"figures": figures, "device": f"{device.device_kind} x {len(jax.devices())}", "cores": cores}))
+
+
+if __name__ == "__main__":
+    main()

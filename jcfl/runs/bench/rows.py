@@ -1,0 +1,234 @@
+"""What is measured: a row for each promise, its cases, and for each case a function that returns named figures."""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl import metrics
+from jcfl.runs import programs
+from jcfl.runs.bench.growth import GROWTH, grown
+from jcfl.runs.bench.work import bare, gap, medians, seconds_of, settled, table_one, timed
+from jcfl.runs.experiment import execute
+from jcfl.runs.plan import Plan, described, planned
+from jcfl.runs.replicas import most_resident
+
+Figures = dict[str, Any]
+
+
+class Row(NamedTuple):
+    """A promise and how it is measured; figures in seconds end in `_s`, in gibibytes in `_GiB`."""
+
+    about: str
+    figures: Callable[[str, bool, Path | None], Figures]  # (case, quick, data_dir)
+    cases: Callable[[bool], Sequence[str]] = lambda quick: ("",)
+    must: str = ""
+    aim: str = ""
+
+
+def engines(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """The general and the factored engine turn about from the same state, beside the matrix products alone."""
+    plans = {name: table_one(quick, data_dir, engine=name) for name in ("general", "factored")}
+    states = {name: settled(plan) for name, plan in plans.items()}
+    steps = {name: bare(plan, states[name]) for name, plan in plans.items()}
+    one, products = plans["factored"], []
+    passes, arguments = plain_products(one)
+    times: dict[str, list[float]] = {name: [] for name in plans}
+    for turn in range(3 if quick else 4):
+        for name, plan in plans.items():
+            seconds, states[name] = seconds_of(steps[name], states[name], plan.federation)
+            times[name] += [seconds] if turn else []
+        products.append(seconds_of(passes, *arguments)[0])
+    general, factored, plain = medians(times["general"], times["factored"], products[1:])
+    return {
+        "general_s": general,
+        "factored_s": factored,
+        "times_faster": general / factored,
+        "plain_products_s": plain,
+        "times_the_products": factored / plain,
+        "difference": gap(states["general"].clusters, states["factored"].clusters),
+    }
+
+
+def plain_products(plan: Plan) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The products with all clients' examples that a round cannot do without: X W and Xᵀ B of two models.
+
+    In parts, so that no time is spent on asking for memory.
+    """
+    population = plan.context.population
+    d, h = int(np.prod(population.shape)), plan.config.model.options["hidden"]
+    parts = max(1, population.cohort // PART)
+    x = jax.random.normal(jax.random.key(0), (parts, population.cohort // parts * population.width, d))
+
+    def passes(x, kernels):
+        def part(sums, x):
+            slopes = jax.lax.optimization_barrier([x @ kernel for kernel in kernels])
+            return [total + x.T @ slope for total, slope in zip(sums, slopes, strict=True)], None
+
+        return jax.lax.scan(part, [jnp.zeros_like(kernel) for kernel in kernels], x)[0]
+
+    kernels = list(jax.random.normal(jax.random.key(1), (2, d, h)))
+    return jax.jit(passes).lower(x, kernels).compile(), (x, kernels)
+
+
+PART = 10
+"""Clients in a part of the plain products."""
+
+
+def full(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """All clients at once."""
+    plan = table_one(quick, data_dir, participation=1.0)
+    state = settled(plan)
+    times = timed(bare(plan, state), state, plan.federation, 3)
+    return {"clients": plan.context.population.cohort, "first_s": times[0], "round_s": medians(times[1:])[0]}
+
+
+def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """All clients seen for the first time in one round, nothing trained."""
+    method: dict[str, Any] = {"clustering_only": True} | ({"sketch": 4096} if case == "sketch" else {})
+    plan = table_one(quick, data_dir, participation=1.0, model={"hidden": 200}, method=method)
+    (algorithm,) = plan.algorithms.values()
+    init = jax.jit(algorithm.init)
+    state = init(jax.random.key(0), plan.federation)
+    step, times = bare(plan, state), []
+    for seed in range(2):
+        seconds, state = seconds_of(step, init(jax.random.key(seed), plan.federation), plan.federation)
+        times.append(seconds)
+    return {
+        "clients": plan.context.population.cohort,
+        "first_s": times[0],
+        "again_s": times[1],
+        "clusters": int(state.memory.live.sum()),
+        "purity": metrics.purity(state.labels, plan.federation.groups),
+    }
+
+
+def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """Five seeds in one program, and one, turn about."""
+    small = {"scenario": {"name": "rotated", "clients": 20}} if quick else {}
+    plan = planned(*described("quickstart", {"compare": (), **small}))
+    (algorithm,) = plan.algorithms.values()
+    count, rounds = (2, 2) if quick else (5, 25)
+    compiled = {n: programs.programs(algorithm, plan.federation, n, plan.context.resources.devices) for n in (1, count)}
+    states = {n: compiled[n].init(programs.keys(range(n)), plan.federation) for n in compiled}
+    times: dict[int, list[float]] = {n: [] for n in compiled}
+    for turn in range(3 if quick else 5):
+        for n, program in compiled.items():
+            until = jnp.int32(rounds * (turn + 1))
+            seconds, states[n] = seconds_of(program.advance, states[n], plan.federation, until)
+            times[n] += [seconds] if turn else []
+    one, all_ = medians(times[1], times[count])
+    return {"rounds": rounds, "seeds": count, "one_s": one, "all_s": all_, "times_one": all_ / one}
+
+
+def whole(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """A hundred rounds with an evaluation every ten, planned, compiled, trained and written."""
+    begin = time.perf_counter()
+    plan = table_one(quick, data_dir, rounds=2 if quick else 100, evaluate_every=10, compare=())
+    with tempfile.TemporaryDirectory() as folder:
+        history = execute(plan, Path(folder) / "run", keep_state=False)
+    found = {name: history.summary[name] for name in ("compile_s", "engine")}
+    last = {name: float(history[name][0, -1]) for name in ("accuracy_micro", "clusters", "purity")}
+    return {"rounds": plan.config.rounds, "command_s": time.perf_counter() - begin, **found, **last}
+
+
+def overhead(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """A run with its files, checkpoints and evaluations against its compiled steps and evaluations alone."""
+    rounds = 6 if quick else 60
+    changes = {"method": "fedavg", "rounds": rounds, "evaluate_every": 10, "compare": (), "engine": "auto"}
+    sizes = {"model": {"hidden": 16 if quick else 200}, "participation": 0.2 if quick else 0.05}
+    plan = table_one(quick, data_dir, **changes, **sizes)
+    (algorithm,) = plan.algorithms.values()
+    state = jax.jit(algorithm.init)(jax.random.key(0), plan.federation)
+    step = bare(plan, state)
+    evaluate = jax.jit(algorithm.evaluate).lower(state, plan.federation).compile()
+    runs, alone = [], []
+    for turn in range(2 if quick else 4):
+        with tempfile.TemporaryDirectory() as folder:
+            summary = execute(plan, Path(folder) / "run").summary
+        runs += [summary["wall_s"] - summary["compile_s"]] if turn else []
+        state, start = jax.jit(algorithm.init)(jax.random.key(0), plan.federation), time.perf_counter()
+        for round in range(1, rounds + 1):
+            state = step(state, plan.federation)
+            if round % 10 == 0 or round == rounds:
+                jax.block_until_ready(evaluate(state, plan.federation))
+        jax.block_until_ready(state)
+        alone += [time.perf_counter() - start] if turn else []
+    run, steps = medians(runs, alone)
+    return {"rounds": rounds, "run_s": run, "steps_s": steps, "overhead": f"{run / steps - 1:.1%}"}
+
+
+def start(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """The quickstart as a user types it, without and then with compiled programs on disk."""
+    more = ["rounds=2", "compare=[]", "model.hidden=8", "scenario.clients=8"] if quick else []
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        surroundings = {**os.environ, "JCFL_CACHE": str(Path(folder) / "cache")}
+        for turn in range(2):
+            asked = ["run", "quickstart", "--quiet", "--out", str(Path(folder) / f"run-{turn}")]
+            command = [sys.executable, "-c", "from jcfl.cli import main; main()", *asked]
+            begin = time.perf_counter()
+            subprocess.run([*command, *(["--set", *more] if more else [])], env=surroundings, check=True)
+            times.append(time.perf_counter() - begin)
+    return {"cold_s": times[0], "warm_s": times[1], "peak_GiB": most_resident(resource.RUSAGE_CHILDREN) / 2**30}
+
+
+def growth(name: str, about: str) -> Row:
+    """A row of `jcfl.runs.bench.growth`."""
+    return Row(about, lambda case, quick, data_dir: grown(name, case, quick), GROWTH[name])
+
+
+ROWS: dict[str, Row] = {
+    "round": Row(
+        "StoCFL's round of Table 1 (10 % of 4,800 clients of 50 MNIST images, MLP 2048, 5 full-batch steps), clusters "
+        "settled; both engines turn about.",
+        engines,
+        must="at least 6 times faster than the general engine, the same to 1e-5",
+        aim="10 times, and at most 2 times the plain products",
+    ),
+    "full": Row("The same with all 4,800 clients in every round.", full, must="less than 6 GiB"),
+    "whole": Row(
+        "The same, 100 rounds from the first with an evaluation every 10 and all files written.",
+        whole,
+        must="at most 15 min on two cores, less than 4 GiB",
+        aim="at most 10 min",
+    ),
+    "grouping": Row(
+        "StoCFL's grouping of 4,800 clients first seen in one round, MLP 200 (159,010 numbers), nothing trained.",
+        grouping,
+        lambda quick: ("exact", "sketch"),
+        must="less than 60 s on two cores",
+        aim="less than 15 s",
+    ),
+    "seeds": Row(
+        "Five seeds of the quickstart's StoCFL in one program.",
+        seeds,
+        must="at most 2.5 times one seed",
+        aim="1.5 times",
+    ),
+    "overhead": Row(
+        "`jcfl.run` with files, checkpoints and evaluations against its compiled steps and evaluations alone.",
+        overhead,
+        must="at most 5 %",
+    ),
+    "start": Row(
+        "`jcfl run quickstart` (four methods) from the shell.",
+        start,
+        must="cold at most 60 s",
+        aim="cold at most 25 s, warm at most 10 s",
+    ),
+    "clients": growth("clients", "A round of IFCA (4 clusters, MLP 64) with 100 clients, as the federation grows."),
+    "cohort": growth("cohort", "A round of StoCFL among 4,800 settled clients (MLP 200), as more of them are asked."),
+    "parameters": growth("parameters", "A round of StoCFL with 100 clients, by the MLP's width."),
+    "clusters": growth("clusters", "A round of IFCA (MLP 200) with 100 clients, by the number of clusters."),
+}
+"""Every row, by name."""

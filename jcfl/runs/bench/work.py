@@ -1,0 +1,112 @@
+"""The work that is measured, and how it is timed."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl.runs.plan import Plan, described, planned
+from jcfl.types import NEVER, Federation, Models, Split, State
+
+IMAGES = 60_000
+
+
+def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
+    """StoCFL on Rotated MNIST as in Table 1, its options changed; with made-up images where there are no real ones."""
+    preset = {
+        "model": {"name": "mlp", "hidden": 32 if quick else 2048},
+        "method": {"name": "stocfl", "tau": 0.5, "lam": 0.05},
+        "train": {"lr": 0.1, "epochs": 5, "batch_size": "full"},
+        "participation": 0.1,
+    }
+    merged = {
+        key: {**preset[key], **value} if isinstance(value, dict) and key in preset else value
+        for key, value in changes.items()
+    }
+    if data_dir is None or quick:
+        return planned(*described(made_up(80 if quick else 4800, 50), {**preset, **merged}))
+    return planned(*described("stocfl_rotated_mnist", {**preset, "data_dir": data_dir, **merged}))
+
+
+def made_up(clients: int, size: int, groups: int = 4) -> Federation:
+    """A federation in MNIST's shapes, whose groups see noise around ten prototypes of their own.
+
+    Clients share a pool of images, so that index tables are all that grows with their number.
+    """
+    rng, count = np.random.default_rng(0), min(IMAGES, clients * (size + 10))
+    count -= count % (10 * groups)
+    prototypes = rng.random((groups, 10, 784), np.float32) > 0.8
+    group, y = np.arange(count) % groups, np.arange(count) // groups % 10
+    x = np.empty((count, 784), np.uint8)
+    for rows in np.array_split(np.arange(count), 20):
+        bright = 180 * prototypes[group[rows], y[rows]] + 60 * rng.random((len(rows), 784), np.float32)
+        x[rows] = bright.astype(np.uint8)
+    true = np.arange(clients, dtype=np.int32) % groups
+    leaves: dict[str, Any] = {
+        "x": x.reshape(-1, 28, 28, 1),
+        "y": y.astype(np.int32),
+        "groups": true,
+        "held_out": np.zeros(clients, bool),
+        "arrive": np.zeros(clients, np.int32),
+        "depart": np.full(clients, NEVER, np.int32),
+    }
+
+    def share(width: int) -> Split:
+        rows: Any = (rng.integers(0, count // groups, (clients, width), np.int32) * groups + true[:, None]).ravel()
+        start: Any = np.arange(clients, dtype=np.int32) * width
+        every: Any = np.full(clients, width, np.int32)
+        return Split(rows, start, every, width)
+
+    return Federation(**leaves, train=share(size), test=share(10), classes=10, name="made up")
+
+
+def settled(plan: Plan) -> State:
+    """A state in which every client has been seen and is in its group's cluster."""
+    (algorithm,) = plan.algorithms.values()
+
+    def begin(key, federation: Federation) -> State:
+        state = algorithm.init(key, federation)
+        memory = state.memory
+        if hasattr(memory, "live"):
+            memory = memory.replace(live=jnp.arange(memory.live.size) <= federation.groups.max())
+        return state.replace(labels=federation.groups, seen=jnp.ones_like(state.seen), memory=memory)
+
+    return jax.jit(begin)(jax.random.key(0), plan.federation)
+
+
+def bare(plan: Plan, state: State) -> Callable[..., State]:
+    """One round compiled, without anything around it; the state handed in is used up."""
+    (algorithm,) = plan.algorithms.values()
+    return jax.jit(algorithm.step, donate_argnums=0).lower(state, plan.federation).compile()
+
+
+def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """How long a compiled function takes, and what it returns."""
+    jax.block_until_ready(arguments)
+    start = time.perf_counter()
+    result = jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - start, result
+
+
+def timed(step: Callable[..., State], state: State, federation: Federation, rounds: int) -> list[float]:
+    """The seconds of some rounds, one after another; the state is used up."""
+    times = []
+    for _ in range(rounds):
+        seconds, state = seconds_of(step, state, federation)
+        times.append(seconds)
+    return times
+
+
+def medians(*times: Sequence[float]) -> list[float]:
+    """The median of each list."""
+    return [statistics.median(some) for some in times]
+
+
+def gap(one: Models, two: Models) -> float:
+    """The largest difference between two trees of parameters."""
+    return float(max(jnp.abs(a - b).max() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)))

@@ -1,0 +1,201 @@
+"""How many clusters to ask for, judged by short runs (Xie et al. 2020, §5.2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jcfl.errors import InputError
+from jcfl.results import History
+from jcfl.runs import experiment
+from jcfl.runs.config import Config
+from jcfl.runs.plan import described, federated
+from jcfl.types import NEVER, Federation, Split
+
+Criterion = Literal["accuracy", "distance"]
+
+HANDED_ON = ("engine", "devices", "chunk", "budget", "seeds_in_one")
+"""The keys of a configuration, besides model and train, that every short run keeps."""
+
+USED = ("data", "scenario", "data_dir", "model", "train", *HANDED_ON)
+"""The keys that may be given beside `choose_k`'s own arguments."""
+
+RESAMPLES = 1000
+"""Draws of clients and seeds by which a choice is put to the test."""
+
+
+class Choice(NamedTuple):
+    """A number of clusters, and how sure it is."""
+
+    k: int
+    confidence: float  # the share of resamples of clients and seeds that choose the same
+    margin: float  # what it is ahead of the next best: accuracy, or the knee's height
+    scores: dict[int, tuple[float, float]]  # by k: mean and standard deviation over seeds
+    criterion: Criterion
+
+
+def choose_k(
+    what: Federation | Config | Mapping[str, Any] | str | Path,
+    ks: Sequence[int],
+    *,
+    method: str | Mapping[str, Any] = "wecfl",
+    rounds: int = 3,
+    clients: int = 100,
+    criterion: Criterion = "accuracy",
+    held_back: float = 0.2,
+    seed: int = 0,
+    seeds: int = 3,
+    **settings: Any,
+) -> Choice:
+    """The best of several numbers of clusters after a short run of each on a sample of clients (Xie et al. 2020, §5.2).
+
+    A share of every sampled client's training examples is held back to judge by; its test examples are never touched.
+    By `accuracy`, the k is chosen whose models do best on the examples held back. By `distance`, it is the knee of the
+    mean squared distance between a client's model and its cluster's, which can only fall as k grows: the k farthest
+    below the line from the smallest k to the largest, so `ks` should begin below and end above what is plausible.
+    Equals go to the smaller k.
+
+    Args:
+        what: a federation or a configuration, as `jcfl.run` takes them. Of a configuration, data, scenario, model,
+            train, engine, devices, chunk, budget and seeds_in_one are used; the rest is left aside.
+        ks: the numbers to choose from; for `distance` three or more.
+        method: takes the option `clusters`: ifca, wecfl, fesem, …; for `distance` one that keeps the clients' models.
+        rounds: of each run, everybody in the sample taking part.
+        clients: how many are sampled, at random; all if there are fewer.
+        held_back: share of a client's training examples, in (0, 1), at least one of them.
+        seed: of the sample, of what is held back, and of the first run.
+        seeds: runs for every k; with one, `confidence` says nothing about how runs differ.
+        **settings: the keys of a configuration that are used, as for `jcfl.run`.
+
+    Raises:
+        InputError: numbers of clusters that cannot be compared, a share out of range, a method that has no k, a key
+            that the short runs cannot keep, such as participation.
+    """
+    for key in settings.keys() & Config.model_fields.keys() - set(USED):
+        raise InputError(f"choose_k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}")
+    config, objects = described(what, settings)
+    federation = objects.federation if objects.federation is not None else federated(config)
+    short = sample(np.random.default_rng(seed), federation, clients, held_back)
+    ks = checked(ks, criterion, len(short.groups))
+    piece = {"name": method} if isinstance(method, str) else dict(method)
+    values = []
+    for k in ks:
+        found = experiment.run(
+            short,
+            method=piece | {"clusters": k},
+            model=objects.model or config.model.model_dump(),
+            train=objects.train or config.train.model_dump(),
+            rounds=rounds,
+            evaluate_every=max(rounds, 1),
+            seed=seed,
+            seeds=seeds,
+            **{key: getattr(config, key) for key in HANDED_ON},
+        )
+        values.append(found.accuracy_clients[:, -1] if criterion == "accuracy" else distances(found))
+    weights = short.test.size if criterion == "accuracy" else np.ones(len(short.groups))
+    return decided(np.random.default_rng(seed), ks, np.stack(values), np.asarray(weights), criterion)
+
+
+def decided(
+    rng: np.random.Generator, ks: Sequence[int], values: np.ndarray, weights: np.ndarray, criterion: Criterion
+) -> Choice:
+    """The choice that figures of every k, seed and client lead to.
+
+    Args:
+        values: accuracies or squared distances. [k, seeds, s]
+        weights: what a client counts. [s]
+    """
+    _, seeds, s = values.shape
+    each = values @ weights / weights.sum()  # [k, seeds]
+    merit = merits(each.mean(1), ks, criterion)
+    best = int(merit.argmax())
+    drawn = rng.multinomial(s, np.full(s, 1 / s), RESAMPLES) * weights  # [b, s]
+    turns = rng.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds  # [b, seeds]
+    again = np.einsum("bt,ktb->bk", turns, values @ drawn.T) / drawn.sum(1)[:, None]
+    confidence = np.mean(merits(again, ks, criterion).argmax(-1) == best)
+    margin = merit[best] - np.delete(merit, best).max() if len(ks) > 1 else np.inf
+    scores = {k: (float(row.mean()), float(row.std())) for k, row in zip(ks, each, strict=True)}
+    return Choice(ks[best], float(confidence), float(margin), scores, criterion)
+
+
+def merits(scores: np.ndarray, ks: Sequence[int], criterion: Criterion) -> np.ndarray:
+    """What every k has in its favour, from its score. [..., k]
+
+    For distances: how far below the line from the first to the last point, both axes scaled to [0, 1].
+    """
+    if criterion == "accuracy":
+        return scores
+    along = (np.asarray(ks) - ks[0]) / (ks[-1] - ks[0])
+    drop = scores[..., :1] - scores[..., -1:]
+    left = (scores - scores[..., -1:]) / np.where(drop > 0, drop, np.inf)
+    return 1 - along - np.where(drop > 0, left, 1 - along)
+
+
+def distances(found: History) -> np.ndarray:
+    """The squared distance of every client's last model to its cluster's. [seeds, s]"""
+    state = found.state
+    if "model" not in state.clients:
+        raise InputError(
+            f"criterion 'distance' needs a method that keeps the clients' models (wecfl, fesem), got {found.name!r}"
+        )
+    turns = np.arange(len(state.labels))[:, None]
+    pairs = zip(
+        jax.tree.leaves(state.clients["model"]["params"]), jax.tree.leaves(state.clusters["params"]), strict=True
+    )
+    gaps = (own - centres[turns, state.labels] for own, centres in pairs)  # [seeds, s, ...] each
+    return sum((np.square(gap).reshape(*gap.shape[:2], -1).sum(-1) for gap in gaps), np.zeros(state.labels.shape))
+
+
+def sample(rng: np.random.Generator, federation: Federation, clients: int, held_back: float) -> Federation:
+    """Clients drawn from those that train, part of each one's training examples in place of its test examples."""
+    if not 0 < held_back < 1:
+        raise InputError(f"held_back must be above 0 and below 1, got {held_back}")
+    if clients < 1:
+        raise InputError(f"clients must be at least 1, got {clients}")
+    rows, start, size = (
+        np.asarray(leaf) for leaf in (federation.train.rows, federation.train.start, federation.train.size)
+    )
+    eligible = np.flatnonzero(~np.asarray(federation.held_out) & (size >= 2))
+    if not eligible.size:
+        raise InputError("no client that trains has two training examples, one to train on and one to judge by")
+    who = np.sort(rng.choice(eligible, min(clients, eligible.size), replace=False))
+    mixed = [rng.permutation(rows[start[i] : start[i] + size[i]]) for i in who]
+    apart = [max(1, round(held_back * len(mine))) for mine in mixed]
+    learnt = [mine[number:] for mine, number in zip(mixed, apart, strict=True)]
+    judged = [mine[:number] for mine, number in zip(mixed, apart, strict=True)]
+    pool = np.concatenate([*learnt, *judged])
+    leaves: dict[str, Any] = {
+        "x": np.asarray(federation.x)[pool],
+        "y": np.asarray(federation.y)[pool],
+        "train": packed(learnt, 0),
+        "test": packed(judged, sum(map(len, learnt))),
+        "groups": np.asarray(federation.groups)[who],
+        "held_out": np.zeros(len(who), bool),
+        "arrive": np.zeros(len(who), np.int32),
+        "depart": np.full(len(who), NEVER, np.int32),
+    }
+    return replace(federation, **leaves)
+
+
+def packed(parts: Sequence[np.ndarray], first: int) -> Split:
+    """A split of consecutive rows from `first` on, as many for every client as its part is long."""
+    size: Any = np.array([len(part) for part in parts], np.int32)
+    start: Any = (np.cumsum(size) - size).astype(np.int32)
+    rows: Any = np.arange(first, first + size.sum(), dtype=np.int32)
+    return Split(rows, start, size, int(size.max()))
+
+
+def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
+    """Numbers of clusters that can be compared, ascending."""
+    if criterion not in ("accuracy", "distance"):
+        raise InputError(f"criterion: expected accuracy or distance, got {criterion!r}")
+    ks = sorted(set(ks))
+    least = 3 if criterion == "distance" else 1
+    if len(ks) < least or ks[0] < 1 or ks[-1] > clients:
+        raise InputError(
+            f"ks: expected at least {least} different numbers from 1 to {clients}, the clients sampled, got {ks}"
+        )
+    return ks

@@ -1,0 +1,292 @@
+"""The configuration of a run: read from YAML, checked before anything trains, and written back as YAML."""
+
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+
+from jcfl import registry
+from jcfl.core.context import EngineName
+from jcfl.core.method import QUESTIONS
+from jcfl.errors import InputError, unknown
+from jcfl.nested import flat, plain
+
+SECTIONS = ("data", "scenario", "model", "method", "train")
+"""The sections that name a registered piece and give its options."""
+
+RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")}
+"""Pairs of keys of which only one can be set: an override of one removes the other."""
+
+KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
+"""The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
+
+GIVEN = "given"
+"""The name that stands for an object from Python, which a configuration file cannot describe."""
+
+
+class Piece(BaseModel):
+    """A registered name and its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options beside the name."""
+        return dict(self.model_extra or {})
+
+    @property
+    def is_given(self) -> bool:
+        """Whether this piece stands for an object from Python."""
+        return self.name == GIVEN
+
+    @model_serializer
+    def _plain(self) -> dict[str, Any]:
+        return {key: plain(value) for key, value in dict(self).items() if not (key in OPTIONAL and not value)}
+
+
+class Method(Piece):
+    """A method, its options, and the add-ons that go with it."""
+
+    addons: tuple[Piece, ...] = ()
+    label: Annotated[str | None, Field(pattern=r"^[\w.=+-]+$")] = None
+
+    @property
+    def title(self) -> str:
+        """The method's name in comparisons: its label, or its name and add-ons."""
+        return self.label or "+".join([self.name, *(addon.name for addon in self.addons)])
+
+
+class Trainer(Piece):
+    """How clients train; plain SGD unless another trainer is named."""
+
+    name: str = "sgd"
+
+
+OPTIONAL = ("addons", "label")
+
+
+class Config(BaseModel):
+    """Everything that defines a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    data: Piece | tuple[Piece, ...] = Piece(name="digits")
+    scenario: Piece
+    model: Piece = Piece(name="mlp")
+    method: Method
+    train: Trainer = Trainer()
+    rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
+    participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
+    evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
+    evaluate_first: Annotated[bool, Field(description="whether to evaluate before the first round")] = False
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of the first run, and of the federation")] = 0
+    seeds: Annotated[int, Field(ge=1, description="runs, with seeds seed, seed + 1, …")] = 1
+    seeds_in_one: Annotated[bool | None, Field(description="all seeds side by side; null: where they are small")] = None
+    compare: Annotated[tuple[Method, ...], Field(description="methods run beside the main one")] = ()
+    data_dir: Annotated[Path | None, Field(description="folder of datasets")] = None
+    track: Annotated[tuple[Piece, ...], Field(description="where figures go besides the folder: tensorboard, …")] = ()
+    checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
+    engine: Annotated[EngineName, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
+    devices: Annotated[int | None, Field(ge=1, description="that clients are shared out among; null: all")] = None
+    chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
+    budget: Annotated[int | None, Field(ge=1, description="bytes for a round's clients; null: by what is free")] = None
+    made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """The main method and those compared with it, by titles made unique."""
+        table: dict[str, Method] = {}
+        for method in (self.method, *self.compare):
+            count = sum(other.title == method.title for other in table.values())
+            table[method.title if not count else f"{method.title}-{count + 1}"] = method
+        return table
+
+    def flat(self) -> dict[str, Any]:
+        """Every value under its dotted name, without `made_by`, which the run fills in."""
+        return flat(self.model_dump(exclude={"made_by"}))
+
+    def text(self) -> str:
+        """The configuration as YAML, with the value of every option."""
+        return yaml.safe_dump(plain(self.model_dump()), sort_keys=False, allow_unicode=True, width=120)
+
+
+def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """A checked configuration from a file, a preset or a mapping, with the overrides `key=value` applied.
+
+    Raises:
+        InputError: no such file or preset, text that is not YAML, an unknown key, a value out of bounds.
+    """
+    return checked(overridden(loaded(source), [assignment(text) for text in overrides]))
+
+
+def loaded(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file, a preset or a mapping: their keys are checked, their values are not yet.
+
+    Raises:
+        InputError: no such file or preset, text that is not YAML, an unknown key.
+    """
+    settings = dict(source) if isinstance(source, Mapping) else parsed(*source_text(source))
+    for key in settings:
+        if key not in Config.model_fields:
+            raise unknown("key", key, Config.model_fields)
+    return settings
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name, with the line that describes it."""
+    folder = importlib.resources.files("jcfl") / "presets"
+    files = sorted((item for item in folder.iterdir() if item.name.endswith(".yaml")), key=lambda item: item.name)
+    return {item.name.removesuffix(".yaml"): item.read_text("utf-8").split("\n")[0].lstrip("# ") for item in files}
+
+
+def source_text(source: str | Path) -> tuple[str, str]:
+    """The text of a configuration file or preset, and its name for error messages."""
+    path = Path(source)
+    if path.is_file():
+        try:
+            return path.read_text("utf-8"), str(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read as text: {error}") from None
+    if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
+        raise InputError(f"no configuration file {str(path)!r}; presets: {', '.join(presets())}")
+    if path.name not in presets():
+        raise unknown("preset (and no such file):", path.name, presets())
+    return (importlib.resources.files("jcfl") / "presets" / f"{path.name}.yaml").read_text("utf-8"), path.name
+
+
+def parsed(text: str, what: str) -> dict[str, Any]:
+    """The mapping that YAML text contains; `what` names the text in error messages."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{what} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{what}: expected keys and values, got {type(value).__name__}")
+    return value
+
+
+def assignment(text: str) -> tuple[list[str], Any]:
+    """The path and the value of an override `a.b=v`; the value is read as YAML."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise InputError(f"--set expects key=value, got {text!r}")
+    try:
+        return key.strip().split("."), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError(f"--set {key}: {value!r} is not a YAML value") from None
+
+
+def overridden(settings: dict[str, Any], overrides: list[tuple[list[str], Any]]) -> dict[str, Any]:
+    """A copy of the settings with the overrides applied in their order.
+
+    An override that changes the name of a piece removes those of its options that the new piece does not have. They
+    are removed before any value is set, so that an option for the new piece can come before or after its name.
+    """
+    overrides = [(named_path(path, value), value) for path, value in overrides]
+    paths = [path for path, _ in overrides]
+    settings = {key: {"name": v} if key in SECTIONS and isinstance(v, str) else v for key, v in settings.items()}
+    if ["seed"] in paths and isinstance(settings.get("scenario"), dict):
+        # A resolved configuration has the federation's seed written out. If it equals the run's, it follows the run's.
+        same = settings["scenario"].get("seed") == settings.get("seed", 0)
+        settings["scenario"] = {k: v for k, v in settings["scenario"].items() if not (same and k == "seed")}
+    for path, value in overrides:
+        if path[0] in SECTIONS and path[1:] == ["name"] and isinstance(value, str):
+            settings[path[0]] = renamed(path[0], settings.get(path[0]), value)
+    for path, value in overrides:
+        if path[0] not in Config.model_fields:
+            raise unknown("key", ".".join(path), Config.model_fields)
+        settings = replaced(settings, path, value)
+        section, rival = RIVALS.get(".".join(path[:2]), ("", ""))
+        if rival and value is not None and [section, rival] not in paths and isinstance(settings[section], dict):
+            settings[section].pop(rival, None)
+    return settings
+
+
+def named_path(path: list[str], value: Any) -> list[str]:
+    """The path of an override; `method=ifca` means `method.name=ifca`."""
+    return [*path, "name"] if len(path) == 1 and path[0] in SECTIONS and isinstance(value, str) else path
+
+
+def renamed(section: str, piece: Any, name: str) -> Any:
+    """A section without the options that the piece called `name` does not have; other values as they are."""
+    if not isinstance(piece, dict) or piece.get("name") == name:
+        return piece
+    registry.load()
+    functions = (*registry.shared(section), registry.find(section, name))
+    known = {parameter.name for function in functions for parameter in registry.parameters(function)} | {"addons"}
+    return {key: value for key, value in piece.items() if key in known}
+
+
+def replaced(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = ()) -> Any:
+    """A copy of nested mappings and lists with one value replaced or added.
+
+    Written by hand: OmegaConf's `update` replaces a single value by a mapping without an error (`rounds.x=1`), loses
+    the name of a piece in `compare: [ifca]`, and refuses NumPy numbers and objects from Python.
+    """
+    if not path:
+        return value
+    head, *rest = path
+    if isinstance(tree, str) and above[-1].isdigit():  # a piece in a list, written as its name alone
+        tree = {"name": tree}
+    if isinstance(tree, list | tuple):
+        if not (head.isdigit() and int(head) < len(tree)):
+            raise InputError(f"{'.'.join(above)} has {len(tree)} entries, counted from 0; got {head!r}")
+        return [replaced(item, rest, value, (*above, head)) if i == int(head) else item for i, item in enumerate(tree)]
+    if tree is not None and not isinstance(tree, dict):
+        raise InputError(f"{'.'.join(above)} is a single value; {'.'.join([*above, *path])} cannot be set")
+    return {**(tree or {}), head: replaced((tree or {}).get(head), rest, value, (*above, head))}
+
+
+def checked(settings: dict[str, Any]) -> Config:
+    """The configuration that the settings describe, every piece found, its options checked and completed.
+
+    Raises:
+        InputError: an unknown key, name or option, or a value out of bounds.
+    """
+    registry.load()
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        raise InputError(registry.sentence(error)) from None
+    return resolved(config)
+
+
+def resolved(config: Config) -> Config:
+    """The configuration with every option of every piece checked, converted and written out."""
+    seeded = {"seed": config.seed} if not config.scenario.is_given else {}
+    scenario = Piece.model_validate({**seeded, **dict(config.scenario)})
+    changes = {section: completed(section, getattr(config, section)) for section in SECTIONS if section != "scenario"}
+    changes |= {"scenario": completed("scenario", scenario)}
+    changes |= {"compare": completed("method", config.compare), "track": completed("track", config.track)}
+    return config.model_copy(update=changes)
+
+
+def completed(section: str, piece: Any) -> Any:
+    """One piece, or each of several, with its options checked and its defaults added."""
+    if isinstance(piece, tuple):
+        return tuple(completed(section, item) for item in piece)
+    if piece.is_given:
+        return piece
+    given = piece.options
+    answers = {question: given.pop(question) for question in QUESTIONS if section == "method" and question in given}
+    found = registry.options(section, piece.name, given, registry.shared(section))
+    found |= {question: answer(question, value) for question, value in answers.items() if value is not None}
+    changes = {"addons": tuple(completed("addon", item) for item in piece.addons)} if isinstance(piece, Method) else {}
+    return type(piece).model_validate({**dict(piece), **found, **changes})
+
+
+def answer(question: str, value: Any) -> dict[str, Any]:
+    """One answer to a method's question as `{name, options…}`, its options checked and spelt out."""
+    if not isinstance(value, str | Mapping) or (isinstance(value, Mapping) and "name" not in value):
+        raise InputError(f"method.{question}: expected a name or {{name: …, options}}, got {value!r}")
+    given = {"name": value} if isinstance(value, str) else dict(value)
+    name, kind = given.pop("name"), KINDS[question]
+    return {"name": name, **registry.options(kind, name, given)}

@@ -1,0 +1,127 @@
+"""The devices of a run: how many, on which hosts, and who of several hosts writes."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jcfl.core import engine
+from jcfl.errors import InputError
+from jcfl.results import Folder, History, Record
+
+HEARTBEAT = 10
+"""Seconds after which a host that says nothing counts as dead; the others then stop."""
+
+
+def granted(wanted: int | None) -> int:
+    """How many devices clients are shared out among: as many as wanted, or all there are, on all hosts.
+
+    A CPU counts as one device unless more are wanted before JAX has started.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    if wanted is not None and wanted > 1 and not joined():
+        with contextlib.suppress(RuntimeError):  # JAX has started, with what there is
+            jax.config.update("jax_num_cpu_devices", wanted)
+    there = jax.device_count()
+    if wanted is not None and wanted > there and not joined():
+        raise InputError(
+            f"devices: {wanted} were asked for, there are {there}; a CPU counts as more only before JAX has started, "
+            f"for instance by XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+        )
+    return there if wanted is None or joined() else wanted
+
+
+def placed(tree: Any, devices: int) -> Any:
+    """`tree` on all of the devices."""
+    return jax.device_put(tree, whole(devices)) if devices > 1 else jax.device_put(tree)
+
+
+def whole(devices: int) -> jax.sharding.NamedSharding:
+    """Everything on every device."""
+    return jax.NamedSharding(engine.across(devices), jax.P())
+
+
+def keyed(data: np.ndarray, devices: int) -> jax.Array:
+    """Random keys from their data, on all of the devices."""
+    make = jax.jit(jax.random.wrap_key_data, out_shardings=whole(devices) if devices > 1 else None)
+    return make(data)
+
+
+def join(coordinator: str | None, hosts: int | None, host: int | None) -> None:
+    """Take part in a run of several hosts; what is not given is what the cluster's scheduler says.
+
+    Raises:
+        InputError: there is no such cluster.
+    """
+    try:
+        jax.distributed.initialize(coordinator, hosts, host, heartbeat_timeout_seconds=HEARTBEAT)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"--distributed: {next(iter(str(error).splitlines()), error)}") from None
+
+
+def joined() -> bool:
+    """Whether this is a run of several hosts."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def leads() -> bool:
+    """Whether this host is the one that writes and reports."""
+    return not joined() or jax.process_index() == 0
+
+
+def agreed(value: Any, settle: Callable[..., Any] = np.max) -> Any:
+    """One number for all hosts, of those that they have: the largest, unless they settle it otherwise."""
+    if not joined():
+        return value
+    from jax.experimental import multihost_utils
+
+    return float(settle(multihost_utils.process_allgather(np.float32(value))))
+
+
+def meet() -> None:
+    """Wait until every host has come this far."""
+    agreed(0)
+
+
+def folder(path: Path) -> Folder:
+    """A run's folder, to be written by the host that leads and only read by the others."""
+    if not joined():
+        return Folder(path)
+    return Leader(path) if leads() else Witness(path)
+
+
+class Leader(Folder):
+    """A run's folder as the host sees it that writes."""
+
+    def begin(self, config: str, measured: bool = True) -> None:
+        """Make the folder, and let the others go on."""
+        super().begin(config, measured)
+        meet()
+
+
+class Witness(Folder):
+    """A run's folder as hosts see it that do not write."""
+
+    def begin(self, config: str, measured: bool = True) -> None:
+        """Wait until the folder is there."""
+        meet()
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write nothing."""
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Write nothing."""
+
+    def clusters(self, history: History) -> None:
+        """Write nothing."""
+
+    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Write nothing."""
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Write nothing."""

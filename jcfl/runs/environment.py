@@ -1,0 +1,55 @@
+"""What a run depends on besides its configuration: package versions, the device, the cache of compiled programs."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jcfl import registry
+from jcfl.version import __version__
+
+PACKAGES = ("jcfl", "jax", "jaxlib", "flax", "optax", "numpy")
+
+SHORTEST = 0.2
+"""Programs that compile in fewer seconds than this are not kept on disk."""
+
+
+def made_by() -> dict[str, Any]:
+    """The versions, those of plug-ins too, and the device that a run's scores may depend on."""
+    devices = jax.local_devices()
+    plugins = (plugin.package.partition(" ") for plugin in registry.plugins() if not plugin.error)
+    versions = {name: version(name) for name in PACKAGES} | {name: number for name, _, number in plugins}
+    device = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+    return {"versions": {"python": platform.python_version(), **versions}, "device": device}
+
+
+def version(package: str) -> str:
+    """The version of an installed package; jcfl's own version where jcfl runs without being installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return __version__
+
+
+def use_cache() -> None:
+    """Keep compiled programs on disk, so that later processes need not compile them again.
+
+    This sets JAX's persistent compilation cache for the whole process. The command line calls it; `jcfl.run` and
+    `jcfl.sweep` do not, so a program that wants the cache calls `jcfl.use_cache()` first. The folder is the one that
+    the environment variable JCFL_CACHE names, by default `~/.cache/jcfl/xla`. Nothing changes if JCFL_CACHE is set to
+    nothing, if JAX already has a cache folder, or if the folder cannot be made.
+    """
+    chosen = os.environ.get("JCFL_CACHE")
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None or chosen == "":
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(chosen) if chosen else home / "jcfl" / "xla"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)

@@ -1,0 +1,239 @@
+"""A run with everything built and checked, and nothing trained: what a configuration, or a user's objects, describe."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from jcfl import data, registry
+from jcfl.core import engine
+from jcfl.core.compile import compile
+from jcfl.core.context import Context
+from jcfl.core.context import context as make_context
+from jcfl.core.method import QUESTIONS
+from jcfl.core.method import Method as Value
+from jcfl.errors import InputError
+from jcfl.fast.factored import Factored
+from jcfl.methods import addons
+from jcfl.runs import devices
+from jcfl.runs.config import GIVEN, KINDS, Config, Method, Piece, Trainer, checked, loaded
+from jcfl.runs.environment import made_by
+from jcfl.types import Algorithm, Federation, Task
+
+SMALL = 2**26
+"""Bytes of state up to which several seeds run side by side, unless told otherwise."""
+
+PieceKind = TypeVar("PieceKind", bound=Piece)
+
+LEAST = 2**20
+"""Bytes to work in below which it is no use to try with less."""
+
+
+class Objects(NamedTuple):
+    """What a user handed over in Python, in place of a name."""
+
+    federation: Federation | None = None
+    method: Any = None  # a Method, or a function of the context that returns a Method or an Algorithm
+    model: Any = None  # a Task or a Flax module
+    train: Any = None  # as `jcfl.core.local.Local`
+
+
+class Plan(NamedTuple):
+    """A run with everything built and nothing trained."""
+
+    config: Config  # with what depends on this machine spelt out
+    federation: Federation  # on the device
+    context: Context
+    algorithms: dict[str, Algorithm]  # by title, the main one first
+    objects: Objects = Objects()  # those that the configuration has no name for
+
+
+def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
+    """The configuration that was meant, and the objects in it that have no name."""
+    objects, base = Objects(), {}
+    if isinstance(what, Federation):
+        objects = objects._replace(federation=what)
+        base = standing_in(what)
+    elif isinstance(what, Config):
+        base = what.model_dump()
+    else:
+        base = loaded(what)
+    more, given = handed_over(given)
+    return checked({**base, **given}), more._replace(federation=objects.federation)
+
+
+def standing_in(federation: Federation) -> dict[str, Any]:
+    """What a configuration says of a federation that was handed over in Python."""
+    return {"data": GIVEN, "scenario": {"name": GIVEN, "federation": federation.name}, "method": "stocfl"}
+
+
+def handed_over(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
+    """The objects without a name among what was given, and what was given with a stand-in for each."""
+    objects = Objects()
+    for section in ("method", "model", "train"):
+        value = given.get(section)
+        if value is None or isinstance(value, str | Mapping | Piece):
+            continue
+        objects = objects._replace(**{section: value})
+        given = given | {section: {"name": GIVEN, "object": getattr(value, "__qualname__", type(value).__qualname__)}}
+    return objects, given
+
+
+def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
+    """Everything a run needs, built and checked.
+
+    Args:
+        lanes: how many runs will share the memory; by default the configuration's seeds, where they run side by side.
+
+    Raises:
+        InputError: data that is missing or corrupt, a federation that cannot be had, options that do not go together.
+    """
+    several = devices.granted(config.devices)
+    federation = objects.federation if objects.federation is not None else federated(config)
+    shape, classes = federation.x.shape[1:], federation.classes
+    build = lambda name, **options: registry.find("model", name)(
+        shape, classes, **registry.options("model", name, options)
+    )
+    share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
+    context = make_context(
+        federation,
+        tasked(config, objects, build, shape, classes),
+        trainer(config.train, objects),
+        config.participation,
+        chunk=config.chunk,
+        budget=config.budget or int(devices.agreed(engine.memory_budget(), np.min)) // share,
+        build=build,
+        engine=config.engine,
+        engines=(Factored(),),
+        devices=several,
+    )
+    federation = devices.placed(federation, context.resources.devices)
+    algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
+    most = max(state_bytes(item, federation) for item in algorithms.values())
+    if config.seeds_in_one is None:
+        config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
+    machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by()}
+    return Plan(config.model_copy(update=machine), federation, context, algorithms, objects)
+
+
+def smaller(plan: Plan) -> Plan | None:
+    """The plan with half as many clients at a time, its states as they are; None if there is no less."""
+    resources = plan.context.resources
+    if resources.chunk == 1 and resources.room < LEAST:
+        return None
+    resources = resources._replace(chunk=-(-resources.chunk // 2), room=resources.room // 2)
+    context = plan.context._replace(resources=resources)
+    algorithms = {title: algorithm(method, context, plan.objects) for title, method in plan.config.methods.items()}
+    config = plan.config.model_copy(update={"chunk": resources.chunk})
+    return plan._replace(config=config, context=context, algorithms=algorithms)
+
+
+def federated(config: Config) -> Federation:
+    """The federation that a configuration describes."""
+    pieces = config.data if isinstance(config.data, tuple) else (config.data,)
+    datasets = [data.load(named(piece, "data"), config.data_dir, **piece.options) for piece in pieces]
+    name = named(config.scenario, "scenario")
+    make = registry.find("federation", "options")
+    return make(datasets[0] if len(datasets) == 1 else datasets, name, **config.scenario.options)
+
+
+def tasked(config: Config, objects: Objects, build: Callable[..., Task], shape, classes: int) -> Task:
+    """The task that a configuration, or a model handed over in Python, describes."""
+    if objects.model is None:
+        return build(named(config.model, "model"), **config.model.options)
+    if isinstance(objects.model, Task):
+        return objects.model
+    from jcfl import models
+
+    return models.task(objects.model, shape, classes)
+
+
+def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
+    """The algorithm that a method's name, options, answers and add-ons describe.
+
+    A registered method returns a Method, or what a user can hand over in its place: a function of the context that
+    returns a Method or an Algorithm.
+
+    Raises:
+        InputError: an Algorithm was to get other answers or add-ons.
+    """
+    if method.is_given and objects.method is not None:
+        found = objects.method
+    else:
+        found = registry.find("method", named(method, "method"))(**without(method.options, QUESTIONS))
+    found = found if isinstance(found, Value) else found(context)
+    if isinstance(found, Value):
+        whole = answered(found, method.options)
+        return compile(addons.extended(whole, [dict(addon) for addon in method.addons]), context)
+    changed = [*(q for q in QUESTIONS if method.options.get(q) is not None), *(addon.name for addon in method.addons)]
+    if changed:
+        raise InputError(f"method {method.name!r} is no Method with answers, so {changed[0]!r} cannot change it")
+    return found
+
+
+def answered(value: Value, options: Mapping[str, Any]) -> Value:
+    """The method with the answers that a configuration gives in place of its own."""
+    given = {question: options[question] for question in QUESTIONS if options.get(question) is not None}
+    pieces = {question: answer(question, piece) for question, piece in given.items()}
+    return replace(value, **pieces)
+
+
+def answer(question: str, piece: Any) -> Any:
+    """One answer, from `{name, options…}` with its options checked."""
+    options = {key: value for key, value in dict(piece).items() if key != "name"}
+    return registry.find(KINDS[question], dict(piece)["name"])(**options)
+
+
+def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Options without those of some names."""
+    return {key: value for key, value in options.items() if key not in names}
+
+
+def trainer(train: Trainer, objects: Objects) -> Any:
+    """The local trainer that a section describes, or that was handed over in Python."""
+    return objects.train or registry.find("train", named(train, "train"))(**train.options)
+
+
+def variable(config: Config, context: Context, objects: Objects) -> Callable[[Mapping[str, Any]], Algorithm]:
+    """The main method's algorithm as a function of some of its and of the trainer's options, by dotted name.
+
+    It can be called while it is traced: nothing is checked, and an option may be an array.
+    """
+
+    def make(scalars: Mapping[str, Any]) -> Algorithm:
+        method, train = config.method, config.train
+        for name, value in scalars.items():
+            section, *path = name.split(".")
+            method = method if section == "train" else placed(method, path, value)
+            train = placed(train, path, value) if section == "train" else train
+        trained = any(name.startswith("train.") for name in scalars)
+        local = trainer(train, objects) if trained else context.trainer
+        return algorithm(method, context._replace(trainer=local), objects)
+
+    return make
+
+
+def placed(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
+    """A piece with one option's value replaced; `addons.0.mu` is an option of its first add-on."""
+    if len(path) == 1:
+        return piece.model_copy(update={path[0]: value})
+    if path[0] in QUESTIONS:
+        return piece.model_copy(update={path[0]: {**dict(piece.options[path[0]]), path[1]: value}})
+    addons = list(getattr(piece, path[0]))
+    addons[int(path[1])] = placed(addons[int(path[1])], path[2:], value)
+    return piece.model_copy(update={path[0]: tuple(addons)})
+
+
+def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
+    """Bytes of what survives a round."""
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def named(piece: Piece, section: str) -> str:
+    """A piece's name, unless it is a stand-in for an object that only its own program has."""
+    if piece.is_given:
+        raise InputError(f"{section}: this was a run in Python with a {section} of its own; only Python can repeat it")
+    return piece.name

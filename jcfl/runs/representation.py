@@ -1,0 +1,85 @@
+"""What a run's clients hold and how alike they are, for figures: computed once, before anything trains."""
+
+import jax
+import numpy as np
+
+from jcfl import trees
+from jcfl.core import engine
+from jcfl.core.describing import anchor_gradient, normalised
+from jcfl.core.streams import Stream, stream
+from jcfl.data.summary import label_counts
+from jcfl.runs.plan import Plan
+from jcfl.types import Federation, Task
+
+COMPARED = 1000
+"""The most clients that are compared with each other."""
+
+TILES = 3
+"""Where not all gradients fit: the most tiles of clients, each compared with each, so that the work stays bounded."""
+
+PICTURES = 2**20
+"""Bytes of images that are kept, before compression."""
+
+
+def representation(plan: Plan) -> dict[str, np.ndarray]:
+    """The arrays of federation.npz.
+
+    Returns:
+        `train`, `test` [m, c]: examples of every class; `groups`, `held_out`, `arrive`, `depart` [m]; `compared` [n]:
+        the clients compared, all of them or a sample drawn by the run's seed; `cosine` [n (n - 1) / 2] float32: the
+        upper triangle, row by row, of the cosines between their gradients at the first seed's initial model, over all
+        their training data (StoCFL's Ψ at its usual anchor); `pictured` [p]: clients, some of those compared; `images`
+        [p, h, w, ch]: one training image of each, as it is stored; p is 0 where examples are not images.
+    """
+    federation, config = plan.federation, plan.config
+    task, m = plan.context.task, plan.context.population.clients
+    rng = np.random.default_rng(config.seed)
+    size = 4 * trees.parameters(jax.eval_shape(task.init, jax.random.key(0)))
+    tile = max(2, plan.context.resources.budget // (4 * size))  # two tiles of gradients take half of what there is
+    order = rng.permutation(m)[: min(COMPARED, TILES * tile)]
+    pictured = np.sort(order[: pictures(federation)])
+    key = stream(jax.random.key(config.seed), Stream.MODEL)
+    compared = np.sort(order)
+    return {
+        **{split: label_counts(federation, split).astype(np.int32) for split in ("train", "test")},
+        **{name: np.asarray(getattr(federation, name)) for name in ("groups", "held_out", "arrive", "depart")},
+        "compared": compared.astype(np.int32),
+        "cosine": cosines(task, key, federation, compared, tile, plan.context.resources.budget // 2),
+        "pictured": pictured.astype(np.int32),
+        "images": np.asarray(federation.x[first_rows(federation, rng, pictured)]),
+    }
+
+
+def pictures(federation: Federation) -> int:
+    """How many images are kept."""
+    if federation.x.ndim != 4:
+        return 0
+    return max(1, PICTURES // int(np.prod(federation.x.shape[1:]) * federation.x.dtype.itemsize))
+
+
+def first_rows(federation: Federation, rng: np.random.Generator, who: np.ndarray) -> np.ndarray:
+    """A random training example of each client. [p]"""
+    split = federation.train
+    size, start = np.asarray(split.size)[who], np.asarray(split.start)[who]
+    return np.asarray(split.rows)[start + rng.integers(np.maximum(size, 1))]
+
+
+def cosines(task: Task, key: jax.Array, federation: Federation, who: np.ndarray, tile: int, budget: int) -> np.ndarray:
+    """The upper triangle of the cosines between clients' gradients at a new model. [n (n - 1) / 2]"""
+    tile = min(tile, len(who))
+    chunk = engine.chunk_size(task, federation, tile, federation.train.width, 2, budget)
+
+    def psi(key, federation, who):
+        anchor = task.init(key)
+        describe = lambda client, data: normalised(anchor_gradient(task, anchor, data))
+        return engine.each(describe, federation, who, chunk)
+
+    described, inner = jax.jit(psi), jax.jit(trees.inner)
+    parts = np.resize(who, (-(-len(who) // tile), tile))  # the last one filled up with the first clients
+    full = np.zeros((parts.size, parts.size), np.float32)
+    for i, part in enumerate(parts):
+        row = described(key, federation, part)
+        for j in range(i, len(parts)):
+            column = row if j == i else described(key, federation, parts[j])
+            full[i * tile : (i + 1) * tile, j * tile : (j + 1) * tile] = inner(row, column)
+    return full[: len(who), : len(who)][np.triu_indices(len(who), 1)]

@@ -1,0 +1,131 @@
+"""Many runs over a grid or a list of options, compared in a table, each resumable."""
+
+import csv
+import io
+import json
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jcfl import metrics, results
+from jcfl.errors import TrainingError, unknown
+from jcfl.nested import plain
+from jcfl.results import History
+from jcfl.runs import experiment, loop
+from jcfl.runs.config import Config
+from jcfl.runs.replicas import OnProgress
+from jcfl.runs.sweeping.groups import Training
+from jcfl.runs.sweeping.points import Over, Point, points
+from jcfl.types import Federation
+
+
+@dataclass
+class Sweep:
+    """Every point of a sweep with its history."""
+
+    points: list[Point]
+    histories: list[History]  # of each point, in the same order
+    by: str  # the score that decides which is best
+    compilations: int  # how often a program was compiled
+
+    def best(self) -> int | None:
+        """The point with the best mean score at the last evaluation; None where none has one.
+
+        Scores are those on test examples: the best of many is flattered by having been chosen.
+        """
+        sign = -1 if metrics.score(self.by).better == "lower" else 1
+        means = [sign * one.summary.get(self.by, {}).get("mean", math.nan) for one in self.histories]
+        means = [math.nan if "failed" in one.summary else mean for mean, one in zip(means, self.histories, strict=True)]
+        return None if np.isnan(means).all() else int(np.nanargmax(means))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per point: name, values, means and deviations of every score, seconds, failure."""
+        best, rows = self.best(), []
+        for index, (point, one) in enumerate(zip(self.points, self.histories, strict=True)):
+            scores = {score: one.summary[score] for score in one.scores}
+            more = {"seconds": one.summary.get("wall_s"), "failed": one.summary.get("failed")}
+            rows.append({"name": point.name, "best": index == best, "values": plain(point.values), **scores, **more})
+        return rows
+
+
+def sweep(
+    what: Federation | Config | Mapping[str, Any] | str | Path,
+    over: Over | None = None,
+    *,
+    by: str = "accuracy_micro",
+    out: Path | str | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    **given: Any,
+) -> Sweep:
+    """Train a method at every point of a grid, or of a list, of options.
+
+    Points that differ only in numbers of the method, its add-ons or the trainer (λ, τ, μ, the learning rate, …) share a
+    compiled program and run side by side, seeds included, where their states are small. A point that diverges does not
+    stop the others.
+
+    Args:
+        what: as for `jcfl.run`, or a sweep's file; methods to compare are left aside.
+        over: values by dotted key, `{"method.lam": [0, 0.05], "train.lr": [0.1, 0.2]}`, or a list of points.
+        by: the registered score by which the best point is chosen.
+        out: the sweep's folder; each point has an ordinary run's folder under `runs`.
+        resume: whether to go on with the sweep that `out` holds; points that are complete are not run again.
+        on_progress: called about once a second.
+        **given: the configuration's keys, as for `jcfl.run`: method, train, rounds, seeds, …
+
+    Raises:
+        InputError: a point is wrong; nothing has been trained or written.
+        TrainingError: every point's model stopped being finite.
+    """
+    known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
+    if by not in known:
+        raise unknown("score to choose by", by, known)
+    whole, folder = points(what, over, **given), Path(out) if out is not None else None
+    if folder is not None and not resume:
+        experiment.refuse_taken(folder)
+    if folder is not None and resume:
+        whole = whole._replace(points=[begun(folder, point) for point in whole.points])
+    training = Training(whole, folder, on_progress or (lambda progress: None))
+    training.check()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write(folder / "sweep.yaml", whole.text())
+    stop = threading.Event()
+    with loop.interruptible(stop, folder is not None):
+        training.train(stop)
+    found = Sweep(whole.points, training.ordered(), by, training.compilations)
+    if folder is not None:
+        write(folder, found)
+    if all("failed" in one.summary for one in found.histories):
+        raise TrainingError(f"every point failed; the first: {found.histories[0].summary['failed']}")
+    return found
+
+
+def begun(folder: Path, point: Point) -> Point:
+    """A point that goes on as it began, if it has begun."""
+    if not (folder / "runs" / point.name / "config.yaml").is_file():
+        return point
+    stored = experiment.resumed(folder / "runs" / point.name, point.config)
+    return point._replace(config=stored.model_copy(update={"seeds_in_one": point.config.seeds_in_one}))
+
+
+def write(folder: Path, sweep: Sweep) -> None:
+    """Write sweep.json and sweep.csv: every point's values and last scores."""
+    rows = sweep.rows()
+    results.write_json(folder / "sweep.json", {"by": sweep.by, "compilations": sweep.compilations, "points": rows})
+    keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
+    scores = list(dict.fromkeys(score for one in sweep.histories for score in one.scores))
+    columns = [f"{score}_{part}" for score in scores for part in ("mean", "std")]
+    text = io.StringIO()
+    table = csv.DictWriter(text, ["name", "best", *keys, *columns, "seconds", "failed"])
+    table.writeheader()
+    for row in rows:
+        cells = {f"{score}_{part}": row[score][part] for score in scores if score in row for part in ("mean", "std")}
+        values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in row["values"].items()}
+        table.writerow({key: row[key] for key in ("name", "best", "seconds", "failed")} | values | cells)
+    results.write(folder / "sweep.csv", text.getvalue())

@@ -1,0 +1,257 @@
+"""Points of a sweep trained in groups: those that differ in numbers alone share a program and run side by side."""
+
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl import results
+from jcfl.errors import InputError, TrainingError
+from jcfl.nested import flat, plain
+from jcfl.results import Folder, History
+from jcfl.runs import trackers
+from jcfl.runs.config import Config
+from jcfl.runs.plan import SMALL, Plan, federated, planned, state_bytes, variable
+from jcfl.runs.programs import Family, Scalars, family
+from jcfl.runs.replicas import OnProgress, Run, train
+from jcfl.runs.representation import representation
+from jcfl.runs.sweeping.points import Point, Points
+from jcfl.types import Federation
+
+FEDERATION = ("data", "scenario", "data_dir")
+"""What of a configuration decides its federation."""
+
+OWN = re.compile(r"(method|train)\.(addons\.\d+\.)?\w+")
+"""The dotted names of a piece's own options, not of values inside them."""
+
+CLIENTS = (*FEDERATION, "model", "seed")
+"""What of a configuration decides how its clients look."""
+
+
+class Training:
+    """Trains the points of a sweep, group by group."""
+
+    def __init__(self, whole: Points, folder: Path | None, on_progress: OnProgress):
+        self.whole, self.folder, self.on_progress = whole, folder, on_progress
+        self.histories: dict[str, History] = {}
+        self.done = 0  # rounds, over all points and seeds
+        self.total = sum(point.config.rounds * point.config.seeds for point in whole.points)
+        self.compilations = 0
+        self.federation = Newest()
+        self.clients = Newest()
+
+    def check(self) -> None:
+        """Build every point's method, and train nothing."""
+        for group in grouped(self.whole.points):
+            plan = self.plan(group[0])
+            for point in group:
+                variable(point.config, plan.context, point.objects)({})
+                trackers.tracking(point.config.track, point.name, self.place(point))
+
+    def train(self, stop: threading.Event) -> None:
+        """Train every point that is not complete."""
+        left = []
+        for point in self.whole.points:
+            place = self.place(point)
+            if place is not None and is_complete(place, point.config.rounds):
+                self.histories[point.name] = results.loaded(place)
+                self.done += point.config.rounds * point.config.seeds
+            else:
+                left.append(point)
+        for group in grouped(left):
+            self.train_group(group, differing(group), stop)
+        self.write()
+
+    def train_group(self, group: Sequence[Point], names: Sequence[str], stop: threading.Event) -> None:
+        """Train points that differ only in `names`; where one of these cannot be an array, its values one by one."""
+        plan = self.plan(group[0])
+        seeds = group[0].config.seeds
+        make = variable(plan.config, plan.context, plan.objects)
+        width = side_by_side(group, plan, state_bytes(make({}), plan.federation))
+        batch = seeds if plan.config.seeds_in_one else 1
+        if width > 1:
+            plan = self.plan(group[0], width * batch)
+            make = variable(plan.config, plan.context, plan.objects)
+        runs = [self.run(point, plan) for point in group]
+        parts = [part for far in equally_far(runs) for part in batches(far, width)]
+        families: dict[int, Family] = {}
+        for part in parts:
+            lanes, values = len(part) * batch, scalars(plan, part, names, batch)
+            if lanes not in families:
+                try:
+                    families[lanes] = family(make, values, plan.federation, lanes, plan.context.resources.devices)
+                except (TypeError, InputError):  # an option that is branched on, or an array where none can be
+                    if not names:
+                        raise
+                    self.train_apart(group, names, fixed(make, values, plan.federation), stop)
+                    return
+                self.compilations += 1
+            sharing = sum(len(other) * batch == lanes for other in parts)
+            shared = families[lanes]._replace(seconds=families[lanes].seconds / sharing)
+            self.train_part(part, shared, values, stop)
+
+    def train_apart(
+        self, group: Sequence[Point], names: Sequence[str], fixed: Sequence[str], stop: threading.Event
+    ) -> None:
+        """Train points again of whose options those in `fixed` cannot be arrays: a group for each of their values."""
+        value = lambda point: tuple(floats(point.config)[name] for name in fixed)
+        for _, alike in itertools.groupby(sorted(group, key=value), key=value):
+            self.train_group(list(alike), [name for name in names if name not in fixed], stop)
+
+    def train_part(self, part: Sequence[Run], shared: Family, values: Scalars, stop: threading.Event) -> None:
+        """Train runs side by side, and write what is known of the sweep."""
+        for run in part:
+            if run.folder is not None:
+                key = key_of(run.plan.config, CLIENTS)
+                run.folder.federation(lambda: self.clients(key, lambda: representation(run.plan)))
+            run.begin()
+        watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
+        try:
+            train(part, shared.at(values), watch, stop, before=self.done, total=self.total)
+        except TrainingError:  # nobody is left; each run knows its own failure
+            pass
+        except KeyboardInterrupt:
+            for run in part:
+                run.tracking.end({})
+            raise
+        self.done += sum(run.plan.config.rounds * len(run.seeds) for run in part)
+        self.histories |= {run.name: run.written() for run in part}
+        self.write()
+
+    def plan(self, point: Point, lanes: int | None = None) -> Plan:
+        """A point's plan, with its federation built once."""
+        config, objects = point.config, point.objects
+        if objects.federation is None:
+            objects = objects._replace(
+                federation=self.federation(key_of(config, FEDERATION), lambda: jax.device_put(federated(config)))
+            )
+        return planned(config, objects, lanes)
+
+    def run(self, point: Point, plan: Plan) -> Run:
+        """A point's run."""
+        machine = {key: getattr(plan.config, key) for key in ("chunk", "budget", "seeds_in_one")}
+        command = {key: value for key, value in point.config.made_by.items() if key == "command"}
+        machine["made_by"] = plan.config.made_by | command
+        config = point.config.model_copy(update=machine)
+        algorithm = variable(point.config, plan.context, point.objects)(floats(point.config))
+        place = self.place(point)
+        tracking = trackers.tracking(config.track, point.name, place)
+        folder = Folder(place) if place is not None else None
+        return Run(config.method.title, plan._replace(config=config), algorithm, folder, tracking, point.name)
+
+    def place(self, point: Point) -> Path | None:
+        """A point's folder."""
+        return self.folder / "runs" / point.name if self.folder is not None else None
+
+    def ordered(self) -> list[History]:
+        """The histories there are, in the order of the points."""
+        return [self.histories[point.name] for point in self.whole.points if point.name in self.histories]
+
+    def write(self) -> None:
+        """Write the summaries of the points that are complete."""
+        if self.folder is not None:
+            results.write_json(self.folder / "comparison.json", {one.name: one.summary for one in self.ordered()})
+
+
+class Newest:
+    """What was made last: asked for again under the same key, it is not made again."""
+
+    def __init__(self):
+        self.key, self.value = "", None
+
+    def __call__(self, key: str, make: Callable[[], Any]) -> Any:
+        """The value under a key."""
+        if key != self.key:
+            self.value = None  # let go of the last one before the next is made
+            self.key, self.value = key, make()
+        return self.value
+
+
+def is_complete(place: Path, rounds: int) -> bool:
+    """Whether an earlier sitting has come to the end of the run in a folder."""
+    file = place / "summary.json"
+    return file.is_file() and json.loads(file.read_text("utf-8"))["rounds"] == rounds
+
+
+def key_of(config: Config, keys: Sequence[str]) -> str:
+    """A part of a configuration as text."""
+    return json.dumps({key: plain(getattr(config, key)) for key in keys})
+
+
+def grouped(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that differ only in numbers that no shape depends on, together; groups of one federation in a row."""
+    groups: dict[str, dict[str, list[Point]]] = {}
+    for point in points:
+        rest = point.config.flat() | dict.fromkeys(floats(point.config))
+        federation = groups.setdefault(key_of(point.config, FEDERATION), {})
+        federation.setdefault(json.dumps(rest), []).append(point)
+    return [group for federation in groups.values() for group in federation.values()]
+
+
+def floats(config: Config) -> dict[str, float]:
+    """The options of method, add-ons and trainer that are real numbers, by dotted name."""
+    options = flat({"method": config.method, "train": config.train})
+    return {name: value for name, value in options.items() if isinstance(value, float) and OWN.fullmatch(name)}
+
+
+def differing(group: Sequence[Point]) -> list[str]:
+    """The real options that are not the same at all points of a group."""
+    tables = [floats(point.config) for point in group]
+    return [name for name in tables[0] if len({table[name] for table in tables}) > 1]
+
+
+def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
+    """How many points of a group run side by side, if one seed's state takes `size` bytes."""
+    config = group[0].config
+    if config.seeds_in_one is False or not (plan.config.seeds_in_one or config.seeds == 1):
+        return 1
+    most = max(1, SMALL // (size * config.seeds))
+    return -(-len(group) // -(-len(group) // most))
+
+
+def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -> Scalars:
+    """The values of options at the points run side by side, each as often as there are seeds; in the models' type."""
+    model = jax.eval_shape(plan.context.task.init, jax.random.key(0))
+    kind = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(model["params"])))
+    values = {name: np.repeat([floats(run.plan.config)[name] for run in part], batch) for name in names}
+    return {name: jnp.asarray(value[0] if value.size == 1 else value, kind) for name, value in values.items()}
+
+
+def fixed(make: Callable[..., Any], values: Scalars, federation: Federation) -> list[str]:
+    """The options with which an algorithm cannot be traced as arrays; all, if no one alone is in the way."""
+
+    def once(value: Scalars, federation: Federation) -> Any:
+        algorithm = make(value)
+        state = algorithm.step(algorithm.init(jax.random.key(0), federation), federation)
+        return algorithm.evaluate(state, federation)
+
+    def is_fixed(name: str) -> bool:
+        try:
+            jax.eval_shape(once, {name: values[name].ravel()[0]}, federation)
+        except (TypeError, InputError):
+            return True
+        return False
+
+    return [name for name in values if is_fixed(name)] or list(values)
+
+
+def equally_far(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs whose newest checkpoints are of the same rounds, together: these can go on side by side."""
+
+    def far(run: Run) -> list[tuple[str, str]]:
+        places = run.folder.checkpoints.glob("seeds-*/*") if run.folder is not None else ()
+        return sorted((place.parent.name, place.name) for place in places if place.name.isdigit())
+
+    return [list(group) for _, group in itertools.groupby(sorted(runs, key=far), key=far)]
+
+
+def batches(runs: Sequence[Run], width: int) -> Iterator[list[Run]]:
+    """Runs in their order, so many at a time."""
+    return (list(runs[start : start + width]) for start in range(0, len(runs), width))

@@ -1,0 +1,221 @@
+"""The points of a sweep: a grid or a list of values over a configuration, each point a checked configuration."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from jcfl.errors import InputError
+from jcfl.nested import plain
+from jcfl.runs import config
+from jcfl.runs.config import GIVEN, OPTIONAL, Config, checked, overridden
+from jcfl.runs.plan import Objects, handed_over, standing_in
+from jcfl.types import Federation, Task
+
+Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+"""A grid, `{key: values}`, or a list of points, `[{key: value}]`; keys are dotted."""
+
+KEYS = ("base", "grid", "list")
+"""The keys that a sweep's file has beside a configuration's."""
+
+HANDED = ("method", "model", "train")
+"""The sections in whose place Python can hand over an object."""
+
+LONGEST = 100
+"""The largest number of characters in a point's name."""
+
+
+class Point(NamedTuple):
+    """One run of a sweep."""
+
+    name: str
+    values: dict[str, Any]  # by dotted key; a stand-in for an object that was passed in Python
+    config: Config
+    objects: Objects  # what the configuration has no name for
+
+
+class Points(NamedTuple):
+    """All runs of a sweep, and their common configuration."""
+
+    base: dict[str, Any]  # a configuration, not checked
+    points: list[Point]
+
+    def text(self) -> str:
+        """The sweep as a file that repeats it."""
+        table = {**self.base, "list": [point.values for point in self.points]}
+        return yaml.safe_dump(plain(table), sort_keys=False, allow_unicode=True, width=120)
+
+
+def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Over | None, **settings: Any) -> Points:
+    """The points of a sweep.
+
+    Args:
+        what: as for `jcfl.run`; a file or mapping may have the keys `base` (another file or a preset, whose keys its
+            own replace), `grid` and `list`. With both, every entry of the list is combined with the whole grid.
+        over: a grid, which is added to that of `what`, or a list, which replaces that of `what`.
+        **settings: the configuration's keys, as for `jcfl.run`.
+
+    Raises:
+        InputError: an unknown key, a value out of bounds, no values, the same point twice, an option of an object that
+            was handed over in Python.
+    """
+    base, grid, entries = parts(what)
+    if isinstance(over, Mapping):
+        grid = {**grid, **over}
+    elif over is not None:
+        entries = list(over)
+    objects, settings = handed_over(settings)
+    if isinstance(what, Federation):
+        objects = objects._replace(federation=what)
+    base = overridden(base, [(key.split("."), value) for key, value in settings.items()])
+    base.pop("compare", None)
+    chosen, own = stood_in(combined(grid, entries), objects)
+    names = named([plain(values) for values in chosen])
+    found = []
+    for name, values, others in zip(names, chosen, own, strict=True):
+        made = configured(base, name, values)
+        found.append(Point(name, values, made, meant(made, objects, others)))
+    refuse_twins(found)
+    return Points(base, found)
+
+
+def parts(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """The unchecked configuration in `what`, and the grid and the list beside it."""
+    if isinstance(what, Federation):
+        return standing_in(what), {}, []
+    if isinstance(what, Config):
+        return what.model_dump(), {}, []
+    found = dict(what) if isinstance(what, Mapping) else config.parsed(*config.source_text(what))
+    base, grid, entries = (found.pop(key, None) for key in KEYS)
+    if base is not None:
+        beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
+        found = {**config.parsed(*config.source_text(beside if beside.is_file() else str(base))), **found}
+    for key, value, kind in (("grid", grid, Mapping), ("list", entries, list)):
+        if value is not None and not isinstance(value, kind):
+            expected = "keys and lists of values" if key == "grid" else "a list of points, each keys and values"
+            raise InputError(f"{key}: expected {expected}, got {value!r}")
+    return found, dict(grid or {}), list(entries or [])
+
+
+def combined(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
+    """Every entry of the list, combined with every point of the grid."""
+    for key, values in grid.items():
+        if isinstance(values, str | Mapping | Task) or not hasattr(values, "__iter__") or not len(values):
+            raise InputError(f"a sweep over {key} expects a list of values, got {values!r}")
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise InputError(f"list: expected points of keys and values, got {entry!r}")
+    if not grid and not entries:
+        raise InputError("nothing to sweep over; give a key and its values, such as --over method.lam=0,0.05,0.5")
+    crossed = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    whole = [{**entry, **values} for entry in entries or [{}] for values in crossed]
+    for key in dict.fromkeys(key for values in whole for key in values):
+        if key.split(".")[0] == "compare":
+            raise InputError("a sweep varies the main method; compare methods by sweeping over method.name")
+    return [{key: scalar(value) for key, value in values.items()} for values in whole]
+
+
+def swept(text: str) -> tuple[str, list[Any]]:
+    """The key and the values of `key=1,2,3`, each value read as YAML.
+
+    >>> swept("method.lam=0,0.05")
+    ('method.lam', [0, 0.05])
+    >>> swept("method=[ifca, {name: stocfl, tau: 0.4}]")
+    ('method', ['ifca', {'name': 'stocfl', 'tau': 0.4}])
+    """
+    key, sign, values = text.partition("=")
+    try:
+        found = yaml.safe_load(f"[{values}]")
+    except yaml.YAMLError:
+        raise InputError(f"--over {key}: {values!r} are not YAML values with commas between them") from None
+    if not sign or not key.strip() or not found:
+        raise InputError(f"--over expects key=value,value,…, got {text!r}")
+    return key.strip(), found[0] if len(found) == 1 and isinstance(found[0], list) else found
+
+
+def scalar(value: Any) -> Any:
+    """The value, a NumPy number as a Python number."""
+    return value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
+
+
+def configured(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> Config:
+    """A point's configuration."""
+    try:
+        found = checked(overridden(base, [(key.split("."), value) for key, value in values.items()]))
+    except InputError as error:
+        raise InputError(f"{error} (point {name})") from None
+    for key in values:
+        section, *path = key.split(".")
+        if section in HANDED and getattr(found, section).is_given and path and path[0] not in OPTIONAL:
+            raise InputError(
+                f"{key}: the {section} was handed over in Python and has no options to sweep over; "
+                f"hand over several, {{'{section}': [...]}}, as a list"
+            )
+    return found
+
+
+def stood_in(points: Sequence[Mapping[str, Any]], base: Objects) -> tuple[list[dict[str, Any]], list[Objects]]:
+    """Values with a stand-in for every object handed over in Python, and each point's objects.
+
+    Different objects get different stand-ins: the second of one class is `Net-2`. The sweep's own object is the first.
+    """
+    known: dict[str, list[Any]] = {}  # objects by their class's name, in the order in which they first come
+    chosen, objects = [], []
+    for values in ({key: value for key, value in base._asdict().items() if key in HANDED}, *points):
+        own, values = handed_over(dict(values))
+        for section in HANDED:
+            thing = getattr(own, section)
+            if thing is not None:
+                title = values[section]["object"]
+                alike = known.setdefault(title, [])
+                if not any(thing is other for other in alike):
+                    alike.append(thing)
+                number = 1 + next(i for i, other in enumerate(alike) if other is thing)
+                values[section] = values[section] | {"object": title if number == 1 else f"{title}-{number}"}
+        chosen.append(values)
+        objects.append(own)
+    return chosen[1:], objects[1:]
+
+
+def meant(config: Config, base: Objects, own: Objects) -> Objects:
+    """A point's objects: its own or else the sweep's, where its configuration has a stand-in for one."""
+    chosen = {
+        section: next((thing for thing in (getattr(own, section), getattr(base, section)) if thing is not None), None)
+        for section in HANDED
+        if getattr(config, section).is_given
+    }
+    return Objects(federation=base.federation, **chosen)
+
+
+def named(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each point, made of its values, that can be the name of a folder."""
+    keys = list(dict.fromkeys(key for values in points for key in values))
+    last = [key.rpartition(".")[2] for key in keys]
+    short = {key: own if last.count(own) == 1 else key for key, own in zip(keys, last, strict=True)}
+    names = ["+".join(f"{short[key]}={label(value)}" for key, value in values.items()) for values in points]
+    names = [re.sub(r"[^\w.=+-]+", "_", name)[:LONGEST].strip(".") for name in names]
+    count = [names[:i].count(name) + 1 for i, name in enumerate(names)]
+    return [name if n == 1 else f"{name}-{n}" for name, n in zip(names, count, strict=True)]
+
+
+def label(value: Any) -> str:
+    """A value as part of a point's name; a piece is written as its name and its options."""
+    if isinstance(value, Mapping) and value.get("name") == GIVEN:
+        return label(value.get("object", GIVEN))
+    if isinstance(value, Mapping):
+        return "_".join(label(item) if key == "name" else f"{key}_{label(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "_".join(label(item) for item in value) or "none"
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def refuse_twins(points: Sequence[Point]) -> None:
+    """Refuse two points with the same configuration."""
+    texts: dict[str, str] = {}
+    for point in points:
+        twin = texts.setdefault(point.config.text(), point.name)
+        if twin != point.name:
+            raise InputError(f"the points {twin} and {point.name} are the same run; leave one out")

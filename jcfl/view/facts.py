@@ -1,0 +1,303 @@
+"""The description of a registered piece: its text, its options, an example command. For `jcfl list` and the docs."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from jcfl import metrics, registry
+from jcfl.core.method import costs
+from jcfl.errors import InputError, unknown
+from jcfl.nested import plain
+
+KINDS = {
+    "method": "methods",
+    "addon": "add-ons",
+    "describe": "describe",
+    "compare": "compare",
+    "group": "group",
+    "when": "when",
+    "training": "what clients train",
+    "aggregate": "aggregate",
+    "answer": "answer",
+    "data": "data",
+    "scenario": "scenarios",
+    "model": "models",
+    "train": "local training",
+    "track": "trackers",
+    "score": "scores",
+}
+"""Every kind of piece, and its title."""
+
+MEANINGS = {
+    "describe": "what the server knows a client by",
+    "compare": "how alike two descriptions are",
+    "group": "how descriptions become clusters",
+    "when": "the rounds in which clients are grouped",
+    "what clients train": "method.train: loss terms, and which models",
+    "aggregate": "how uploads become models",
+    "answer": "how a client predicts",
+}
+"""What a title means that does not say it by itself: the seven questions that a method answers."""
+
+NEEDED = {
+    "arrays": "data.path=mine.npz",
+    "tfds": "data.dataset=kmnist",
+    "leaf": "data.path=leaf/data/femnist/data",
+    "medmnist": "data.file=bloodmnist.npz",
+    "cfl": "participation=1",
+    "flhc": "method.clusters=4",
+    "local": "scenario.clients=20",
+    "hybrid": "'data=[mnist, fashion_mnist]'",
+    "natural": "data.name=gaussian",
+}
+"""The override that a piece's example needs besides its name, where it needs one."""
+
+LINKAGE = "'method.group={name: linkage, clusters: 4}'"
+LOSSES = "method=clustered method.describe=losses method.compare=itself method.when=every"
+SETTLED = "method=clustered method.describe=update method.compare=cosine method.group=bipartition method.when=settled"
+MIXTURE = f"{LOSSES} method.group=em method.train=all_models method.answer=mixture"
+
+EXAMPLES = {
+    "describe": f"method=clustered method.describe=NAME method.compare=cosine {LINKAGE}",
+    "describe nothing": "method=clustered method.describe=nothing",
+    "describe losses": f"{LOSSES} method.group=least",
+    "describe subspace": f"method=clustered method.describe=subspace method.compare=principal_angles {LINKAGE}",
+    "describe accumulated": "method=clustered method.describe=accumulated method.compare=cosine "
+    f"{LINKAGE} 'method.when={{name: once, at: 10}}'",
+    "compare": f"method=clustered method.describe=gradient method.compare=NAME {LINKAGE}",
+    "compare nothing": "method=clustered method.compare=nothing",
+    "compare itself": f"{LOSSES} method.group=least",
+    "compare noise_corrected": "method=stocfl method.compare=noise_corrected",
+    "compare principal_angles": f"method=clustered method.describe=subspace method.compare=principal_angles {LINKAGE}",
+    "compare layer": "model.name=cnn_fashion method=clustered 'method.describe={name: model, part: kernels}' "
+    f"method.compare=layer {LINKAGE}",
+    "compare matched": "method=clustered method.describe=model method.compare=matched method.group=kmeans",
+    "group": "method=clustered method.describe=gradient method.compare=cosine method.group=NAME",
+    "group together": "method=clustered method.group=together",
+    "group alone": "scenario.clients=20 method=clustered method.group=alone",
+    "group linkage": f"method=clustered method.describe=gradient method.compare=cosine {LINKAGE}",
+    "group least": f"{LOSSES} method.group=least",
+    "group em": MIXTURE,
+    "group bipartition": f"{SETTLED} participation=1",
+    "when": "method=wecfl method.when=NAME",
+    "when arrival": "method=stocfl method.when=arrival",
+    "when settled": f"{SETTLED} participation=1",
+    "training": "method=ifca method.train=NAME",
+    "training tied": "method=ifca 'method.train={name: tied, layers: [backbone]}'",
+    "training private": "method=fedavg 'method.train={name: private, layers: [head]}'",
+    "training all_models": MIXTURE,
+    "training nothing": "method=stocfl method.train=nothing",
+    "aggregate": "method=ifca method.aggregate=NAME",
+    "aggregate mean": "method=ifca 'method.aggregate={name: mean, server: adam, server_lr: 0.01}'",
+    "answer": "method=ifca method.answer=NAME",
+    "answer cluster": "method=ifca 'method.answer={name: cluster, tune: 5}'",
+    "answer mixture": MIXTURE,
+    "answer majority": "method=fedavg method.answer=majority",
+}
+"""What the example of an answer sets: by kind, or by kind and name where that needs something else beside it."""
+
+
+class Option(NamedTuple):
+    """One option of a piece, as text."""
+
+    name: str
+    values: str
+    default: str
+    text: str
+
+
+class Facts(NamedTuple):
+    """The description of one piece, as text."""
+
+    kind: str
+    name: str
+    line: str
+    text: str  # the rest of its docstring, without its sections
+    deviations: str
+    options: list[Option]
+    common: list[Option]  # the options that every piece of the kind has
+    example: str  # a command
+    package: str = ""  # the module and the package it is from, where that is not jcfl
+    answers: Mapping[str, str] = {}  # a method's seven answers
+    costs: Mapping[str, float] = {}  # of one client-round of a method, FedAvg's being 1
+
+
+def facts(kind: str, name: str) -> Facts:
+    """The description of one registered piece.
+
+    >>> registry.load()
+    >>> [option.name for option in facts("method", "fedprox").options]
+    ['mu', 'averaging']
+    >>> facts("method", "ifca").answers["describe"]
+    'losses'
+    """
+    if kind == "score":
+        one = metrics.scores()[name]
+        return Facts(kind, name, one.meaning, "", "", [], [], example(kind, name), foreign(one.function))
+    function = registry.find(kind, name)
+    _, text, deviations = sections(function)
+    shared = [row for other in registry.shared(kind) for row in options(other)]
+    line, more = registry.line(function), {}
+    if kind == "method" and (value := answered(name)) is not None:
+        more = {"answers": value.answers(), "costs": spent(value)}
+    found = Facts(kind, name, line, text, deviations, options(function), shared, example(kind, name))
+    return found._replace(package=foreign(function), **more)
+
+
+def answered(name: str) -> Any:
+    """A method's value, with its defaults or what its example sets; None where it needs more than that."""
+    words = dict(word.split("=", 1) for word in NEEDED.get(name, "").split() if word.startswith("method."))
+    given = {key.removeprefix("method."): yaml.safe_load(value) for key, value in words.items()}
+    try:
+        value = registry.find("method", name)(**given)
+    except (InputError, TypeError):  # of a package of a user's: an option that is required, or a function of a context
+        return None
+    return value if hasattr(value, "answers") else None
+
+
+def spent(value: Any) -> dict[str, float]:
+    """The costs of one client-round of a method, with those of the runs that vote beside it.
+
+    Where the number of clusters is found, or none is given, they are those of one cluster.
+    """
+    clusters = getattr(value.group, "clusters", None) or 1
+    found, vote = costs(value, clusters), value.answer.vote
+    if vote is None:
+        return found
+    other = spent(vote.method) if vote.method else found
+    return {key: cost + vote.copies * other[key] for key, cost in found.items()}
+
+
+def foreign(function: Any) -> str:
+    """The module and the package of a function, where it is not one of jcfl's."""
+    if function is None or function.__module__.partition(".")[0] == "jcfl":
+        return ""
+    return registry.origin(function)
+
+
+def found(word: str) -> list[Facts]:
+    """The descriptions of all pieces with this name, at most one of every kind.
+
+    Raises:
+        InputError: no piece has this name.
+    """
+    kinds = [kind for kind in KINDS if word in names(kind)]
+    if not kinds:
+        raise unknown("kind or name", word, [*titles(), *(name for kind in KINDS for name in names(kind))])
+    return [facts(kind, word) for kind in kinds]
+
+
+def names(kind: str) -> list[str]:
+    """The names of a kind."""
+    return list(metrics.scores()) if kind == "score" else registry.names(kind)
+
+
+def lines(title: str) -> dict[str, str]:
+    """The pieces of the kind with this title, with one line each."""
+    kind = next(kind for kind, known in KINDS.items() if known == title)
+    if kind == "score":
+        return {name: one.meaning for name, one in metrics.scores().items()}
+    return {name: registry.line(registry.find(kind, name)) for name in registry.names(kind)}
+
+
+def titles() -> dict[str, str]:
+    """Every word that means a kind on the command line, and the kind's title."""
+    return {word: title for kind, title in KINDS.items() for word in (title, kind)} | {"addons": KINDS["addon"]}
+
+
+def sections(function: Callable[..., Any]) -> tuple[str, str, str]:
+    """The first line of a function's docstring, the text below it, and its section Deviations."""
+    whole = inspect.getdoc(function) or ""
+    head, *parts = re.split(r"^(Deviations|Args|Returns|Raises):\n", whole, flags=re.MULTILINE)
+    named = dict(zip(parts[::2], parts[1::2], strict=True))
+    line, _, text = head.partition("\n")
+    return line, text.strip(), inspect.cleandoc(named.get("Deviations", ""))
+
+
+def options(function: Callable[..., Any]) -> list[Option]:
+    """The options of a registered function, as text."""
+    return [
+        Option(name, values(schema), default(schema), schema.get("description", ""))
+        for name, schema in registry.schema(function).items()
+    ]
+
+
+def values(schema: Mapping[str, Any]) -> str:
+    """The values that an option accepts, as text, from its JSON schema.
+
+    >>> values({"type": "number", "minimum": 0, "exclusiveMaximum": 0.5})
+    'number, 0 ≤ · < 0.5'
+    """
+    return " or ".join(dict.fromkeys(alternatives(schema))) or "any"
+
+
+def alternatives(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Each alternative that a JSON schema accepts, as text."""
+    if "anyOf" in schema:
+        for one in schema["anyOf"]:
+            yield from alternatives(one)
+    elif "enum" in schema:
+        yield ", ".join(str(value) for value in schema["enum"])
+    elif "const" in schema:
+        yield str(schema["const"])
+    elif schema.get("type") == "array":
+        each = schema.get("items") or next(iter(schema.get("prefixItems", ())), {})
+        yield f"list of {values(each)}" if each else "list"
+    elif "type" in schema:
+        words = {"boolean": "true or false", "string": "text", "object": "mapping", "null": "none"}
+        yield str(words.get(schema["type"], schema["type"])) + bounds(schema)
+
+
+def bounds(schema: Mapping[str, Any]) -> str:
+    """The bounds of a number, as an inequality."""
+    low = next((f"{schema[key]:g} {sign} " for key, sign in LOWER.items() if key in schema), "")
+    high = next((f" {sign} {schema[key]:g}" for key, sign in UPPER.items() if key in schema), "")
+    if low and not high:
+        return f" {SWAPPED[low.split()[1]]} {low.split()[0]}"
+    return f", {low}·{high}" if low else high
+
+
+LOWER = {"minimum": "≤", "exclusiveMinimum": "<"}
+UPPER = {"maximum": "≤", "exclusiveMaximum": "<"}
+SWAPPED = {"≤": "≥", "<": ">"}
+
+
+def default(schema: Mapping[str, Any]) -> str:
+    """An option's default, as a configuration file writes it."""
+    if "default" not in schema:
+        return "required"
+    value = plain(schema["default"])
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def example(kind: str, name: str) -> str:
+    """An example command that uses the piece."""
+    more = f" {NEEDED[name]}" if name in NEEDED else ""
+    if kind == "score":
+        judged = metrics.score(name).better is not None
+        return f"jcfl sweep quickstart --over train.lr=0.05,0.1 --by {name}" if judged else "jcfl run quickstart"
+    if kind in EXAMPLES:
+        words = EXAMPLES.get(f"{kind} {name}", EXAMPLES[kind].replace("NAME", name))
+        return f"jcfl run quickstart --set {words}"
+    if kind == "track":
+        return f"jcfl run quickstart --set 'track=[{name}]'"
+    if kind == "addon":
+        return f"jcfl run quickstart --set 'method.addons=[{name}]'"
+    if kind == "data":
+        whose = " scenario.name=natural" if name in NATURAL else " scenario.name=iid"
+        files = "" if name in ("digits", "gaussian", "arrays") else " --data-dir data"
+        return f"jcfl show quickstart --set data.name={name}{more}{whose}{files}"
+    if kind == "scenario":
+        return f"jcfl show quickstart --set scenario.name={name}{more}" + (" --data-dir data" * (name == "hybrid"))
+    shown = [option for option in options(registry.find(kind, name)) if re.fullmatch(r"[\d.]+", option.default)]
+    more = more or (f" {kind}.{shown[0].name}={shown[0].default}" if shown else "")
+    return f"jcfl run quickstart --set {kind}.name={name}{more}"
+
+
+NATURAL = ("arrays", "gaussian", "femnist", "celeba", "leaf")
+"""Datasets that say which client owns each example."""

@@ -1,0 +1,89 @@
+"""Figures of runs, each made from a run's folder, or from the history that `jcfl.run` returned.
+
+>>> list(FIGURES)[:3]
+['curves', 'clusters', 'clients']
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+
+from matplotlib.figure import Figure
+
+from jcfl.errors import InputError, unknown
+from jcfl.results import History
+from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
+from jcfl.view.plotting.cosines import embedding, similarity
+from jcfl.view.plotting.lines import clusters, curves, effect
+from jcfl.view.plotting.membership import flow, sizes
+from jcfl.view.plotting.style import FORMATS, histories, save, titles
+
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "clients",
+    "clusters",
+    "curves",
+    "drawn",
+    "effect",
+    "embedding",
+    "flow",
+    "heatmap",
+    "histories",
+    "label_map",
+    "samples",
+    "save",
+    "similarity",
+    "sizes",
+    "titles",
+]
+
+SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect)}
+"""Figures that lay runs over each other."""
+
+SINGLE = {function.__name__: function for function in (embedding, similarity, sizes, flow, samples, heatmap)}
+"""Figures that show one run."""
+
+FIGURES: dict[str, Callable[..., Figure]] = SEVERAL | SINGLE
+"""All figures by name, in the order in which they are drawn."""
+
+DETAILED = 4
+"""The most runs of which each gets figures of its own that nobody asked for by name."""
+
+
+def drawn(
+    runs: Sequence[History], names: Sequence[str] = (), columns: int | None = None
+) -> Iterator[tuple[str, Figure | InputError]]:
+    """Figures of some runs, one after another: the file's name, and the figure or why there is none.
+
+    Args:
+        runs: histories.
+        names: figures that are wanted; without any, all that say something about these runs.
+        columns: panels in a row.
+
+    Raises:
+        InputError: there is no figure of a name.
+    """
+    for name in names:
+        if name not in FIGURES:
+            raise unknown("figure", name, FIGURES)
+    wanted = [name for name in FIGURES if not names or name in names]
+    for name in wanted:
+        if name in SEVERAL:
+            yield name, attempted(name, list(runs), columns)
+        elif name == "heatmap":
+            yield name, attempted(name, runs[0], columns)
+    chosen = [i for i, run in enumerate(runs) if names or (run.labels.size and run.labels.max() > 0)]
+    for i in chosen if names else chosen[:DETAILED]:
+        for name in wanted:
+            if name in SINGLE and name != "heatmap":
+                stem = f"{name}-{titles(runs)[i].replace('/', '-')}" if len(runs) > 1 else name
+                yield stem, attempted(name, runs[i], columns)
+
+
+def attempted(name: str, what: Sequence[History] | History, columns: int | None) -> Figure | InputError:
+    """A figure, or why it cannot be drawn."""
+    parameters = inspect.signature(FIGURES[name]).parameters
+    try:
+        return FIGURES[name](what, **({"columns": columns} if "columns" in parameters else {}))
+    except InputError as error:
+        return error

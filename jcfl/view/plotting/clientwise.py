@@ -1,0 +1,178 @@
+"""Figures of single clients: how well each is served, what labels it has, what its images are like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jcfl import results
+from jcfl.errors import InputError
+from jcfl.results import History
+from jcfl.view.plotting.cosines import bare, labels_of, strip
+from jcfl.view.plotting.style import (
+    COLUMN,
+    PAGE,
+    STYLE,
+    Picture,
+    colour,
+    figure,
+    in_per_cent,
+    legend_above,
+    line,
+    marker,
+    matched,
+    panels,
+    ranked,
+    tight,
+    titles,
+)
+
+WORST = 15
+"""How many of the worst clients are named."""
+
+ROWS, IMAGES = 8, 10
+"""The most clusters whose images are shown, and the most images of each."""
+
+
+@figure(single=False)
+def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
+    """How accuracy is spread over clients after the last round, and the clients that the first run serves worst.
+
+    Accuracies are means over seeds.
+
+    Args:
+        runs: histories or folders, laid over each other.
+        columns: panels in a row.
+    """
+    last = [last_accuracy(run) for run in runs]
+    if all(np.isnan(values).all() for values in last):
+        raise InputError("no run has an accuracy for each client")
+    shown, (left, right) = panels(2, columns, 2.6)
+    for index, (values, name) in enumerate(zip(last, titles(runs), strict=True)):
+        ascending = np.sort(values[~np.isnan(values)])
+        x, y = np.r_[ascending[:1], ascending], np.linspace(0, 1, len(ascending) + 1)
+        left.plot(x, y, drawstyle="steps-post", label=name, **line(index))
+    left.set(xlabel="accuracy", ylabel="clients with at most this accuracy", ylim=(0, 1))
+    worst = [i for i in np.argsort(last[0]) if not np.isnan(last[0][i])][:WORST]
+    for index, values in enumerate(last):
+        if len(values) == len(last[0]):
+            look = {"linestyle": "", "marker": marker(index), "color": colour(index), "zorder": 99 - index}
+            right.plot(values[worst], range(len(worst)), **look)
+    groups = runs[0].groups
+    names = [f"{i} (group {groups[i]})" if groups.size and groups[i] >= 0 else f"{i}" for i in worst]
+    right.set_yticks(range(len(worst)), names, fontsize=6)
+    right.invert_yaxis()
+    of = f" of {titles(runs)[0]}" if len(runs) > 1 else ""
+    right.set(xlabel="accuracy", ylabel="client", title=f"worst clients{of}")
+    for axis in (left.xaxis, left.yaxis, right.xaxis):
+        in_per_cent(axis)
+    legend_above(shown, [left])
+    return shown
+
+
+@figure(single=True)
+def heatmap(run: History, columns: int | None = None) -> Figure:
+    """What share of each client's training examples has which label, clients ordered by true group.
+
+    Args:
+        run: a history or a folder.
+        columns: 1 for a figure as wide as a paper's column.
+    """
+    facts = results.federation(run)
+    return label_map(facts["train"], facts["groups"], PAGE if columns is None else COLUMN)
+
+
+@figure(single=True)
+def samples(run: History, seed: int | None = None, columns: int | None = None) -> Figure:
+    """Images of clients in each cluster, one of each client, framed in the colour of its true group.
+
+    Args:
+        run: a history or a folder.
+        seed: the seed whose clusters are shown; the first by default.
+        columns: 1 for a figure as wide as a paper's column.
+    """
+    facts = results.federation(run)
+    if not len(facts["images"]):
+        raise InputError(f"{run.name}: its examples are not images")
+    whole = ranked(labels_of(run, seed))[-1]
+    labels, groups = whole[facts["pictured"]], matched(whole, run.groups)[facts["pictured"]]
+    kinds = [kind for kind in np.unique(labels) if kind >= 0][:ROWS] or [-1]
+    width = PAGE * 0.8 if columns is None else COLUMN
+    shown = Picture(figsize=(width, width / (IMAGES + 1.5) * len(kinds) * 1.1 + 0.1))
+    axes = shown.subplots(len(kinds), IMAGES, squeeze=False)
+    low, high = facts["images"].min(), facts["images"].max()
+    for row, kind in zip(axes, kinds, strict=True):
+        mine = np.flatnonzero(labels == kind)
+        mine = mine[np.linspace(0, len(mine) - 1, min(IMAGES, len(mine))).round().astype(int)]
+        for axis in row:
+            bare(axis)
+        for axis, i in zip(row, mine, strict=False):
+            thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
+        name = "none" if kind < 0 else f"cluster {kind + 1}"
+        row[0].set_ylabel(f"{name}\n{(whole == kind).sum()} clients", rotation=0, ha="right", va="center", fontsize=7)
+    return shown
+
+
+def label_map(counts: np.ndarray, groups: np.ndarray, width: float = PAGE) -> Figure:
+    """The heat map of a federation's labels, from examples of every class of every client `[m, c]` and groups `[m]`."""
+    with matplotlib.rc_context(STYLE):
+        return drawn(np.asarray(counts), np.asarray(groups), width)
+
+
+def drawn(counts: np.ndarray, groups: np.ndarray, width: float) -> Figure:
+    """`label_map`, in whatever style is set."""
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    order = np.lexsort((share.argmax(1), groups)) if (groups >= 0).any() else np.arange(len(groups))
+    shown = Picture(figsize=(width, 2.4))
+    tight(shown)
+    known = bool((groups >= 0).any())
+    grid = shown.add_gridspec(2, 1, height_ratios=(0.06 if known else 0.001, 1), hspace=0.01)
+    if known:
+        top = strip(shown.add_subplot(grid[0]), np.unique(groups, return_inverse=True)[1][order][None])
+        label_groups(top, groups[order])
+    axis = shown.add_subplot(grid[1])
+    look: dict[str, Any] = {"vmin": 0, "vmax": max(float(share.max()), 1e-9), "interpolation": "nearest"}
+    image = axis.imshow(share[order].T, cmap="Blues", aspect="auto", **look)
+    axis.grid(False)
+    axis.spines[:].set_visible(False)
+    for edge in np.flatnonzero(np.diff(groups[order])):
+        axis.axvline(edge + 0.5, color="white", linewidth=1.2)
+    axis.set(xlabel=f"{len(counts)} clients", ylabel="label", xticks=[])
+    if counts.shape[1] <= 20:
+        axis.set_yticks(range(counts.shape[1]))
+    axis.tick_params(length=0)
+    bar = shown.colorbar(image, ax=axis, pad=0.01, aspect=25)
+    in_per_cent(bar.ax.yaxis)
+    bar.set_label("share of the client's examples")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return shown
+
+
+def label_groups(axis: Axes, groups: np.ndarray) -> None:
+    """Write the groups' names above their part of a strip, where there is room for them."""
+    names, start, size = np.unique(groups, return_index=True, return_counts=True)
+    if len(names) <= 16:
+        for name, first, count in zip(names, start, size, strict=True):
+            text = "unknown" if name < 0 else f"group {name}" if len(names) <= 8 else str(name)
+            spot = (first + count / 2 - 0.5, -0.6)
+            axis.annotate(text, spot, ha="center", va="bottom", fontsize=7, annotation_clip=False)
+
+
+def thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
+    """One image in a frame of its group's colour."""
+    image = image[..., 0] if image.shape[-1] == 1 else image[..., :3]
+    axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axis.spines[:].set_visible(True)
+    axis.spines[:].set(color=colour(group), linewidth=1.6)
+
+
+def last_accuracy(run: History) -> np.ndarray:
+    """Every client's accuracy after the last round, as mean over seeds; NaN where it has none. [m]"""
+    if not run.accuracy_clients.size:
+        return np.full(len(run.groups), np.nan)
+    last = run.accuracy_clients[:, -1]
+    known = ~np.isnan(last)
+    return np.where(known.any(0), np.where(known, last, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)

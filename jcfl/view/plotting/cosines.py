@@ -1,0 +1,174 @@
+"""Figures of how alike clients are: each one a point, or the whole matrix of cosines."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from jcfl import results
+from jcfl.errors import InputError
+from jcfl.results import History
+from jcfl.view.plotting.style import COLUMN, Picture, colour, figure, marker, matched, panels, ranked, tight
+
+NAMED = 12
+"""The most clusters or groups that a legend names."""
+
+
+@figure(single=True)
+def embedding(
+    run: History,
+    at: Sequence[int] = (),
+    by: Literal["tsne", "pca"] = "tsne",
+    seed: int | None = None,
+    columns: int | None = None,
+) -> Figure:
+    """Clients as points, near each other where their gradients at the initial model point the same way.
+
+    Coloured by the cluster that serves them, at the last round or at several, and by true group.
+
+    Args:
+        run: a history or a folder.
+        at: rounds whose clusters are shown, each in a panel; each is taken as the last one evaluated until then.
+        by: t-SNE of the cosine distances, or their two principal axes.
+        seed: the seed whose clusters are shown; the first by default.
+        columns: panels in a row.
+    """
+    facts = results.federation(run)
+    who, cosine = facts["compared"], square(facts["cosine"], len(facts["compared"]))
+    points = (neighbours if by == "tsne" and len(who) > 5 else principal)(cosine)
+    labels = ranked(labels_of(run, seed))[:, who]
+    shots = [turn(run, round) for round in at] or [len(run.rounds) - 1]
+    groups = matched(labels[-1], run.groups[who])
+    truth = bool((groups >= 0).any())
+    shown, axes = panels(len(shots) + truth, columns, 2.9)
+    for axis, shot in zip(axes, shots, strict=False):
+        many = len(np.unique(labels[shot][labels[shot] >= 0]))
+        scatter(axis, points, labels[shot], "cluster")
+        axis.set_title(f"{many} cluster{'s' * (many != 1)} after round {run.rounds[shot]}")
+    if truth:
+        scatter(axes[-1], points, groups, "group", names=run.groups[who])
+        axes[-1].set_title(f"{len(np.unique(groups[groups >= 0]))} true groups")
+    return shown
+
+
+@figure(single=True)
+def similarity(run: History, seed: int | None = None) -> Figure:
+    """Cosines between clients' gradients at the initial model, clients ordered by cluster and then by true group.
+
+    The strips beside the matrix are the clusters, those above it the true groups.
+
+    Args:
+        run: a history or a folder.
+        seed: the seed whose clusters are shown; the first by default.
+    """
+    facts = results.federation(run)
+    who = facts["compared"]
+    labels = ranked(labels_of(run, seed))[-1, who]
+    groups = matched(labels, run.groups[who])
+    order = np.lexsort((groups, np.where(labels < 0, len(who), labels)))
+    cosine = square(facts["cosine"], len(who))[np.ix_(order, order)]
+    truth = (groups >= 0).any()
+    shown = Picture(figsize=(COLUMN, COLUMN * 0.9))
+    tight(shown)
+    grid = shown.add_gridspec(
+        2, 3, width_ratios=(0.035, 1, 0.035), height_ratios=(0.035 if truth else 0.001, 1), hspace=0.02, wspace=0.02
+    )
+    strip(shown.add_subplot(grid[1, 0]), labels[order][:, None]).set_ylabel(f"{len(who)} clients by cluster")
+    if truth:
+        strip(shown.add_subplot(grid[0, 1]), groups[order][None]).set_title("true group", fontsize=7, pad=2)
+    axis = shown.add_subplot(grid[1, 1])
+    aside = cosine[np.triu_indices(len(who), 1)]
+    low, high = np.percentile(aside, (0.5, 99.5)) if aside.size else (0.0, 1.0)
+    image = axis.imshow(cosine, cmap="viridis", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    for edge in np.flatnonzero(np.diff(labels[order])):
+        axis.axhline(edge + 0.5, color="white", linewidth=0.5)
+        axis.axvline(edge + 0.5, color="white", linewidth=0.5)
+    bare(axis)
+    bar = shown.colorbar(image, cax=shown.add_subplot(grid[1, 2]), extend="both")
+    bar.set_label("cosine similarity")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return shown
+
+
+def labels_of(run: History, seed: int | None) -> np.ndarray:
+    """The clusters of one seed's clients over the rounds. [e, m]
+
+    Raises:
+        InputError: nothing has been evaluated yet, or there is no such seed.
+    """
+    if not run.labels.size:
+        raise InputError(f"{run.name}: nothing has been evaluated yet")
+    if seed is not None and seed not in run.seeds:
+        raise InputError(f"{run.name} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
+    return run.labels[0 if seed is None else run.seeds.index(seed)]
+
+
+def turn(run: History, round: int) -> int:
+    """The place of the last evaluation until a round."""
+    return max(0, int(np.searchsorted(run.rounds, round, side="right")) - 1)
+
+
+def square(upper: np.ndarray, n: int) -> np.ndarray:
+    """The matrix of cosines from its upper triangle. [n, n]"""
+    full = np.eye(n)
+    full[np.triu_indices(n, 1)] = upper
+    return full + np.triu(full, 1).T
+
+
+def principal(cosine: np.ndarray) -> np.ndarray:
+    """Coordinates along the two principal axes of unit vectors with these cosines. [n, 2]"""
+    centred = cosine - cosine.mean(0) - cosine.mean(1)[:, None] + cosine.mean()
+    values, vectors = np.linalg.eigh(centred)
+    values, axes = values[::-1][:2], vectors[:, ::-1][:, :2]
+    signs = np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])  # which way an axis points is arbitrary
+    return axes * signs * np.sqrt(np.maximum(values, 0))
+
+
+def neighbours(cosine: np.ndarray) -> np.ndarray:
+    """t-SNE of cosine distances, begun from the principal axes so that it comes out the same every time. [n, 2]"""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    start = principal(cosine)
+    start = 1e-4 * start / max(start[:, 0].std(), 1e-12)
+    near = min(30.0, (len(cosine) - 1) / 3)
+    chart = TSNE(perplexity=near, metric="precomputed", init=start, random_state=0)  # pyright: ignore[reportArgumentType]
+    with threadpool_limits(1):  # threads add up in any order, and t-SNE makes much of the last digit
+        return chart.fit_transform(np.clip(1 - cosine, 0, 2))
+
+
+def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names: np.ndarray | None = None) -> None:
+    """Points coloured and shaped by cluster or group, with a legend below."""
+    handles = []
+    size = float(np.clip(1200 / len(points), 4, 16))
+    kinds = [int(label) for label in np.unique(labels)]
+    for label in kinds if names is None else sorted(kinds, key=lambda kind: names[labels == kind][0]):
+        mine = labels == label
+        look: dict[str, Any] = {"color": colour(label), "marker": marker(label)}
+        axis.scatter(*points[mine].T, s=size, linewidths=0.25, edgecolors="white", **look)
+        name = "none" if label < 0 else str(label + 1 if names is None else names[mine][0])
+        handles.append(Line2D([], [], linestyle="", label=name, markersize=4, **look))
+    bare(axis)
+    if len(handles) <= NAMED:
+        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 6}
+        axis.legend(handles=handles, title=what, title_fontsize=7, columnspacing=0.8, handletextpad=0.1, **place)
+
+
+def strip(axis: Axes, labels: np.ndarray) -> Axes:
+    """A strip of clusters' or groups' colours."""
+    shades = [colour(-1), *(colour(i) for i in range(max(int(labels.max()), 0) + 1))]
+    look: dict[str, Any] = {"vmin": 0, "vmax": len(shades) - 1, "aspect": "auto", "interpolation": "nearest"}
+    axis.imshow(labels + 1, cmap=ListedColormap(shades), **look)
+    bare(axis)
+    return axis
+
+
+def bare(axis: Axes) -> None:
+    """Take ticks, grid and frame off."""
+    axis.set(xticks=[], yticks=[])
+    axis.grid(False)
+    axis.spines[:].set_visible(False)

@@ -1,0 +1,183 @@
+"""Figures of scores: against rounds, and against what was varied between runs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jcfl import metrics, results
+from jcfl.errors import InputError, unknown
+from jcfl.nested import flat
+from jcfl.results import History
+from jcfl.view.plotting.style import (
+    figure,
+    in_per_cent,
+    legend_above,
+    line,
+    marker,
+    panels,
+    titles,
+    whole_numbers,
+)
+
+SECTIONS = ("data", "scenario", "model", "method", "train")
+
+
+@figure(single=False)
+def curves(runs: Sequence[History], scores: Sequence[str] | None = None, columns: int | None = None) -> Figure:
+    """Scores against rounds: the mean over seeds, and a band of one standard deviation around it.
+
+    Args:
+        runs: histories or folders, laid over each other.
+        scores: the scores, one panel each; by default those that the table of scores gives to this plot.
+        columns: panels in a row.
+    """
+    return against_rounds(runs, scores or there(runs, "curves"), columns)
+
+
+@figure(single=False)
+def clusters(runs: Sequence[History], columns: int | None = None) -> Figure:
+    """The number of clusters, the clustering objective and the agreement with the true groups against rounds.
+
+    Args:
+        runs: histories or folders, laid over each other.
+        columns: panels in a row.
+    """
+    grouped = [run for run in runs if (run.labels >= 0).any()]
+    if not grouped:
+        raise InputError("no run has clusters")
+    scores = there(grouped, "clusters")
+    shown = against_rounds(grouped, scores, columns)
+    groups = np.unique(grouped[0].groups[grouped[0].groups >= 0])
+    if "clusters" in scores and groups.size:
+        axes = shown.axes[scores.index("clusters")]
+        axes.set_ylim(top=max(axes.get_ylim()[1], 1.15 * groups.size))
+        axes.axhline(groups.size, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.annotate(
+            f"true groups: {groups.size}", (1, groups.size), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+            textcoords="offset points", ha="right", va="bottom", fontsize=6.5, color="#555555",
+        )  # fmt: skip
+    return shown
+
+
+@figure(single=False)
+def effect(
+    runs: Sequence[History], key: str | None = None, scores: Sequence[str] | None = None, columns: int | None = None
+) -> Figure:
+    """Last scores against an option that differs between runs, with one line for each value of a second one.
+
+    Args:
+        runs: histories or folders, as a sweep leaves them.
+        key: the option on the x-axis, such as `method.tau`; by default the one with the most values.
+        scores: the scores, one panel each; by default those that the table of scores gives to this plot.
+        columns: panels in a row.
+    """
+    settings = [numbers(results.settings(run)) for run in runs]
+    varied = differing(settings)
+    if not varied:
+        raise InputError("no number in the configurations differs between these runs")
+    key = key or max(varied, key=lambda name: len(set(varied[name])))
+    if key not in varied:
+        raise unknown("option that differs between the runs:", key, varied)
+    others = [name for name in varied if name != key]
+    hues = [tuple(varied[name][i] for name in others) for i in range(len(runs))]
+    scores = [name for name in scores or there(runs, "effect") if any(known(run, name) for run in runs)]
+    shown, axes = panels(len(scores), columns, 2.2)
+    for score, axis in zip(scores, axes, strict=True):
+        for index, hue in enumerate(sorted(set(hues))):
+            name = ", ".join(f"{short(other)} = {value:g}" for other, value in zip(others, hue, strict=True))
+            chosen = [i for i, own in enumerate(hues) if own == hue and known(runs[i], score)]
+            chosen.sort(key=lambda i: varied[key][i])
+            last = [runs[i][score][:, -1] for i in chosen]
+            x, mean = [varied[key][i] for i in chosen], [np.nanmean(values) for values in last]
+            look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
+            axis.errorbar(x, mean, [np.nanstd(values) for values in last], label=name or None, **look)
+        scaled(axis, score)
+        axis.set_xlabel(key)
+        if spread(varied[key]):
+            axis.set_xscale("log")
+    legend_above(shown, axes)
+    return shown
+
+
+def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int | None) -> Figure:
+    """Panels of scores against rounds."""
+    for score in scores:
+        if not any(known(run, score) for run in runs):
+            raise unknown("score", score, {name for run in runs for name in run.scores})
+    shown, axes = panels(len(scores), columns, 2.1)
+    for score, axis in zip(scores, axes, strict=True):
+        for index, (run, name) in enumerate(zip(runs, titles(runs), strict=True)):
+            if known(run, score):
+                banded(axis, run, score, name, line(index))
+        scaled(axis, score)
+        axis.set_xlabel("round")
+        whole_numbers(axis.xaxis)
+    legend_above(shown, axes)
+    return shown
+
+
+def banded(axis: Axes, run: History, score: str, name: str, look: Mapping[str, Any]) -> None:
+    """One run's line, with a band where there are several seeds."""
+    values = run[score]
+    there = ~np.isnan(values).all(0)
+    rounds, values = run.rounds[there], values[:, there]
+    mean, std = np.nanmean(values, 0), np.nanstd(values, 0)
+    axis.plot(rounds, mean, label=name, marker="o" if len(rounds) < 3 else None, **look)
+    if len(run.seeds) > 1:
+        axis.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def scaled(axis: Axes, score: str) -> None:
+    """Name a score's axis, and give it the scale that suits it."""
+    one = metrics.score(score)
+    axis.set_ylabel(one.title)
+    if one.unit == "%":
+        in_per_cent(axis.yaxis)
+    if one.unit == "clusters":
+        whole_numbers(axis.yaxis)
+        axis.set_ylim(bottom=0)
+    if score == "ari":
+        axis.set_ylim(min(axis.get_ylim()[0], -0.03), 1.05)
+
+
+def there(runs: Sequence[History], place: metrics.Place) -> list[str]:
+    """The scores that a place shows and that some run has.
+
+    Raises:
+        InputError: no run has any.
+    """
+    found = [name for name in metrics.scores(place) if any(known(run, name) for run in runs)]
+    if not found:
+        raise InputError(f"no run has a score that this plot shows: {', '.join(metrics.scores(place))}")
+    return found
+
+
+def known(run: History, score: str) -> bool:
+    """Whether a run has a score at any round."""
+    return score in run.scores and bool((~np.isnan(run.scores[score])).any())
+
+
+def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a configuration under dotted names: those of its pieces, `rounds` and `participation`."""
+    table = flat({key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings})
+    return {key: float(v) for key, v in table.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def differing(settings: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The options that all runs have and that are not the same in all of them."""
+    common = [key for key in settings[0] if all(key in one for one in settings)]
+    table = {key: [one[key] for one in settings] for key in common}
+    return {key: values for key, values in table.items() if len(set(values)) > 1}
+
+
+def short(key: str) -> str:
+    """An option's name without its section."""
+    return key.rpartition(".")[2]
+
+
+def spread(values: Sequence[float]) -> bool:
+    """Whether values span so many powers of ten that a logarithmic axis shows them better."""
+    return min(values) > 0 and max(values) / min(values) >= 50

@@ -1,0 +1,228 @@
+"""How every figure looks: its fonts, its colours, its panels, and how it is saved."""
+
+import functools
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from jcfl import results
+from jcfl.errors import InputError, unknown
+from jcfl.results import History
+
+COLUMN, PAGE = 3.4, 7.0
+"""Inches: the width of a paper's column, and of its page."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#4D4D4D")
+"""Told apart with every common kind of colour vision: Okabe and Ito's, with a violet in place of the faint yellow."""
+
+MARKERS = "osD^vPX<"
+"""Beside the colours, for those who print in grey; a pair of the two comes back only after 64 clusters."""
+
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+NOBODY = "#C9C9C9"
+"""The colour of clients without a cluster, or of an unknown group."""
+
+FORMATS = ("png", "pdf", "svg")
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a figure is the same on every machine
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "white",
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.hashsalt": "jcfl",  # the same figure, the same file
+    "text.parse_math": False,  # a $ in a name is a $
+}
+
+
+class Picture(Figure):
+    """A figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return encoded(self, "png", dpi=160)
+
+
+def figure(single: bool) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
+    """Have a figure drawn in the house style, from histories or folders.
+
+    Args:
+        single: whether it shows one run.
+    """
+
+    def wrap(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+        @functools.wraps(draw)
+        def styled(runs: Any, *more: Any, **options: Any) -> Figure:
+            if single and not isinstance(runs, History | str | Path):
+                raise InputError(
+                    f"{draw.__name__} shows one run; expected a history or a folder, got {type(runs).__name__}"
+                )
+            found = histories(runs)
+            with matplotlib.rc_context(STYLE):
+                return draw(found[0] if single else found, *more, **options)
+
+        return styled
+
+    return wrap
+
+
+def histories(runs: Any) -> list[History]:
+    """Runs given as histories or folders, one or several; those compared with a run follow it."""
+    given = [runs] if isinstance(runs, History | str | Path) else list(runs)
+    whole = [item if isinstance(item, History) else results.load(item) for item in given]
+    found = {id(one): one for item in whole for one in (item, *item.others.values())}
+    if not found:
+        raise InputError("expected at least one run, got none")
+    return list(found.values())
+
+
+def titles(runs: Sequence[History]) -> list[str]:
+    """A name for each run, with its folder's where several share one."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    places = [results.home(run) if run.folder else Path(run.name) for run in runs]
+    above = [place.parent.parent if place.parent.name == "runs" else place.parent for place in places]
+    long = [f"{folder.name}/{name}".lstrip("/") for folder, name in zip(above, names, strict=True)]
+    return [name if long.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(long)]
+
+
+def panels(
+    count: int, columns: int | None, height: float, width: float | None = None, **options: Any
+) -> tuple[Picture, list[Axes]]:
+    """An empty figure of panels in rows.
+
+    Args:
+        columns: panels in a row; all of them in one by default.
+        height: inches of one row.
+        width: inches of the figure; by default that of a column for one panel in a row, else that of a page.
+    """
+    columns = min(count, columns or count)
+    rows = math.ceil(count / columns)
+    shown = Picture(figsize=(width or (COLUMN if columns == 1 else PAGE), rows * height))
+    axes = shown.subplots(rows, columns, squeeze=False, **options).ravel()
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return shown, list(axes[:count])
+
+
+def colour(index: int) -> str:
+    """The colour of a cluster, group or run."""
+    return NOBODY if index < 0 else COLOURS[index % len(COLOURS)]
+
+
+def marker(index: int) -> str:
+    """The marker of a cluster or group."""
+    return "." if index < 0 else MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+
+
+def line(index: int) -> dict[str, Any]:
+    """How the line of a run looks."""
+    return {"color": colour(index), "linestyle": DASHES[index % len(DASHES)]}
+
+
+def legend_above(shown: Figure, axes: Iterable[Axes]) -> None:
+    """One legend for all panels, above them, if there is more than one thing to tell apart."""
+    pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    entries = {label: handle for handle, label in pairs[::-1]}
+    order = list(dict.fromkeys(label for _, label in pairs))
+    if len(order) > 1:
+        room = shown.get_figwidth() / (0.55 + 0.065 * max(map(len, order)))  # inches of an entry
+        ncols = min(len(order), max(1, int(room)))
+        shown.legend([entries[label] for label in order], order, loc="outside upper center", ncols=ncols)
+
+
+def in_per_cent(axis: Axis) -> None:
+    """Shares as per cent, with no more digits than they need."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at round whole numbers."""
+    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def tight(shown: Figure) -> None:
+    """Let parts that belong together touch."""
+    shown.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)  # pyright: ignore
+
+
+def save(shown: Figure, path: Path | str, formats: Iterable[str] = ("png", "pdf")) -> list[Path]:
+    """Write a figure as `path`.png and so on, and return the files.
+
+    Args:
+        path: the file without its ending.
+        formats: any of png, pdf, svg.
+    """
+    files = []
+    for kind in formats:
+        if kind not in FORMATS:
+            raise unknown("format", kind, FORMATS)
+        file = Path(path).with_name(f"{Path(path).name}.{kind}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encoded(shown, kind))
+        files.append(file)
+    return files
+
+
+def encoded(shown: Figure, kind: str, dpi: float | None = None) -> bytes:
+    """A figure as the bytes of a file, the same bytes every time."""
+    buffer = io.BytesIO()
+    dates = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    with matplotlib.rc_context(STYLE):
+        shown.savefig(buffer, format=kind, dpi=dpi or STYLE["savefig.dpi"], metadata=dates[kind])
+    return buffer.getvalue()
+
+
+def ranked(labels: np.ndarray) -> np.ndarray:
+    """Cluster labels over rounds [e, m] renumbered: the largest of the last round 0, those that vanished last.
+
+    >>> ranked(np.array([[7, 7, 3, 9], [3, 7, 3, -1]])).tolist()
+    [[1, 1, 0, 2], [0, 1, 0, -1]]
+    """
+    known = np.unique(labels[labels >= 0])
+    last = [int((labels[-1] == label).sum()) for label in known]
+    ever = [int((labels == label).sum()) for label in known]
+    order = sorted(range(len(known)), key=lambda i: (-last[i], -ever[i], known[i]))
+    table = np.full(int(known.max(initial=-1)) + 2, -1)
+    table[known[order]] = np.arange(len(known))
+    return table[labels]
+
+
+def matched(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """True groups [m] renumbered, so that a group has the number of the cluster that holds most of it."""
+    from scipy.optimize import linear_sum_assignment
+
+    names, group = np.unique(groups, return_inverse=True)
+    k = max(int(labels.max(initial=0)) + 1, len(names))
+    table = np.zeros((len(names), k))
+    np.add.at(table, (group[labels >= 0], labels[labels >= 0]), 1)
+    table[names < 0] = 0
+    return np.where(groups < 0, -1, linear_sum_assignment(-table)[1][group])

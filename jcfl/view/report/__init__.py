@@ -1,0 +1,141 @@
+"""One HTML page about a run, or about several side by side, that needs no network and no other file."""
+
+import base64
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from jcfl import results
+from jcfl.errors import InputError
+from jcfl.results import History
+from jcfl.version import __version__
+from jcfl.view import plotting
+from jcfl.view.plotting.style import encoded
+from jcfl.view.report import clients, numbers
+
+CAPTIONS = {
+    "curves": (
+        "Scores over rounds",
+        "Each client's model on its own test examples, clients weighted by size; the band is one standard deviation "
+        "over seeds.",
+    ),
+    "clusters": (
+        "Clusters over rounds",
+        "How many there are, the clustering objective where the method has one, and how far the clusters agree with "
+        "the true groups (1: exactly, 0: as chance would).",
+    ),
+    "clients": (
+        "Accuracy of the clients",
+        "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
+    ),
+    "effect": ("What was varied", "Scores after the last round; bars are one standard deviation over seeds."),
+    "heatmap": ("Labels", "The share of each client's training examples that has a label."),
+    "embedding": (
+        "Clients, near each other where alike",
+        "t-SNE of the cosine distances between clients' gradients at the initial model.",
+    ),
+    "similarity": (
+        "Cosine similarity of clients",
+        "Between gradients at the initial model; ordered by cluster, whose colours are on the left.",
+    ),
+    "sizes": ("Cluster sizes", "Clients in each cluster after each evaluated round."),
+    "flow": ("Clients between clusters", "At the rounds between which most clients moved."),
+    "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
+}
+"""What a figure is called, and what it shows."""
+
+
+def page(runs: Sequence[History]) -> str:
+    """The page as text.
+
+    Args:
+        runs: histories that were read from folders.
+
+    Raises:
+        InputError: nothing has been evaluated in any of the runs.
+    """
+    runs = list(runs)
+    if not any(run.rounds.size for run in runs):
+        raise InputError(f"{', '.join(plotting.titles(runs))}: nothing has been evaluated yet")
+    titles = plotting.titles(runs)
+    settings = [results.settings(run) for run in runs]
+    return environment().get_template("page.html").render(
+        title=heading(runs),
+        version=__version__,
+        today=datetime.date.today().isoformat(),
+        facts=numbers.facts(runs[0], settings[0], titles),
+        states=[(title, *state) for title, run in zip(titles, runs, strict=True) if (state := numbers.state(run))],
+        scores=numbers.scores(runs, titles),
+        costs=numbers.costs(runs, titles),
+        seeds=max(len(run.seeds) for run in runs),
+        figures=figures(runs),
+        clients=clients.table(runs, titles),
+        differences=numbers.differences(settings, titles),
+        made=made(runs, titles),
+    )  # fmt: skip
+
+
+def environment() -> jinja2.Environment:
+    """Templates whose values are all escaped: names in a run come from anywhere."""
+    loader = jinja2.PackageLoader("jcfl.view", "report")
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+
+
+def heading(runs: Sequence[History]) -> str:
+    """What the page is called: the runs' folder, or the runs."""
+    folders = {str(run.folder.resolve()) if run.folder else run.name for run in runs}
+    above = {str(results.home(run).resolve().parent.parent) for run in runs if results.home(run).parent.name == "runs"}
+    if len(runs) > 1 and len(above) == 1:
+        return Path(*above).name
+    return Path(*folders).name if len(folders) == 1 else f"{len(runs)} runs"
+
+
+def figures(runs: Sequence[History]) -> dict[str, list[dict[str, str]]]:
+    """The figures that say something about these runs, as SVG in a data URL each, by the run they show ("": all)."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for stem, figure in plotting.drawn(runs, columns=1):
+        if isinstance(figure, InputError):
+            continue
+        name, _, of = stem.partition("-")
+        title, caption = CAPTIONS[name]
+        image = base64.b64encode(encoded(figure, "svg")).decode()
+        wide, high = (f"{96 * inches:.0f}" for inches in figure.get_size_inches())
+        source = f"data:image/svg+xml;base64,{image}"
+        entry = {"title": title, "caption": caption, "source": source, "stem": stem, "width": wide, "height": high}
+        found.setdefault(of, []).append(entry)
+    return found
+
+
+def made(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, Any]]:
+    """How to make runs again, and what they were made with: an entry for each configuration that was run."""
+    together: dict[Path, list[str]] = {}
+    for run, title in zip(runs, titles, strict=True):
+        if run.folder is not None:
+            together.setdefault(origin(results.home(run)), []).append(title)
+    return [{"title": ", ".join(names)} | configured(place) for place, names in together.items()]
+
+
+def origin(home: Path) -> Path:
+    """The folder whose configuration was run: that of a comparison, for a run that is part of one."""
+    top = home.parent.parent
+    return top if home.parent.name == "runs" and (top / "config.yaml").exists() else home
+
+
+def configured(place: Path) -> dict[str, Any]:
+    """What a folder's configuration says of how it was made."""
+    file = place / "config.yaml"
+    text = file.read_text("utf-8") if file.exists() else ""
+    by = (yaml.safe_load(text) or {}).get("made_by") or {}
+    device = by.get("device") or {}
+    return {
+        "folder": str(place),
+        "command": by.get("command"),
+        "config": text,
+        "download": f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
+        "versions": ", ".join(f"{name} {version}" for name, version in (by.get("versions") or {}).items()),
+        "device": f"{device['count']} x {device['kind']} ({device['platform']})" if device else "",
+    }

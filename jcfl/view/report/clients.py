@@ -1,0 +1,68 @@
+"""A report's table of clients: what each holds, the cluster it is in, and how well each run serves it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jcfl import results
+from jcfl.errors import InputError
+from jcfl.results import History
+from jcfl.view.plotting.clientwise import last_accuracy
+from jcfl.view.plotting.style import ranked
+
+MOST = 20_000
+"""The most clients that a page lists."""
+
+GROUPED = 4
+"""The most runs whose clusters a page lists."""
+
+
+def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
+    """The table as the page's script takes it.
+
+    Returns:
+        `columns`: {title, kind: id, name, count or share, filter: whether rows can be chosen by it}; `rows`: a list of
+        values for each client, null where there is none; `clients`: how many there are in all.
+    """
+    first = runs[0]
+    alike = [i for i, run in enumerate(runs) if np.array_equal(run.groups, first.groups)]
+    columns = [column("client", "id", np.arange(first.groups.size))]
+    if (first.groups >= 0).any():
+        columns.append(column("group", "name", first.groups, True))
+    columns += held(first)
+    grouped = [i for i in alike if runs[i].labels.size and runs[i].labels.max() > 0]
+    for i in grouped[:GROUPED]:
+        of = f", {titles[i]}" if len(runs) > 1 else ""
+        columns.append(column(f"cluster{of}", "name", ranked(runs[i].labels[0])[-1] + 1, True))
+    for i in alike:
+        of = f", {titles[i]}" if len(runs) > 1 else ""
+        columns.append(column(f"accuracy{of}", "share", last_accuracy(runs[i])))
+    rows = zip(*(one.pop("values") for one in columns), strict=True)
+    return {"columns": columns, "rows": [list(row) for row in rows][:MOST], "clients": int(first.groups.size)}
+
+
+def held(run: History) -> list[dict[str, Any]]:
+    """What clients hold, where the run's folder says so."""
+    try:
+        facts = results.federation(run)
+    except InputError:
+        return []
+    train, test = facts["train"], facts["test"]
+    sizes = test.sum(1)
+    right = test[np.arange(len(test)), train.argmax(1)]
+    guess = np.where(sizes > 0, right / np.maximum(sizes, 1), np.nan)
+    shown = [column("train", "count", train.sum(1)), column("test", "count", sizes)]
+    shown += [column("classes", "count", (train > 0).sum(1)), column("guess", "share", guess)]
+    return shown + (
+        [column("held out", "name", facts["held_out"].astype(int), True)] if facts["held_out"].any() else []
+    )
+
+
+def column(title: str, kind: str, values: np.ndarray, filter: bool = False) -> dict[str, Any]:
+    """One column: a name below zero, and a share that is not a number, are null."""
+    if kind == "share":
+        plain = [None if np.isnan(value) else round(float(value), 5) for value in values]
+    else:
+        plain = [None if value < 0 else int(value) for value in values]
+    return {"title": title, "kind": kind, "filter": filter, "values": plain}

@@ -1,0 +1,166 @@
+"""A report's numbers as text: what was run, its scores, what it cost, what differs between runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jcfl import metrics, results
+from jcfl.nested import flat
+from jcfl.results import History
+
+
+def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> list[tuple[str, str]]:
+    """What was run, in a few words."""
+    pieces = {section: named(settings.get(section)) for section in ("data", "scenario", "model", "train")}
+    groups = np.unique(run.groups[run.groups >= 0]).size
+    shown = {
+        **compared(titles, settings),
+        **pieces,
+        "clients": f"{run.groups.size}" + (f" in {groups} groups" if groups > 1 else ""),
+        "rounds": f"{settings.get('rounds', run.rounds.max(initial=0))}",
+        "asked each round": f"{100 * settings['participation']:g} %" if "participation" in settings else "",
+        "seeds": f"{len(run.seeds)}",
+    }
+    return [(name, text) for name, text in shown.items() if text]
+
+
+def compared(titles: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """The method of one run, or which runs there are, or how many."""
+    if len(titles) == 1:
+        return {"method": named(settings.get("method"))}
+    return {"runs": ", ".join(titles) if len(titles) <= 8 else str(len(titles))}
+
+
+def named(piece: Any) -> str:
+    """A piece of the configuration by its name, several of them one after another."""
+    if isinstance(piece, list):
+        return " and ".join(named(one) for one in piece)
+    return str(piece["name"]) if isinstance(piece, Mapping) and "name" in piece else str(piece or "")
+
+
+def state(run: History) -> tuple[str, str] | None:
+    """What is not as it should be with a run: (a word, a sentence); None if it is complete."""
+    if "failed" in run.summary:
+        return "failed", str(run.summary["failed"])
+    if not run.summary:
+        return "unfinished", f"figures up to round {run.rounds.max(initial=0)}"
+    return None
+
+
+def scores(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
+    """The table of last scores: mean ± standard deviation over seeds, the best of several runs marked.
+
+    Returns:
+        `columns`: titles of the scores; `rows`: (run, [(text, whether it is the best)]).
+    """
+    last = [results.final(run) for run in runs]
+    held_out = [metrics.HELD_OUT + name for name in metrics.scores("report, held out")]
+    names = [name for name in (*metrics.scores("report"), *held_out) if any(is_number(one.get(name)) for one in last)]
+    best = {name: best_of([one.get(name) for one in last], name) for name in names}
+    rows = [
+        (label, [(results.cell(name, one.get(name), len(run.seeds)), index in best[name]) for name in names])
+        for index, (label, run, one) in enumerate(zip(titles, runs, last, strict=True))
+    ]
+    return {"columns": [metrics.score(name).title for name in names], "rows": rows}
+
+
+def is_number(value: Mapping[str, float] | None) -> bool:
+    """Whether a score is known."""
+    return value is not None and not math.isnan(value["mean"])
+
+
+def best_of(values: Sequence[Mapping[str, float] | None], name: str) -> set[int]:
+    """The runs that are best by a score, if there are several and the score says so."""
+    known = {i: value["mean"] for i, value in enumerate(values) if value is not None and is_number(value)}
+    better = metrics.score(name).better
+    if len(known) < 2 or better is None or len(set(known.values())) == 1:
+        return set()
+    top = min(known.values()) if better == "lower" else max(known.values())
+    return {i for i, mean in known.items() if mean == top}
+
+
+def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
+    """The table of what runs took; units are those of one client in one round of FedAvg."""
+    columns = {
+        "time": lambda one, _: seconds(one.get("wall_s")),
+        "of it compiling": lambda one, _: seconds(one.get("compile_s")),
+        "rounds a second": lambda one, _: plain(one.get("rounds_per_s")),
+        "clients a second": lambda one, _: plain(one.get("clients_per_s")),
+        "peak memory": lambda one, _: size(one.get("peak_memory_bytes")),
+        "one model": lambda _, cost: size(cost.get("model_bytes")),
+        "sent, a client-round": lambda _, cost: size(cost.get("communication_bytes")),
+        "sent in all, a seed": lambda one, cost: size(total(one, cost)),
+        "storage, x FedAvg": lambda _, cost: plain(cost.get("storage")),
+        "communication, x FedAvg": lambda _, cost: plain(cost.get("communication")),
+        "computation, x FedAvg": lambda _, cost: plain(cost.get("computation")),
+    }
+    rows = [
+        (label, [(text(run.summary, run.summary.get("costs") or {}), False) for text in columns.values()])
+        for label, run in zip(titles, runs, strict=True)
+        if run.summary
+    ]
+    return {"columns": list(columns), "rows": rows}
+
+
+def total(summary: Mapping[str, Any], cost: Mapping[str, float]) -> float | None:
+    """Bytes that went between the server and all clients in one seed's run."""
+    speeds = summary.get("clients_per_s"), summary.get("rounds_per_s")
+    if not all(speeds) or "communication_bytes" not in cost:
+        return None
+    return cost["communication_bytes"] * round(speeds[0] / speeds[1]) * summary["rounds"]  # pyright: ignore
+
+
+def seconds(value: float | None) -> str:
+    """A time.
+
+    >>> seconds(12.34), seconds(754), seconds(None)
+    ('12.3 s', '12 min 34 s', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.1f} s" if value < 120 else f"{value // 60:.0f} min {value % 60:.0f} s"
+
+
+def size(value: float | None) -> str:
+    """A number of bytes.
+
+    >>> size(27_000_000), size(812), size(None)
+    ('27.0 MB', '812 B', '–')
+    """
+    if value is None:
+        return "–"
+    power = min(int(math.log10(max(value, 1)) // 3), 4)
+    return f"{value / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def plain(value: float | None) -> str:
+    """A number with three digits."""
+    return "–" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+NEUTRAL = ("made_by", "compare", "chunk", "budget", "data_dir")
+"""The keys of a configuration that change no score of its main method."""
+
+
+def differences(settings: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> dict[str, Any]:
+    """The table of options that are not the same in all runs, with the longer list of the two downwards.
+
+    Returns:
+        `first`: the title of the first column; `columns`; `rows`: (name, [(value, False)]).
+    """
+    tables = [options(one) for one in settings]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    apart = [name for name in names if len({table.get(name) for table in tables}) > 1]
+    values = [[(table.get(name, "–"), False) for name in apart] for table in tables]
+    if len(titles) > len(apart):
+        return {"first": "run", "columns": apart, "rows": list(zip(titles, values, strict=True)) if apart else []}
+    rows = [(name, [row[i] for row in values]) for i, name in enumerate(apart)]
+    return {"first": "option", "columns": list(titles), "rows": rows}
+
+
+def options(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a configuration as text under dotted names, without those that change no score."""
+    kept = {key: value for key, value in settings.items() if key not in NEUTRAL}
+    return {name: str(value) for name, value in flat(kept).items() if value is not None}

@@ -1,0 +1,62 @@
+"""What a run depends on besides its configuration: the cache of compiled programs, and versions."""
+
+import importlib.metadata
+
+import jax
+import pytest
+
+import jcfl
+from jcfl import cli
+from jcfl.runs import environment
+
+SMALL = {"scenario": {"name": "rotated", "clients": 8}, "model": {"name": "mlp", "hidden": 4}, "method": "majority"}
+SWEEP = {**SMALL, "method": "fedavg", "rounds": 0, "grid": {"train.lr": [0.1, 0.2]}}
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """JAX without a cache folder, JCFL_CACHE naming one, and a function that says which JAX has."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JCFL_CACHE", str(tmp_path / "cache"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield lambda: jax.config.jax_compilation_cache_dir
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_python_switches_the_cache_on_only_when_asked(cache, tmp_path):
+    jcfl.run(SMALL, rounds=0)
+    jcfl.sweep(SWEEP)
+    assert cache() is None
+    assert not (tmp_path / "cache").exists()
+    jcfl.use_cache()
+    assert cache() == str(tmp_path / "cache")
+    assert (tmp_path / "cache").is_dir()
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_the_command_line_switches_it_on(cache, tmp_path, command):
+    words = ["quickstart", "--quiet", "--set", "rounds=0", "scenario.clients=8", "model.hidden=4", "compare=[]"]
+    more = ["--over", "train.lr=0.1,0.2"] if command == "sweep" else []
+    assert cli.status([command, *words, *more]) == 0
+    assert cache() == str(tmp_path / "cache")
+
+
+def test_a_cache_that_was_chosen_is_left_alone(cache, tmp_path, monkeypatch):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    jcfl.use_cache()
+    assert cache() == str(tmp_path / "own")
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("JCFL_CACHE", "")
+    jcfl.use_cache()
+    assert cache() is None
+
+
+def test_a_package_that_is_not_installed_has_this_version(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert environment.version("jcfl") == jcfl.__version__

@@ -1,0 +1,61 @@
+"""The repository's own files: that they parse, and agree with the package."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jcfl.version import __version__
+
+ROOT = Path(__file__).parents[1]
+TEMPLATES = [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug_report", "feature_request")]
+
+
+def read(*parts: str):
+    return yaml.safe_load(ROOT.joinpath(*parts).read_text("utf-8"))
+
+
+def test_citation_names_this_version():
+    citation = read("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(citation)
+    assert citation["authors"] == [{"name": "The jcfl authors"}]
+    assert str(citation["version"]) == __version__
+    assert citation["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_issue_templates_have_what_github_asks_for(path):
+    """A name, a description, and fields with unique ids, of which one at least is no plain text."""
+    template = yaml.safe_load(path.read_text("utf-8"))
+    assert template["name"]
+    assert template["description"]
+    fields = [field for field in template["body"] if field["type"] != "markdown"]
+    assert fields
+    assert len({field["id"] for field in fields}) == len(fields)
+    for field in fields:
+        assert field["type"] in {"input", "textarea", "dropdown", "checkboxes"}
+        assert field["attributes"]["label"]
+        options = field["attributes"].get("options", [])
+        assert all(isinstance(option, str) for option in options), "YAML makes a boolean of Yes"
+    assert read(".github", "ISSUE_TEMPLATE", "config.yml") == {"blank_issues_enabled": True}
+
+
+def test_workflow_runs_the_one_check_on_the_oldest_and_a_recent_python():
+    workflow = read(".github", "workflows", "ci.yml")
+    assert {"push", "pull_request"} <= set(workflow[True]), "YAML 1.1 reads the key `on` as true"
+    (job,) = workflow["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_documentation_is_built_from_the_files_that_are_there():
+    built = read(".readthedocs.yaml")
+    assert built["version"] == 2
+    assert (ROOT / built["sphinx"]["configuration"]).is_file()
+    (installed,) = built["python"]["install"]
+    assert installed["path"] == "."
+    assert installed["extra_requirements"] == ["docs"]
+    assert "\ndocs = [" in (ROOT / "pyproject.toml").read_text("utf-8")

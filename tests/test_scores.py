@@ -1,0 +1,106 @@
+"""Scores: the loss is the task's own, and a score that a user registers is shown wherever scores are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jcfl
+from jcfl import metrics, results
+from jcfl.cli import display
+from jcfl.errors import InputError
+from jcfl.metrics import table
+from jcfl.view import plotting
+from jcfl.view.report import numbers, page
+from tests import tiny
+
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+
+def squared(logits, y):
+    """The squared distance between class probabilities and the true class."""
+    return jnp.square(jax.nn.softmax(logits) - jax.nn.one_hot(y, logits.shape[-1])).sum(-1)
+
+
+def run(**given):
+    return jcfl.run(tiny.federation(held_out=2), **{"model": tiny.task(), "method": "majority", "rounds": 1} | given)
+
+
+def test_the_loss_is_that_of_the_task():
+    """`majority` trains nothing, so a different loss changes nothing but what is reported."""
+    doubled = tiny.task()._replace(loss=lambda logits, y: 2 * cross_entropy(logits, y))
+    for name in ("loss", "held_out_loss"):
+        np.testing.assert_allclose(run(model=doubled)[name], 2 * run()[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["majority", "fedavg"])
+def test_a_squared_loss_is_at_most_two(method):
+    history = run(model=tiny.task()._replace(loss=squared), method=method)
+    assert 0 < history["loss"][0, -1] <= 2
+
+
+@pytest.fixture
+def decile(monkeypatch):
+    """The accuracy that nine clients in ten exceed, as a user would register it."""
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+
+    @metrics.register_score("accuracy_p10", title="accuracy, worst decile", short="p10", unit="%", better="higher")
+    def worst_decile(clients: metrics.Evaluation) -> float:
+        """The accuracy that nine clients in ten exceed."""
+        return float(np.nanpercentile(clients.accuracy, 10))
+
+
+def test_a_score_of_ones_own_is_in_files_tables_plots_and_reports(decile, tmp_path):
+    history = run(method="fedavg", rounds=2, evaluate_every=1, out=tmp_path / "run")
+    own = history["accuracy_p10"]
+    for i, accuracies in enumerate(history.accuracy_clients[0]):
+        np.testing.assert_allclose(own[0, i], np.percentile(accuracies[:6], 10), rtol=1e-6)
+        np.testing.assert_allclose(history["held_out_accuracy_p10"][0, i], np.percentile(accuracies[6:], 10), rtol=1e-6)
+    lines = results.lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["accuracy_p10"] for line in lines] == pytest.approx(own[0].tolist())
+    assert history.summary["accuracy_p10"]["mean"] == own[0, -1]
+    np.testing.assert_array_equal(results.load(tmp_path / "run")["accuracy_p10"], own)
+
+    table = display.table({"fedavg": history.summary})
+    (column,) = (column for column in table.columns if column.header == "p10")
+    assert list(column.cells) == [f"{100 * own[0, -1]:.2f} %"]
+    assert "accuracy, worst decile" in [axes.get_ylabel() for axes in plotting.curves(history).axes]
+    shown = numbers.scores([history], ["fedavg"])
+    assert {"accuracy, worst decile", "accuracy, worst decile, held-out clients"} <= set(shown["columns"])
+    assert "accuracy, worst decile" in page([results.load(tmp_path / "run")])
+
+
+def test_a_sweep_chooses_by_a_score_of_ones_own(decile, tmp_path):
+    given = {"model": tiny.task(), "method": "fedavg", "rounds": 2, "by": "accuracy_p10"}
+    found = jcfl.sweep(tiny.federation(), {"train.lr": [0.001, 0.5]}, out=tmp_path / "sweep", **given)
+    means = [one.summary["accuracy_p10"]["mean"] for one in found.histories]
+    assert found.best() == np.argmax(means)
+    assert "accuracy_p10_mean" in (tmp_path / "sweep" / "sweep.csv").read_text()
+    assert "p10" in [column.header for column in display.sweep_table(found).columns]
+    assert "accuracy, worst decile" in [axes.get_ylabel() for axes in plotting.effect(found.histories).axes]
+
+
+@pytest.mark.parametrize("by", ["accuracy_p11", "clusters", "held_out_seen"])
+def test_a_sweep_refuses_what_has_no_best(by):
+    with pytest.raises(InputError, match=f"unknown score to choose by '{by}'"):
+        jcfl.sweep(tiny.federation(), {"train.lr": [0.1]}, by=by)
+
+
+def test_clients_that_are_not_there_are_left_out():
+    """Clients 1 has not arrived, 2 has gone, 3 is held out; the rest are one cluster of one group."""
+    federation = tiny.federation().replace(
+        arrive=np.where(np.arange(8) == 1, 6, 0),
+        depart=np.where(np.arange(8) == 2, 4, 9),
+        held_out=np.arange(8) == 3,
+        groups=np.where(np.isin(np.arange(8), [1, 2, 3]), 1, 0),
+    )
+    counts = np.asarray(metrics.counts(np.repeat(np.arange(8), 2), np.zeros(16), np.arange(16) // 2 % 2, 8, 2))
+    outcome = {"labels": np.zeros(8, int), "counts": counts, "losses": np.arange(8.0), "seen": np.arange(8) < 6}
+    found = metrics.measured(outcome | {"norm": np.float32(7)}, federation, 5)
+    assert (found["clusters"], found["purity"], found["ari"], found["norm"]) == (1, 1, 1, 7)
+    assert found["accuracy_micro"] == np.float32(3 / 5)  # clients 0, 4 and 6 of 0, 4, 5, 6 and 7
+    assert found["loss"] == np.float32((0 + 4 + 5 + 6 + 7) / 10) and found["seen"] == np.float32(3 / 5)
+    assert (found["held_out_accuracy_micro"], found["held_out_loss"], found["held_out_clusters"]) == (0, 1.5, 1)
+    assert "held_out_seen" not in found and "held_out_norm" not in found
+    np.testing.assert_array_equal(found["accuracy_clients"], 1 - np.arange(8) % 2)
