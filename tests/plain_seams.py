@@ -22,7 +22,7 @@ def responsibilities(models, client, weights):
 def fedem(clients, cohorts, models):
     """Marfoq et al. 2021, Alg. 1: every client trains all models; yields the mixture weights too."""
     m, k = len(clients), len(models)
-    labels, weights = np.zeros(m, int), np.full((m, k), 1 / k)
+    labels, weights = np.full(m, -1), np.full((m, k), 1 / k)
     for cohort in cohorts:
         uploads = {}
         for i in cohort:

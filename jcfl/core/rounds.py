@@ -40,9 +40,10 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
+    kept = clients.kept(method, context)
 
     def init(key: Key, federation: Federation) -> State:
-        return grouping.init(first_state(method, context, tied, key), federation)
+        return grouping.init(first_state(method, context, tied, kept, key), federation)
 
     def step(state: State, federation: Federation) -> State:
         keys = round_keys(state.key, state.round)
@@ -63,7 +64,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method)
 
 
-def first_state(method: Method, context: Context, tied: tuple[str, ...], key: Key) -> State:
+def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: clients.Kept, key: Key) -> State:
     """The state before the first round, nobody in a cluster."""
     task, m = context.task, context.population.clients
     model_key, run_key = stream(key, Stream.MODEL), stream(key, Stream.RUN)
@@ -73,8 +74,8 @@ def first_state(method: Method, context: Context, tied: tuple[str, ...], key: Ke
     if tied:
         models = parts.placed(models, trees.stack(parts.taken(first, tied), k))
     shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
-    kept = {name: trees.stack(begin(first), m) for name, begin in clients.kept(method, context).items()}
-    return initial(run_key, models, shared, m).replace(clients=kept, server=server.fresh(method, first, k))
+    own = {name: trees.stack(begin(first), m) for name, begin in kept.items()}
+    return initial(run_key, models, shared, m).replace(clients=own, server=server.fresh(method, first, k))
 
 
 def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:

@@ -4,6 +4,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -281,7 +282,14 @@ def peak_memory() -> int:
 
 
 def most_resident(who: int) -> int:
-    """The most bytes of the host's memory that a process (or its children, by `resource.RUSAGE_…`) has held so far."""
+    """The most bytes of the host's memory that a process (or its children, by `resource.RUSAGE_…`) has held so far.
+
+    Linux lets `ru_maxrss` of a new program begin at what the process that started it held, so a process asks for its
+    own figure elsewhere; that of the children may still be their parent's.
+    """
+    if who == resource.RUSAGE_SELF and sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
