@@ -9,6 +9,7 @@ import pytest
 import jcfl
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports JAX
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # most of a test's time is compilation, not the program
 if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a flag that it does not know
     flags = os.environ.get("XLA_FLAGS", "")  # without its newest code generator XLA compiles in half the time
     os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {flags}".strip()

@@ -1,7 +1,6 @@
 """Clients of two groups that see the world differently, small enough for a run of seconds, and such a run."""
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,26 +9,6 @@ import numpy as np
 
 import jcfl
 from jcfl.types import Federation
-
-OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1, "xla_cpu_max_isa": "SSE4_2"}
-"""Compiler options for programs that run for milliseconds: they take less than half the time to compile."""
-
-
-@contextmanager
-def quick_compilation():
-    """Compile fast, whatever that does to the programs: what these tests wait for is compilation."""
-    before, compile = jax.config.read("jax_disable_most_optimizations"), jax.stages.Lowered.compile
-
-    def quick(self, compiler_options=None, **more):
-        return compile(self, {**OPTIONS, **(compiler_options or {})}, **more)
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.stages.Lowered.compile = quick
-    try:
-        yield
-    finally:
-        jax.stages.Lowered.compile = compile
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def two_groups(

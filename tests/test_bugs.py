@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 
 from jcfl.errors import TrainingError
-from tests.groups import own_models, quick_compilation, run, split_as, state, two_groups, vector, vectors
+from tests.groups import own_models, run, split_as, state, two_groups, vector, vectors
 
 EVERYBODY = range(8)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with quick_compilation():
-        yield
 
 
 def cam(warmup: int) -> dict:

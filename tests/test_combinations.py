@@ -13,9 +13,7 @@ from jcfl.core.compile import compile
 from jcfl.core.method import Method
 from jcfl.errors import InputError
 from tests import tiny
-from tests.test_oracles import quick, setting
-
-__all__ = ["quick"]
+from tests.test_oracles import setting
 
 ANSWERS = ("describe", "compare", "group", "when")
 SMALL = {

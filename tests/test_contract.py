@@ -27,7 +27,6 @@ TURNS = 4
 SEEDS = (0, 1)
 CLUSTERS = 5  # one more than clients in a round, so one is always empty
 CLOSE = 1e-5
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 SIZES = (12, 9, 1, 12, 10, 5, 12, 8)
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,10 +119,10 @@ def outcome(name: str, addon: str | None) -> Outcome:
         return state, algorithm.predict(state, data)
 
     keys = jax.vmap(jax.random.key)(np.array(SEEDS))
-    together = jax.jit(jax.vmap(whole, (0, None)), compiler_options=FAST)
+    together = jax.jit(jax.vmap(whole, (0, None)))
     starts, later, answered = together(keys, jax.device_put(wide))
     join = lambda first, rest: np.concatenate([tiny.numpy(first)[:, None], tiny.numpy(rest)], 1)
-    turn, data = jax.jit(turn, compiler_options=FAST), jax.device_put(data)
+    turn, data = jax.jit(turn), jax.device_put(data)
     loops, answers, resumed = [], [], None
     for seed in range(len(SEEDS)):
         states = [jax.tree.map(lambda leaf: leaf[seed], starts)]
@@ -274,7 +273,7 @@ def test_jit_is_eager(name):
     setting = tiny.setting(1.0, data=data, batch_size="full", epochs=1)
     algorithm, data = tiny.built(name, setting, **OPTIONS.get(name, {}) | more), jax.device_put(data)
     state = jax.jit(algorithm.init)(jax.random.key(0), data)
-    compiled = jax.jit(algorithm.step, compiler_options=FAST)(state, data)
+    compiled = jax.jit(algorithm.step)(state, data)
     with jax.disable_jit():
         eager = algorithm.step(state, data)
     tiny.same(*(jax.tree.map(tiny.numpy, made) for made in (eager, compiled)), CLOSE)

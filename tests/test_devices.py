@@ -27,7 +27,7 @@ for name, options, engine in METHODS:
         last = jax.tree.map(lambda leaf: leaf[-1], states.replace(key=()))
         key = jax.random.key(0)
         last = last.replace(key=key, memory=last.memory.replace(key=key) if name == "stocfl" else last.memory)
-        figures = jax.jit(algorithm.evaluate, compiler_options=tiny.FAST)(last, jax.device_put(data))
+        figures = jax.jit(algorithm.evaluate)(last, jax.device_put(data))
         found.append((states.labels, states.clusters, states.shared, states.clients, dict(figures)))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     tiny.same(found[0], found[1], 1e-5)

@@ -26,15 +26,6 @@ TURNS = 3
 CLOSE = 2e-6
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """These programs run for milliseconds, so what their optimisation costs never comes back."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def run(method, *extras, turns=TURNS, participation=1.0, data=None, train=None, **options):
     """A run's states; `extras` are add-ons."""
     setting = tiny.setting(participation, data=data, extras=extras, **train or {})

@@ -16,14 +16,6 @@ from tests.test_stocfl import cohorts
 TURNS = 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    """Most of a test's time is compilation, and the plain loop does not care how fast the program is."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def setting(participation=1.0, data=None, extras=(), **train):
     options = {"lr": plain.LR, "epochs": plain.EPOCHS, "batch_size": "full"} | train
     return tiny.setting(participation, data=data, extras=extras, **options)

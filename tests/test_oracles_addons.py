@@ -6,9 +6,7 @@ import pytest
 
 from jcfl import methods as methods
 from tests import plain, tiny
-from tests.test_oracles import CLIENTS, TURNS, agree, cohorts, first_of, quick, setting, several
-
-__all__ = ["quick"]
+from tests.test_oracles import CLIENTS, TURNS, agree, cohorts, first_of, setting, several
 
 MU, TAU, LAM = 0.7, 0.5, 0.4
 

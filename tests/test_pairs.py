@@ -42,12 +42,6 @@ LARGE = 1e4
 """What the features of those who never train are multiplied by: whatever learns from them is seen to."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with groups.quick_compilation():
-        yield
-
-
 def values(option: str, schema: dict[str, Any]) -> list[Any]:
     """The values that an option is tried with, none of them its default."""
     if option in SET:

@@ -13,15 +13,6 @@ from tests import plain, tiny
 LATE, GONE = 3, 6  # the client that comes in round 2, and the one that leaves in round 2
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """These programs run for milliseconds, so what their optimisation costs never comes back."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.mark.parametrize(("method", "options"), [("wecfl", {"refit": True}), ("fesem", {"lam": 0.1})])
 def test_labels_change_in_the_window_only(method, options):
     """The window is rounds [1, 3); models go on being trained after it, inside the clusters it left."""

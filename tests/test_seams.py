@@ -20,11 +20,9 @@ from jcfl.methods import cfl, fedadam, fedavg, fedem, fedprox, flhc, ifca, scaff
 from jcfl.types import Task, Upload
 from tests import plain, plain_seams, tiny
 from tests.test_contract import restored
-from tests.test_oracles import CLIENTS, TURNS, agree, first_of, quick, setting, several
+from tests.test_oracles import CLIENTS, TURNS, agree, first_of, setting, several
 from tests.test_oracles_addons import answered
 from tests.test_stocfl import cohorts
-
-__all__ = ["quick"]
 
 DATA = tiny.federation()
 

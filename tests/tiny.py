@@ -23,8 +23,6 @@ from jcfl.types import NEVER, Federation, Split, Task
 registry.load()
 
 CLASSES = 10
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options: what a test waits for is compilation, not the run."""
 
 
 @functools.cache
@@ -147,7 +145,7 @@ def run(algorithm, turns: int, seed: int = 0, data=None):
         start = algorithm.init(key, data)
         return start, jax.lax.scan(step, start, length=turns)[1]
 
-    start, states = jax.jit(whole, compiler_options=FAST)(jax.random.key(seed), jax.device_put(data))
+    start, states = jax.jit(whole)(jax.random.key(seed), jax.device_put(data))
     states = jax.tree.map(lambda first, rest: np.concatenate([numpy(first)[None], numpy(rest)]), start, states)
     return states
 

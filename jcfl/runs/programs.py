@@ -1,6 +1,7 @@
 """The compiled parts of a run: for one lane, or for several that train side by side."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -128,8 +129,31 @@ def compiled(
         jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
     )
     with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
-        begin, block, figures = pool.map(lambda program: program.compile(), lowered)
+        begin, block, figures = pool.map(lambda program: one_at_a_time(program.compile()), lowered)
     return Family(begin, block, figures, time.perf_counter() - start, devices)
+
+
+ON_ALL_THREADS = ("lapack_", " fft(")
+"""Marks of operations, in a CPU program's text, that wait on a thread of XLA for others of its threads."""
+ALONE = threading.Lock()
+
+
+def one_at_a_time(program: jax.stages.Compiled) -> Callable[..., Any]:
+    """The program, run by one thread at a time where it has operations that wait for XLA's other threads.
+
+    XLA has one pool of threads for all programs of a process. A batched factorisation (`eigh`, `svd`, `qr`, ...) on a
+    CPU hands its matrices to that pool and waits on a thread of the pool. When several programs do so at once, every
+    thread waits and no thread works: they hang for ever (seen with jaxlib 0.10.2).
+    """
+    text = program.as_text() or "" if jax.default_backend() == "cpu" else ""
+    if not any(mark in text for mark in ON_ALL_THREADS):
+        return program
+
+    def run(*arguments: Any) -> Any:
+        with ALONE:
+            return jax.block_until_ready(program(*arguments))
+
+    return run
 
 
 def threaded(
