@@ -18,7 +18,7 @@ def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     >>> str(unknown("method", "stocfll", ["ifca", "stocfl"]))
     "unknown method 'stocfll'; did you mean 'stocfl'? Known: ifca, stocfl"
     """
-    known = sorted(known)
+    known = sorted(set(known))
     near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")

@@ -66,13 +66,13 @@ def test_a_users_package_is_listed_run_resumed_swept_and_plotted(tmp_path):
         return subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, **options).stdout
 
     listed = commands(
-        *(f"list {name}" for name in ("pacfl", "fedper", "har", "placements", "narrow")),
+        *(f"list {name}" for name in ("pacfl", "fedper", "har", "placements", "narrow", "accuracy_p10")),
         "run mine.yaml --out runs/one -q",
         "run mine.yaml --out runs/swapped -q --set 'method.describe={name: subspace, p: 5}' compare=[] rounds=0",
     )
     for said in ("by principal angles between subspaces", "degrees at which merging stops", "a private head"):
         assert said in listed
-    for said in ("A made-up accelerometer set", "places", "One hidden layer of a few units"):
+    for said in ("A made-up accelerometer set", "places", "One hidden layer of a few units", "accuracy_p10 (score)"):
         assert said in listed
     commands(
         "run --resume runs/one --set rounds=3 -q",

@@ -18,6 +18,7 @@ from jcfl.view import facts
 
 registry.load()
 PIECES = [(kind, name) for kind in facts.KINDS for name in registry.names(kind)]
+SCORES = [("score", name) for name in facts.names("score")]
 
 
 @pytest.fixture
@@ -35,13 +36,15 @@ def console(**options):
     return Console(file=io.StringIO(), force_terminal=True, width=100, **options)
 
 
-@pytest.mark.parametrize(("kind", "name"), PIECES)
+@pytest.mark.parametrize(("kind", "name"), PIECES + SCORES)
 def test_every_piece_has_a_page_with_all_its_options(call, kind, name):
     status, printed, complaint = call("list", name)
     assert (status, complaint) == (0, "")
-    assert facts.facts(kind, name).example in printed
-    assert registry.line(registry.find(kind, name)).split()[0] in printed
-    for parameter in registry.parameters(registry.find(kind, name)):
+    one = facts.facts(kind, name)
+    assert f"{name} ({kind})" in printed
+    assert one.example in printed
+    assert one.line.split()[0] in printed
+    for parameter in registry.parameters(registry.find(kind, name)) if kind != "score" else ():
         assert f"  {parameter.name} " in printed
 
 
@@ -74,6 +77,25 @@ def test_kinds_presets_and_mistakes(call):
     status, printed, complaint = call("list", "stocfll")
     assert (status, printed) == (2, "")
     assert "did you mean 'stocfl'" in complaint
+
+
+@pytest.mark.parametrize(("mistake", "meant"), [("quikstart", "quickstart"), ("accuracy_wrst", "accuracy_worst")])
+def test_a_mistake_is_told_the_nearest_of_all_names_each_said_once(call, mistake, meant):
+    complaint = call("list", mistake)[2]
+    assert f"did you mean {meant!r}" in complaint
+    known = complaint.strip().partition("Known: ")[2].split(", ")
+    assert len(known) == len(set(known))
+    assert {name for _, name in PIECES + SCORES} | set(config.presets()) <= set(known)
+
+
+def test_every_kind_of_piece_is_listed():
+    tables = {kind: [function.__module__ for function in table.values()] for kind, table in registry._TABLES.items()}
+    ours = {kind for kind, modules in tables.items() if any(module.startswith("jcfl.") for module in modules)}
+    assert ours - {"federation"} == set(registry.KINDS) == set(facts.KINDS) - {"score"}
+
+
+def test_a_score_over_held_out_clients_has_the_page_of_the_score(call):
+    assert call("list", "held_out_loss") == call("list", "loss")
 
 
 def test_a_methods_seven_answers_and_its_costs_are_shown(call):

@@ -50,7 +50,7 @@ def list_command(
         console.print(display.listing(tables, facts.MEANINGS), highlight=False)
         console.print("\njcfl list NAME says all about one of them.", style="dim", highlight=False, markup=False)
     if what is not None and (what not in titles or what in facts.names("describe")):  # `model` is a kind and a name
-        for one in facts.found(what):
+        for one in facts.found(what, presets):
             console.print(display.page(one), highlight=False)
             console.print(f"  {one.example}", **PLAIN)
 

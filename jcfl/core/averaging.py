@@ -1,8 +1,8 @@
 """Rules by which the uploads of a round become one model for every cluster.
 
 A rule is `rule(labels [s], weights [s], uploads [s, ...], default [k, ...]) -> [k, ...]`: a client of weight 0 is
-absent, as is one whose label is no cluster, and a cluster without clients keeps its `default`. Every registered
-function is a rule once its options are bound by `functools.partial`. Leaves keep their dtype; those that are not floats
+absent, as is one whose label is no cluster, and a cluster without clients keeps its `default`. Every public function
+is a rule once its options are bound by `functools.partial`. Leaves keep their dtype; those that are not floats
 (counters) are averaged as floats and rounded.
 
 The robust rules use weights only to tell who is present: a client states its own size, and a rule that believed it
@@ -10,21 +10,17 @@ would hand an attacker the weight that the rule is there to take away. What is n
 """
 
 from collections.abc import Callable
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from pydantic import Field
 
 from jcfl import trees
-from jcfl.registry import register
 from jcfl.types import Array, Model, Models
 
 Averaging = Callable[[Array, Array, Models, Models], Models]
 
 
-@register("averaging", "weighted_mean")
 def weighted_mean(labels: Array, weights: Array, uploads: Models, default: Models) -> Models:
     """The weighted mean of a cluster's clients (McMahan et al. 2017).
 
@@ -42,7 +38,6 @@ def weighted_mean(labels: Array, weights: Array, uploads: Models, default: Model
     return trees.select(sizes(group, k) > 0, mean_by(group, weights, uploads, default), default)
 
 
-@register("averaging", "median")
 def median(labels: Array, weights: Array, uploads: Models, default: Models) -> Models:
     """The coordinate-wise median of a cluster's clients, unweighted (Yin et al. 2018, Def. 1).
 
@@ -65,15 +60,7 @@ def median(labels: Array, weights: Array, uploads: Models, default: Models) -> M
     return trees.select(n > 0, jax.tree.map(middle, uploads, default), default)
 
 
-@register("averaging", "trimmed_mean")
-def trimmed_mean(
-    labels: Array,
-    weights: Array,
-    uploads: Models,
-    default: Models,
-    *,
-    beta: Annotated[float, Field(ge=0, lt=0.5, description="share of clients dropped at either end")] = 0.1,
-) -> Models:
+def trimmed_mean(labels: Array, weights: Array, uploads: Models, default: Models, *, beta: float = 0.1) -> Models:
     """The coordinate-wise mean without the smallest and the largest, unweighted (Yin et al. 2018, Def. 2).
 
     Of n clients the ⌊beta·n⌋ smallest and as many largest values of every coordinate are dropped; beta = 0 is the
@@ -98,15 +85,7 @@ def trimmed_mean(
     return trees.select(n > 0, mean_by(jnp.where(inside, owner, k), inside * 1.0, ranked, default), default)
 
 
-@register("averaging", "median_of_means")
-def median_of_means(
-    labels: Array,
-    weights: Array,
-    uploads: Models,
-    default: Models,
-    *,
-    buckets: Annotated[int, Field(ge=1, description="buckets of clients in every cluster")] = 5,
-) -> Models:
+def median_of_means(labels: Array, weights: Array, uploads: Models, default: Models, *, buckets: int = 5) -> Models:
     """The coordinate-wise median of the means of buckets of clients, unweighted (thesis, §2.4).
 
     A cluster's clients are dealt to its buckets in turn, in the order they come in; a cluster with fewer clients than

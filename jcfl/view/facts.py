@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import yaml
@@ -178,16 +178,17 @@ def foreign(function: Any) -> str:
     return registry.origin(function)
 
 
-def found(word: str) -> list[Facts]:
+def found(word: str, beside: Iterable[str] = ()) -> list[Facts]:
     """The descriptions of all pieces with this name, at most one of every kind.
 
     Raises:
-        InputError: no piece has this name.
+        InputError: no piece has this name; the nearest name, or the nearest word `beside` them, is offered.
     """
-    kinds = [kind for kind in KINDS if word in names(kind)]
+    name = word.removeprefix(metrics.HELD_OUT)  # scores are described once, over whichever clients they are taken
+    kinds = [kind for kind in KINDS if name in names(kind)]
     if not kinds:
-        raise unknown("kind or name", word, [*titles(), *(name for kind in KINDS for name in names(kind))])
-    return [facts(kind, word) for kind in kinds]
+        raise unknown("kind or name", word, [*titles(), *beside, *(one for kind in KINDS for one in names(kind))])
+    return [facts(kind, name) for kind in kinds]
 
 
 def names(kind: str) -> list[str]:
