@@ -169,7 +169,13 @@ def shared(kind: str) -> tuple[Callable[..., Any], ...]:
     return (find("federation", "options"),) if kind == "scenario" else ()
 
 
-def options(kind: str, name: str, given: Mapping[str, Any], also: Iterable[Callable[..., Any]] = ()) -> dict[str, Any]:
+def options(
+    kind: str,
+    name: str,
+    given: Mapping[str, Any],
+    also: Iterable[Callable[..., Any]] = (),
+    beside: Iterable[str] = (),
+) -> dict[str, Any]:
     """`given` checked and converted to what the named function's options say, defaults filled in.
 
     Args:
@@ -177,27 +183,28 @@ def options(kind: str, name: str, given: Mapping[str, Any], also: Iterable[Calla
         name: its registered name.
         given: options by name.
         also: further functions whose keyword-only parameters are options of this piece too.
+        beside: keys that stand beside the options where they are written; a misspelt one is told them too.
 
     Raises:
         InputError: an unknown option, a missing one, or a value its annotation refuses.
     """
     known = {item.name: item for function in (*also, find(kind, name)) for item in parameters(function)}
-    return check(f"{kind} {name!r}", known, given)
+    return check(f"{kind} {name!r}", known, given, beside)
 
 
-def check(what: str, known: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+def check(
+    what: str, known: Mapping[str, inspect.Parameter], given: Mapping[str, Any], beside: Iterable[str] = ()
+) -> dict[str, Any]:
     """`given` checked against parameters and their annotations, defaults filled in.
 
     Raises:
         InputError: as for `options`.
     """
+    valid = [*known, *beside]
     for key in given:
         if key not in known:
-            raise (
-                unknown(f"option of {what}:", key, known)
-                if known
-                else InputError(f"{what} has no options, got {key!r}")
-            )
+            none = InputError(f"{what} has no options, got {key!r}")
+            raise unknown(f"option of {what}:", key, valid) if valid else none
     fields: dict[str, Any] = {
         f"option_{key}": (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for key, parameter in known.items()

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
 from jcfl.runs import config
 from jcfl.runs.plan import described
@@ -117,6 +118,23 @@ def test_what_is_wrong_is_said_in_one_line(words, said):
         config.read(SMALL, words)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["method.describ=gradient"], "describe"),
+        (["method.grup=kmeans"], "group"),
+        (["method=scaffold", "method.aggregat=median"], "aggregate"),
+        (["method.addon=[finetune]"], "addons"),
+        (["compare=[{name: fedavg, describ: gradient}]"], "describe"),
+    ],
+)
+def test_a_misspelt_answer_is_told_the_answers_beside_the_options(words, meant):
+    with pytest.raises(InputError, match=rf"did you mean '{meant}'\? Known: .*") as error:
+        config.read(SMALL, words)
+    known = str(error.value).partition("Known: ")[2].split(", ")
+    assert {*QUESTIONS, "addons", "label"} <= set(known)
 
 
 def test_files_that_are_not_configurations(tmp_path):

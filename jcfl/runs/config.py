@@ -276,8 +276,9 @@ def completed(section: str, piece: Any) -> Any:
     if piece.is_given:
         return piece
     given = piece.options
-    answers = {question: given.pop(question) for question in QUESTIONS if section == "method" and question in given}
-    found = registry.options(section, piece.name, given, registry.shared(section))
+    beside = (*QUESTIONS, *OPTIONAL) if section == "method" else ()
+    answers = {question: given.pop(question) for question in QUESTIONS if question in beside and question in given}
+    found = registry.options(section, piece.name, given, registry.shared(section), beside)
     found |= {question: answer(question, value) for question, value in answers.items() if value is not None}
     changes = {"addons": tuple(completed("addon", item) for item in piece.addons)} if isinstance(piece, Method) else {}
     return type(piece).model_validate({**dict(piece), **found, **changes})
