@@ -286,8 +286,11 @@ def test_an_addon_is_taken_or_refused(name, addon):
         _, algorithm = build(name, addon)
         assert all(np.isfinite(value) for value in algorithm.costs(CLUSTERS).values())
     else:
-        with pytest.raises(InputError, match=f"^{name}.*{addon}"):
+        with pytest.raises(InputError, match=f"^{name}.*{addon}.*; as it is, {name} takes ") as error:
             build(name, addon)
+        known = str(error.value).rpartition(" takes ")[2]
+        assert set(known.split(", ")) & set(ADDONS) == set(TAKES[name])
+        assert TAKES[name] or known == "no add-on"
 
 
 @pytest.mark.parametrize("name", ["fesem", "fesem_ma", "cfl", "flhc", "oneshot_kmeans", "robust_tkm"])

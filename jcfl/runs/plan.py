@@ -166,11 +166,38 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     found = found if isinstance(found, Value) else found(context)
     if isinstance(found, Value):
         whole = answered(found, method.options)
-        return compile(addons.extended(whole, [dict(addon) for addon in method.addons]), context)
+        return compiled(whole, [dict(addon) for addon in method.addons], context)
     changed = [*(q for q in QUESTIONS if method.options.get(q) is not None), *(addon.name for addon in method.addons)]
     if changed:
         raise InputError(f"method {method.name!r} is no Method with answers, so {changed[0]!r} cannot change it")
     return found
+
+
+def compiled(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) -> Algorithm:
+    """The algorithm of a method with its add-ons, each `{name, options…}` with its options checked.
+
+    Raises:
+        InputError: two answers have no meaning together; or an add-on has none for the method, and those that the
+            method takes are named.
+    """
+    try:
+        return compile(addons.extended(method, extras), context)
+    except InputError as error:
+        if not takes(method, [], context):  # no add-on is at fault
+            raise
+        taken = [name for name in registry.names("addon") if takes(method, [{"name": name}], context)]
+        if {addon["name"] for addon in extras} <= {*taken}:
+            raise
+        raise InputError(f"{error}; as it is, {method.name} takes {', '.join(taken) or 'no add-on'}") from None
+
+
+def takes(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) -> bool:
+    """Whether a method with these add-ons compiles."""
+    try:
+        compile(addons.extended(method, extras), context)
+    except (InputError, TypeError):  # an add-on of a user's may have an option that is required
+        return False
+    return True
 
 
 def answered(value: Value, options: Mapping[str, Any]) -> Value:
