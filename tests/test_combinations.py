@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -68,13 +69,23 @@ def test_what_nobody_looks_at_is_refused():
     taken, _ = sorted_out()
     for describe, compare, group, when in taken:
         if group in ("together", "alone"):
-            assert (describe, compare) == ("nothing", "nothing")
+            assert (describe, compare, when) == ("nothing", "nothing", "every")
         if compare == "noise_corrected":
             assert (describe, group, when) == ("gradient", "merge", "arrival")
         if describe == "subspace":
             assert compare == "principal_angles"
         if group == "bipartition":
             assert (describe, compare, when) == ("update", "cosine", "settled")
+
+
+@pytest.mark.parametrize("group", ["together", "alone"])
+def test_a_group_that_never_changes_takes_no_rounds_to_change_in(group):
+    plain, context = method(("nothing", "nothing", group, "every")), setting().context
+    build = lambda when, **options: compile(replace(plain, when=registry.find("when", when)(**options)), context)
+    build("once")
+    for when, options in {"once": {"at": 1}, "window": {}, "arrival": {}, "settled": {}}.items():
+        with pytest.raises(InputError, match=rf"clustered: group '{group}' .*when={when}.*; set method.when="):
+            build(when, **options)
 
 
 def covered(combinations: list[Names]) -> list[Names]:

@@ -1,16 +1,19 @@
-"""The simplest answers: nothing is described or compared, all clients are together or each is alone."""
+"""The simplest answers: nothing is described or compared, clients are grouped always or once, together or alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax.numpy as jnp
+from pydantic import Field
 
 from jcfl.core.context import Context
 from jcfl.core.method import Compare, Describe, Group, Method, When
 from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Grouping
+
+Round = Annotated[int, Field(ge=0, description="the round, counted from 0")]
 
 
 def grouping_of(
@@ -56,18 +59,33 @@ class Every(When):
     name: ClassVar[str] = "every"
 
 
-def refuse_descriptions(method: Method) -> None:
-    """Refuse descriptions and comparisons that a group never looks at.
+@register("when", "once")
+@dataclass(frozen=True, kw_only=True)
+class Once(When):
+    """All clients are grouped once; clients that come later are placed where they fit."""
+
+    name: ClassVar[str] = "once"
+    at: Round = 0
+    start: Annotated[
+        Literal["current", "members"],
+        Field(description="a cluster begins at the global model, or at the mean of its members' models"),
+    ] = "current"
+
+
+def refuse_what_changes(method: Method) -> None:
+    """Refuse descriptions, comparisons and rounds of grouping that a group never looks at.
 
     Raises:
-        InputError: the method describes or compares clients, and its group makes nothing of it.
+        InputError: the method describes, compares or regroups clients, and its group makes nothing of it.
     """
-    described = method.describe.source != "nothing"
-    if described or not isinstance(method.compare, Incomparable):
-        ignored = f"describe={method.describe.name}" if described else f"compare={method.compare.name}"
+    fixed = {"describe": (Nothing(),), "compare": (Incomparable(),), "when": (Every(), Once())}
+    ignored = {question: known for question, known in fixed.items() if getattr(method, question) not in known}
+    if ignored:
+        given = ", ".join(f"{question}={getattr(method, question)}" for question in ignored)
+        advice = " and ".join(f"method.{question}={known[0]}" for question, known in ignored.items())
         raise InputError(
-            f"{method.name}: group {method.group.name!r} looks at no description, so {ignored} has no meaning; "
-            f"set method.describe=nothing and method.compare=nothing, or choose another group"
+            f"{method.name}: group {method.group.name!r} looks at no description and never changes, so {given} has no "
+            f"meaning; set {advice}, or choose another group"
         )
 
 
@@ -85,7 +103,7 @@ class Together(Group):
 
     def grouping(self, method: Method, context: Context) -> Grouping:
         """Labels of zero for everybody."""
-        refuse_descriptions(method)
+        refuse_what_changes(method)
         return grouping_of(
             init=lambda state, federation: state.replace(labels=jnp.zeros_like(state.labels)),
             place=lambda state, who, federation: jnp.zeros(who.shape, jnp.int32),
@@ -107,6 +125,6 @@ class Alone(Group):
 
     def grouping(self, method: Method, context: Context) -> Grouping:
         """Every client's label is its id."""
-        refuse_descriptions(method)
+        refuse_what_changes(method)
         number = lambda state: jnp.arange(state.labels.size, dtype=jnp.int32)
         return grouping_of(init=lambda state, federation: state.replace(labels=number(state)))

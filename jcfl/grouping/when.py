@@ -1,27 +1,14 @@
 """The answers to "when": the rounds in which clients are grouped, counted from the beginning of the method's phase."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from jcfl.core.method import When
+from jcfl.core.neutral import Once as Once  # answers this question too
+from jcfl.core.neutral import Round
 from jcfl.registry import register
-
-Round = Annotated[int, Field(ge=0, description="the round, counted from 0")]
-
-
-@register("when", "once")
-@dataclass(frozen=True, kw_only=True)
-class Once(When):
-    """All clients are grouped once; clients that come later are placed where they fit."""
-
-    name: ClassVar[str] = "once"
-    at: Round = 0
-    start: Annotated[
-        Literal["current", "members"],
-        Field(description="a cluster begins at the global model, or at the mean of its members' models"),
-    ] = "current"
 
 
 @register("when", "window")
