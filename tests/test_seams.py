@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from jcfl import models as networks
 from jcfl import registry, trees
-from jcfl.core import engine
+from jcfl.core import engine, parts
 from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.method import Aggregate, Group, Method, Phase
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
@@ -163,6 +163,44 @@ def test_private_normalisation():
     np.testing.assert_allclose(
         alone.clients["private"]["batch_stats"]["norm"]["mean"][1, client], 0.1 * mean, rtol=0, atol=1e-6
     )
+
+
+class ConvNorm(nn.Module):
+    """Layers of which some normalise, in a block whose own name says norm."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train, name="bn")(nn.Dense(5)(x))
+        return nn.LayerNorm()(nn.tanh(x))
+
+
+class Nested(nn.Module):
+    """A block, and a classifier."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(tiny.CLASSES, name="head")(ConvNorm(name="block_norm")(x.reshape(x.shape[0], -1), train))
+
+
+def test_private_normalisation_inside_of_blocks():
+    """Normalisation is found at any depth: by its name, or by the batch statistics that it keeps."""
+    task = networks.task(Nested(), (4, 4, 1), tiny.CLASSES)
+    assert parts.names(task, ["norm"], "private") == ("block_norm/LayerNorm_0", "block_norm/bn")
+    assert parts.names(task, ["block_norm", "block_norm/bn"], "private") == ("block_norm", "block_norm/bn")
+    here = setting(0.5).with_context(task=task)
+    states = tiny.run(tiny.built(private(fedavg(), "norm"), here), 2)
+    kept, asked = states.clients["private"], asked_of(here, states)[0]
+    scale = {"scale": (3, 8, 5), "bias": (3, 8, 5)}
+    assert jax.tree.map(jnp.shape, kept) == {
+        "params": {"block_norm": {"bn": scale, "LayerNorm_0": scale}},
+        "batch_stats": {"block_norm": {"bn": {"mean": (3, 8, 5), "var": (3, 8, 5)}}},
+    }
+    for leaf in jax.tree.leaves(kept):
+        assert (leaf[1, asked] != leaf[0, asked]).any(1).all()
+    block, stats = (states.clusters[kind]["block_norm"] for kind in ("params", "batch_stats"))
+    for part in (block["bn"], block["LayerNorm_0"], stats["bn"]):  # the server's are what they began as
+        tiny.same(*(jax.tree.map(lambda leaf, at=at: leaf[at], part) for at in (0, 2)))
+    differs(block["Dense_0"]["kernel"][0], block["Dense_0"]["kernel"][2])
 
 
 def test_a_word_that_means_no_layer_is_refused():

@@ -4,10 +4,11 @@ A part is a model with some layers only. What a layer keeps beside its parameter
 that stays with a client keeps its running statistics there too (Li et al. 2021, FedBN).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jcfl.errors import InputError, unknown
 from jcfl.types import Model, Task
@@ -17,36 +18,60 @@ WORDS = ("head", "backbone", "norm")
 
 
 def names(task: Task, selection: Sequence[str], what: str) -> tuple[str, ...]:
-    """The top-level names of the parameters that a selection means.
+    """The layers that a selection means, each by its path in the model's variables: `head`, `block/BatchNorm_0`.
 
     Args:
-        selection: names of layers, or the words head, backbone and norm.
+        selection: layers by their paths, or the words head, backbone and norm.
         what: the option that holds it, for the message.
 
     Raises:
         InputError: a name is no layer of the model, and the nearest one is offered; or a word means none of its layers.
     """
-    params = jax.eval_shape(task.init, jax.random.key(0))["params"]
+    if not selection:
+        return ()
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    params = model["params"]
+    known = {path for tree in model.values() for leaf in flatten_dict(tree) for path in prefixes(leaf)}
     meant = {
         "head": tuple(name for name in params if name in task.head),
         "backbone": tuple(name for name in params if name not in task.head),
-        "norm": tuple(name for name in params if "norm" in name.lower()),
+        "norm": normalisation(model),
     }
     found: list[str] = []
     for word in selection:
-        if word not in params and word not in meant:
+        if word not in known and word not in meant:
             raise unknown(f"layer in {what}:", word, [*params, *WORDS])
-        if word not in params and not meant[word]:
+        if word not in known and not meant[word]:
             raise InputError(f"{what}: the model has no {word} among its layers {', '.join(params)}")
-        found += [name for name in ((word,) if word in params else meant[word]) if name not in found]
+        found += [name for name in ((word,) if word in known else meant[word]) if name not in found]
     return tuple(found)
 
 
+def normalisation(model: Model) -> tuple[str, ...]:
+    """The paths of the layers that normalise: whose name says norm, or which keep batch statistics."""
+    layers = {path for tree in model.values() for leaf in flatten_dict(tree) for path in prefixes(leaf[:-1] or leaf)}
+    named = {path for path in layers if "norm" in path.rpartition("/")[2].lower()}
+    inner = {path for path in named if not any(other.startswith(f"{path}/") for other in named)}  # not a block of them
+    return tuple(sorted(inner | {"/".join(leaf[:-1]) for leaf in flatten_dict(model.get("batch_stats", {}))}))
+
+
+def prefixes(leaf: tuple[str, ...]) -> Iterator[str]:
+    """The paths of the layers that an array is part of, from the top-level one on, and its own path."""
+    return ("/".join(leaf[: depth + 1]) for depth in range(len(leaf)))
+
+
 def taken(model: Model, selection: Sequence[str]) -> Any:
-    """The part of a model under some top-level names: parameters, and what else the layers keep."""
-    return {kind: {name: tree[name] for name in selection if name in tree} for kind, tree in model.items()}
+    """The part of a model under some paths: parameters, and what else the layers keep."""
+    if not selection:
+        return {}
+    within = lambda leaf: not {*selection}.isdisjoint(prefixes(leaf))
+    flat = {kind: flatten_dict(tree) for kind, tree in model.items()}
+    return {kind: unflatten_dict({leaf: tree[leaf] for leaf in tree if within(leaf)}) for kind, tree in flat.items()}
 
 
 def placed(model: Model, part: Any) -> Model:
     """The model with a part in place of its own."""
-    return {kind: {**tree, **part.get(kind, {})} for kind, tree in model.items()} if part else model
+    if not part:
+        return model
+    flat = {kind: flatten_dict(tree, keep_empty_nodes=True) for kind, tree in model.items()}
+    return {kind: unflatten_dict(leaves | flatten_dict(part.get(kind, {}))) for kind, leaves in flat.items()}
