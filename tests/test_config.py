@@ -61,6 +61,16 @@ def test_another_name_drops_what_only_the_old_piece_had():
     assert config.read(SMALL, ["scenario=iid"]).scenario.options["clients"] == 20
 
 
+def test_another_name_keeps_the_answers_that_hold_for_every_method():
+    method = {"name": "stocfl", "tau": 0.4, "aggregate": {"name": "median", "rate": 0.5}, "addons": ["finetune"]}
+    found = config.read({**SMALL, "method": method}, ["method.name=ifca"]).method
+    assert found.options["aggregate"] == {"name": "median", "rate": 0.5}
+    assert "tau" not in found.options
+    assert [addon.name for addon in found.addons] == ["finetune"]
+    bare = config.read({**SMALL, "method": method}, ["method=ifca", "method.aggregate=null"]).method
+    assert bare.options["aggregate"] is None
+
+
 def test_another_name_keeps_refusing_what_was_given_with_it():
     with pytest.raises(InputError, match="unknown option of method 'ifca': 'tau'"):
         config.read(SMALL, ["method.name=ifca", "method.tau=0.3"])

@@ -216,12 +216,16 @@ def named_path(path: list[str], value: Any) -> list[str]:
 
 
 def renamed(section: str, piece: Any, name: str) -> Any:
-    """A section without the options that the piece called `name` does not have; other values as they are."""
+    """A section without the options that the piece called `name` does not have; other values as they are.
+
+    Add-ons and answers that were given stay: they go with every method.
+    """
     if not isinstance(piece, dict) or piece.get("name") == name:
         return piece
     registry.load()
     functions = (*registry.shared(section), registry.find(section, name))
-    known = {parameter.name for function in functions for parameter in registry.parameters(function)} | {"addons"}
+    known = {parameter.name for function in functions for parameter in registry.parameters(function)}
+    known |= {"addons", *QUESTIONS} if section == "method" else set()
     return {key: value for key, value in piece.items() if key in known}
 
 
