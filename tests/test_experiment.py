@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from jcfl import results
+from jcfl.core import local
 from jcfl.core.method import Phase
 from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
-from jcfl.methods import fedavg
+from jcfl.methods import fedavg, majority
 from jcfl.runs import config, experiment, loop, programs
-from jcfl.runs.plan import planned
+from jcfl.runs.plan import described, planned
 from jcfl.types import Algorithm
 from tests import tiny
 
@@ -238,6 +239,18 @@ def test_a_users_module_and_names_together(tmp_path):
     assert 0 <= found["accuracy_micro"][0, -1] <= 1
     with pytest.raises(InputError, match="only Python can repeat it"):
         planned(config.read(tmp_path / "run" / "config.yaml"))
+    whole = {"scenario": {"name": "iid", "clients": 4}, "method": fedavg(), "model": Net(), "train": local.sgd(lr=0.5)}
+    _, objects = described(whole, {})
+    assert (objects.method, objects.model, objects.train) == (whole["method"], whole["model"], whole["train"])
+    made, objects = described(whole, {"model": "linear", "method": majority()})
+    assert (made.model.name, objects.model, objects.method) == ("linear", None, majority())
+    assert experiment.run(whole, rounds=0).rounds.tolist() == [0]
+
+
+@pytest.mark.parametrize("given", [{"method": 5}, {"model": [5]}, {"train": 0.5}])
+def test_a_plain_value_is_no_object(given):
+    with pytest.raises(InputError, match=f"{next(iter(given))}: input should be .*5"):
+        experiment.run("quickstart", **given)
 
 
 def test_compared_methods_have_folders_of_their_own(tmp_path):

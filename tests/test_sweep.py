@@ -180,6 +180,9 @@ def test_options_are_swept_over_a_module_of_ones_own(tmp_path):
     again = sweeping.sweep(tiny.federation(), over, model=Narrow(3), out=out, resume=True, **GIVEN)
     assert again.compilations == 0
     assert cli.status(["sweep", "--resume", str(out)]) == 2  # only Python has the module
+    whole = {"scenario": {"name": "iid", "clients": 4}, "model": Narrow(3), **GIVEN}
+    own = [[point.objects.model for point in points(whole, over, **more).points] for more in ({}, {"model": Modern})]
+    assert own == [[whole["model"]] * 2, [Modern] * 2]
 
 
 def test_modules_handed_over_are_points_of_their_own(tmp_path):

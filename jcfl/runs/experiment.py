@@ -40,8 +40,10 @@ def run(
     """Train a method on a federation and return what was measured.
 
     Args:
-        what: a federation, or a configuration: a mapping, a YAML file, a preset's name.
-        method: a registered name, a mapping `{"name": …, option: value}`, or a function `(setting) -> Algorithm`.
+        what: a federation, or a configuration: a mapping, whose values may be those of the keywords below; a YAML file;
+            a preset's name.
+        method: a registered name, a mapping `{"name": …, option: value}`, a `Method`, or a function of the run's
+            `Context` that returns a `Method` or an `Algorithm`.
         model: a registered name, a mapping, a Flax module, or a `Task`.
         train: a mapping of the local trainer's options (lr, epochs or steps, batch_size, …), or a trainer.
         rounds: rounds of training.

@@ -30,6 +30,9 @@ PieceKind = TypeVar("PieceKind", bound=Piece)
 LEAST = 2**20
 """Bytes to work in below which it is no use to try with less."""
 
+PLAIN = (str, int, float, list, Mapping, Piece, type(None))
+"""What a configuration's file can have in place of a piece, right or wrong; anything else is an object from Python."""
+
 
 class Objects(NamedTuple):
     """What a user handed over in Python, in place of a name."""
@@ -60,8 +63,8 @@ def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
         base = what.model_dump()
     else:
         base = loaded(what)
-    more, given = handed_over(given)
-    return checked({**base, **given}), more._replace(federation=objects.federation)
+    more, settings = handed_over({**base, **given})
+    return checked(settings), more._replace(federation=objects.federation)
 
 
 def standing_in(federation: Federation) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def handed_over(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
     objects = Objects()
     for section in ("method", "model", "train"):
         value = given.get(section)
-        if value is None or isinstance(value, str | Mapping | Piece):
+        if isinstance(value, PLAIN):
             continue
         objects = objects._replace(**{section: value})
         given = given | {section: {"name": GIVEN, "object": getattr(value, "__qualname__", type(value).__qualname__)}}

@@ -67,7 +67,9 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
         grid = {**grid, **over}
     elif over is not None:
         entries = list(over)
-    objects, settings = handed_over(settings)
+    below, base = handed_over(base)
+    above, settings = handed_over(settings)
+    objects = Objects(*(new if new is not None else old for old, new in zip(below, above, strict=True)))
     if isinstance(what, Federation):
         objects = objects._replace(federation=what)
     base = overridden(base, [(key.split("."), value) for key, value in settings.items()])
