@@ -12,7 +12,9 @@ from flax import nnx
 
 from jcfl.errors import InputError, unknown
 from jcfl.models.first import first_dense
-from jcfl.models.frameworks import ROOT, Runner, linen_runner, nnx_runner
+from jcfl.models.linen import linen_runner
+from jcfl.models.nnx import nnx_runner
+from jcfl.models.runner import ROOT, Runner
 from jcfl.types import Array, Key, Model, Task
 
 Calls = list[tuple[str, bool]]

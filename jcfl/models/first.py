@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.extend.core import Jaxpr, Var
 
-from jcfl.models.frameworks import Runner
+from jcfl.models.runner import Runner
 from jcfl.types import Array, First, Key, Model
 
 RESHAPES = {"reshape", "squeeze", "expand_dims", "copy"}

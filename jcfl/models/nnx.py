@@ -1,7 +1,7 @@
-"""Flax's two kinds of module, linen and NNX, called in the same way.
+"""NNX modules as runners.
 
-A module that a user hands over is never changed. Linen has interceptors, which see every call of a layer. NNX has none:
-there, a copy is made for every call, and the classes of the copy's layers report that they are called.
+NNX has no interceptors. A copy of the module is made for every call, and the classes of the copy's layers report that
+they are called.
 """
 
 import dataclasses
@@ -14,150 +14,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import nnx
 
 from jcfl.errors import InputError
-from jcfl.models.convolution import convolution
+from jcfl.models.runner import (
+    CONVOLUTION,
+    ROOT,
+    OnCall,
+    Runner,
+    call_arguments,
+    cast_like,
+    ignore,
+    nonempty,
+    own_method,
+    with_mask,
+)
 from jcfl.types import Array, Key, Model
-
-OnCall = Callable[[str, Any, Any], None]
-"""Is called with `(entry, layer, x)` before every call of a layer: the entry of `model["params"]` that the layer is
-part of, the layer itself, and its input."""
-
-ROOT = ""  # the entry of the module itself
-WHEN_TRAINING = {
-    "train": True,
-    "training": True,
-    "is_training": True,
-    "deterministic": False,
-    "use_running_average": False,
-}
-CONVOLUTION = convolution()  # what runs in place of `jax.lax.conv_general_dilated`
-
-
-class Runner(NamedTuple):
-    """How a module is initialised and called.
-
-    `init(key)` returns a model. `run(model, x, key=None, mask=None, on_call=ignore, method="__call__")` returns the
-    output of the module's method and the model after the call. With a key the module runs in training mode, without one
-    in evaluation mode.
-    """
-
-    init: Callable[[Key], Model]
-    run: Callable[..., tuple[Any, Model]]
-
-
-def ignore(entry: str, layer: Any, x: Any) -> None:
-    """Do nothing when a layer is called."""
-
-
-def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
-    """A linen module, made by a call on one example of `shape`."""
-
-    def init(key: Key) -> Model:
-        x = jnp.zeros((1, *shape))
-        variables = module.init(key, x, **call_arguments(module.__call__, False, None, 1))
-        return {**nn.meta.unbox(variables)}
-
-    def run(
-        model: Model,
-        x: Array,
-        key: Key | None = None,
-        mask: Array | None = None,
-        on_call: OnCall = ignore,
-        method: str = "__call__",
-    ) -> tuple[Any, Model]:
-        training = key is not None
-        mask = nonempty(mask) if training else None
-        arguments = call_arguments(own_method(module, method), training, mask, x.shape[0])
-        mutable = [name for name in model if name != "params"] if training else False
-        rngs = {"params": key} if training else None  # every other stream falls back on it
-        with nn.intercept_methods(interceptor(on_call, mask)):
-            out = module.apply(model, x, **arguments, method=method, mutable=mutable, rngs=rngs)
-        if not training:
-            return out, model
-        out, changed = out
-        return out, {**model, **cast_like(changed, {name: model[name] for name in changed})}
-
-    return Runner(init, run)
-
-
-def own_method(module: Any, name: str) -> Callable[..., Any]:
-    """A module's method.
-
-    Raises:
-        InputError: it has none of that name.
-    """
-    if not callable(getattr(module, name, None)):
-        raise InputError(f"{type(module).__name__} has no method {name!r}")
-    return getattr(module, name)
-
-
-def call_arguments(function: Callable[..., Any], training: bool, mask: Array | None, n: int) -> dict[str, Any]:
-    """Those arguments of a function that say whether the module is being trained and which of the `n` rows are real."""
-    known = inspect.signature(function).parameters
-    given: dict[str, Any] = {name: training == value for name, value in WHEN_TRAINING.items() if name in known}
-    if "mask" in known and (mask is not None or known["mask"].default is inspect.Parameter.empty):
-        given["mask"] = jnp.ones(n, bool) if mask is None else mask
-    return given
-
-
-def nonempty(mask: Array | None) -> Array | None:
-    """The mask itself if it has a real row, else a mask of all rows, because the mean of no rows is not a number."""
-    return None if mask is None else mask | ~mask.any()
-
-
-def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
-    """What linen runs around every call of a method.
-
-    It reports calls of layers to `on_call`, gives `BatchNorm` the mask, and runs convolutions as `CONVOLUTION`.
-    """
-
-    def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
-        layer = context.module
-        if context.method_name != "__call__" or is_lowered(layer):
-            return call(*args, **kwargs)
-        if args:
-            on_call(layer.path[0] if layer.path else ROOT, layer, args[0])
-            if isinstance(layer, nn.BatchNorm):
-                kwargs = with_mask(args[0], kwargs, mask)
-        if isinstance(layer, nn.Conv) and can_be_lowered(layer):
-            return lowered(layer)(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    return around
-
-
-def can_be_lowered(layer: nn.Conv) -> bool:
-    """Whether a linen convolution is bound and its user has not chosen how it runs."""
-    return layer.scope is not None and layer.conv_general_dilated is layer.conv_general_dilated_cls is None
-
-
-def is_lowered(layer: Any) -> bool:
-    """Whether a linen layer is a copy that `lowered` made."""
-    return isinstance(layer, nn.Conv) and layer.conv_general_dilated is CONVOLUTION
-
-
-def lowered(layer: nn.Conv) -> nn.Conv:
-    """A copy of a bound linen convolution that has the same variables and runs as `CONVOLUTION`."""
-    assert layer.scope is not None
-    # The names in the scope are taken once the layer has been called; a rewound scope lets the copy use them again.
-    return layer.clone(parent=layer.scope.rewound(), conv_general_dilated=CONVOLUTION)
-
-
-def with_mask(x: Array, kwargs: dict[str, Any], mask: Array | None) -> dict[str, Any]:
-    """The keywords of a batch normalisation of `x` [n, ...], with the mask [n] unless the caller gave one."""
-    if mask is None or kwargs.get("mask") is not None or x.shape[0] != mask.shape[0]:
-        return kwargs
-    return {**kwargs, "mask": mask.reshape(-1, *[1] * (x.ndim - 1))}
-
-
-def cast_like(new: Model, old: Model) -> Model:
-    """The variables `new` in the types of `old`, so that a model keeps its types for a whole run."""
-    if jax.tree.structure(new) != jax.tree.structure(old):
-        raise InputError("a step of training changes the structure of its variables")
-    return jax.tree.map(lambda after, before: jnp.asarray(after, before.dtype), new, old)
 
 
 def nnx_runner(make: Callable[..., Any]) -> Runner:

@@ -1,0 +1,90 @@
+"""Linen modules as runners: linen's interceptors see every call of a layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jcfl.models.runner import (
+    CONVOLUTION,
+    ROOT,
+    OnCall,
+    Runner,
+    call_arguments,
+    cast_like,
+    ignore,
+    nonempty,
+    own_method,
+    with_mask,
+)
+from jcfl.types import Array, Key, Model
+
+
+def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
+    """A linen module, made by a call on one example of `shape`."""
+
+    def init(key: Key) -> Model:
+        x = jnp.zeros((1, *shape))
+        variables = module.init(key, x, **call_arguments(module.__call__, False, None, 1))
+        return {**nn.meta.unbox(variables)}
+
+    def run(
+        model: Model,
+        x: Array,
+        key: Key | None = None,
+        mask: Array | None = None,
+        on_call: OnCall = ignore,
+        method: str = "__call__",
+    ) -> tuple[Any, Model]:
+        training = key is not None
+        mask = nonempty(mask) if training else None
+        arguments = call_arguments(own_method(module, method), training, mask, x.shape[0])
+        mutable = [name for name in model if name != "params"] if training else False
+        rngs = {"params": key} if training else None  # every other stream falls back on it
+        with nn.intercept_methods(interceptor(on_call, mask)):
+            out = module.apply(model, x, **arguments, method=method, mutable=mutable, rngs=rngs)
+        if not training:
+            return out, model
+        out, changed = out
+        return out, {**model, **cast_like(changed, {name: model[name] for name in changed})}
+
+    return Runner(init, run)
+
+
+def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
+    """What linen runs around every call of a method.
+
+    It reports calls of layers to `on_call`, gives `BatchNorm` the mask, and runs convolutions as `CONVOLUTION`.
+    """
+
+    def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
+        layer = context.module
+        if context.method_name != "__call__" or is_lowered(layer):
+            return call(*args, **kwargs)
+        if args:
+            on_call(layer.path[0] if layer.path else ROOT, layer, args[0])
+            if isinstance(layer, nn.BatchNorm):
+                kwargs = with_mask(args[0], kwargs, mask)
+        if isinstance(layer, nn.Conv) and can_be_lowered(layer):
+            return lowered(layer)(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return around
+
+
+def can_be_lowered(layer: nn.Conv) -> bool:
+    """Whether a linen convolution is bound and its user has not chosen how it runs."""
+    return layer.scope is not None and layer.conv_general_dilated is layer.conv_general_dilated_cls is None
+
+
+def is_lowered(layer: Any) -> bool:
+    """Whether a linen layer is a copy that `lowered` made."""
+    return isinstance(layer, nn.Conv) and layer.conv_general_dilated is CONVOLUTION
+
+
+def lowered(layer: nn.Conv) -> nn.Conv:
+    """A copy of a bound linen convolution that has the same variables and runs as `CONVOLUTION`."""
+    assert layer.scope is not None
+    # The names in the scope are taken once the layer has been called; a rewound scope lets the copy use them again.
+    return layer.clone(parent=layer.scope.rewound(), conv_general_dilated=CONVOLUTION)
