@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from jcfl import metrics, trees
-from jcfl.core import describing, engine
+from jcfl.core import chunks, describing
 from jcfl.core.compile import compile
 from jcfl.core.context import Context
 from jcfl.core.describing import Description
@@ -103,7 +103,7 @@ def gradients(plan: Plan, similarity: str, key: Key) -> tuple[Array, Array]:
         memory = algorithm.init(key, federation).memory
         describe = lambda client, data: description(memory.anchor, data, jax.random.fold_in(memory.key, client))
         everyone = jnp.arange(context.population.clients)
-        psi, trust = engine.each(describe, federation, everyone, context.resources.chunk)
+        psi, trust = chunks.each(describe, federation, everyone, context.resources.chunk)
         return trees.inner(psi, psi), trust
 
     return jax.jit(described)(key, plan.federation)

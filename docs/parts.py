@@ -17,6 +17,7 @@ from jcfl.errors import InputError
 from jcfl.runs import config
 from jcfl.runs.plan import planned
 from jcfl.view import facts
+from jcfl.view.options import Option, default
 
 registry.load()
 ROOT = Path(__file__).parents[1]
@@ -70,16 +71,14 @@ def listed(kind: str) -> str:
         return options(facts.facts("scenario", "iid").common)
     elif kind == "keys":
         fields = {key: field for key, field in config.Config.model_fields.items() if field.description}
-        rows = {
-            key: f"{field.description}: {facts.default({'default': field.default})}" for key, field in fields.items()
-        }
+        rows = {key: f"{field.description}: {default({'default': field.default})}" for key, field in fields.items()}
         link = lambda name: f"`{name}`"
     else:
         rows = {name: registry.line(registry.find(kind, name)) for name in registry.names(kind)}
     return "\n".join(["| | |", "|---|---|", *(f"| {link(name)} | {cell(line)} |" for name, line in rows.items())])
 
 
-def options(rows: list[facts.Option]) -> str:
+def options(rows: list[Option]) -> str:
     """A table of options."""
     head = ["| option | values | default | |", "|---|---|---|---|"]
     return "\n".join(

@@ -13,8 +13,8 @@ import pytest
 
 from jcfl import trees
 from jcfl.core import clients
+from jcfl.core.chain import chain, permuted
 from jcfl.core.costs import average
-from jcfl.core.matching import chain, permuted
 from jcfl.core.method import Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from jcfl import models
-from jcfl.core import matching
-from jcfl.core.matching import Layer
+from jcfl.core import chain, matching
+from jcfl.core.chain import Layer
 from jcfl.core.objective import everything
 from jcfl.errors import InputError
 from jcfl.models import Network
@@ -77,7 +77,7 @@ def federation(kind: str):
     weights = np.array([3, 1, 2, 5, 0, 4], np.float32)  # client 4 is absent
     centres = [drawn(rng, kind) for _ in range(K)]
     clients = [noisy(rng, centres[label], 0.05) for label in labels]
-    shuffled = [matching.permuted(client, orders(rng, kind), CHAINS[kind]) for client in clients]
+    shuffled = [chain.permuted(client, orders(rng, kind), CHAINS[kind]) for client in clients]
     counts = rng.integers(1, 9, (S, CLASSES)).astype(np.int32)
     return labels, weights, stacked(clients), stacked(shuffled), stacked(centres), counts
 
@@ -111,7 +111,7 @@ def test_a_permuted_network_computes_the_same(kind):
     rng = np.random.default_rng(0)
     model, x = drawn(rng, kind), rng.normal(size=(7, *SHAPE)).astype(np.float32)
     moves = orders(rng, kind)
-    other = matching.permuted(model, moves, CHAINS[kind])
+    other = chain.permuted(model, moves, CHAINS[kind])
     for layer in CHAINS[kind]:
         assert not np.allclose(other["params"][layer.name]["kernel"], model["params"][layer.name]["kernel"])
     apply = jax.jit(task(kind).apply)
@@ -124,7 +124,7 @@ def test_a_permuted_network_computes_the_same(kind):
     want, after = apply(model, x, key=key, mask=mask)
     got, moved = apply(other, x, key=key, mask=mask)
     close(got, want, 1e-3 * np.abs(want).max())
-    close(moved, matching.permuted(after, moves, CHAINS[kind]), 1e-3)
+    close(moved, chain.permuted(after, moves, CHAINS[kind]), 1e-3)
 
 
 @CHAIN
@@ -132,7 +132,7 @@ def test_a_layer_left_out_changes_what_a_network_computes(kind):
     """The equality above is not for want of sensitivity."""
     rng = np.random.default_rng(0)
     model, x = drawn(rng, kind), rng.normal(size=(7, *SHAPE)).astype(np.float32)
-    other = matching.permuted(model, orders(rng, kind), CHAINS[kind])
+    other = chain.permuted(model, orders(rng, kind), CHAINS[kind])
     name = CHAINS[kind][1].name
     broken = {**other, "params": {**other["params"], name: model["params"][name]}}
     apply = jax.jit(task(kind).apply)
@@ -147,7 +147,7 @@ def test_matching_undoes_a_shuffle(kind):
         take = lambda tree, i=i: jax.tree.map(lambda leaf: leaf[i], tree)
         centre = jax.tree.map(lambda leaf, i=i: leaf[labels[i]], centres)
         found = undo(take(shuffled), centre)
-        close(matching.permuted(take(shuffled), found, CHAINS[kind]), take(clients), 0)
+        close(chain.permuted(take(shuffled), found, CHAINS[kind]), take(clients), 0)
         for order in undo(take(clients), centre):
             np.testing.assert_array_equal(order, np.arange(order.size))
 
@@ -264,7 +264,7 @@ def test_assignment_is_scipys(seed, whole):
 
 @CHAIN
 def test_chain_finds_the_order_of_calls(kind):
-    assert matching.chain(task(kind), SHAPE) == CHAINS[kind]
+    assert chain.chain(task(kind), SHAPE) == CHAINS[kind]
 
 
 class Backwards(nn.Module):
@@ -291,12 +291,12 @@ class Numbered(nnx.Module):
 def test_chain_of_other_modules():
     want = (Layer("c"), Layer("b", ("a",)), Layer("A"))
     backwards = models.task(Backwards(), SHAPE, 3)
-    assert matching.chain(backwards, SHAPE) == want
+    assert chain.chain(backwards, SHAPE) == want
     jitted = backwards._replace(apply=jax.jit(backwards.apply))
-    assert matching.chain(jitted, SHAPE) == want
-    numbered = matching.chain(models.task(Numbered, SHAPE, 3), SHAPE)
+    assert chain.chain(jitted, SHAPE) == want
+    numbered = chain.chain(models.task(Numbered, SHAPE, 3), SHAPE)
     assert numbered == (Layer("layers.0"), Layer("layers.1"))
-    linear = matching.chain(models.build("linear", SHAPE, 3), SHAPE)
+    linear = chain.chain(models.build("linear", SHAPE, 3), SHAPE)
     assert linear == (Layer("head"),)
 
 
@@ -327,12 +327,12 @@ class Strange(nn.Module):
 def test_chain_refuses_what_is_none(kind):
     strange = models.task(Strange(kind), SHAPE, 3, name=kind)
     with pytest.raises(InputError, match=f"^{kind} is not a chain"):
-        matching.chain(strange, SHAPE)
+        chain.chain(strange, SHAPE)
 
 
 def test_chain_refuses_a_layer_that_is_the_whole_module():
     with pytest.raises(InputError, match="not a chain"):
-        matching.chain(models.task(nn.Dense(3), (4,), 3), (4,))
+        chain.chain(models.task(nn.Dense(3), (4,), 3), (4,))
 
 
 @functools.cache
@@ -348,7 +348,7 @@ def test_the_order_of_neurons_is_no_distance(kind, head):
     _, _, clients, shuffled, centres, _ = federation(kind)
     rng = np.random.default_rng(3)
     take = lambda tree, i: jax.tree.map(lambda leaf: leaf[i], tree)
-    moved = stacked([matching.permuted(take(centres, c), orders(rng, kind), CHAINS[kind]) for c in range(K)])
+    moved = stacked([chain.permuted(take(centres, c), orders(rng, kind), CHAINS[kind]) for c in range(K)])
     found = away(kind, head)(moved, centres)
     np.testing.assert_array_equal(np.diag(found), 0)
     assert (found[~np.eye(K, dtype=bool)] > 1).all()
@@ -372,7 +372,7 @@ def test_the_distance_is_that_of_what_is_matched(kind):
             cost = ((np.asarray(ours)[:, None] - np.asarray(theirs)) ** 2).sum(-1)
             rows, columns = linear_sum_assignment(cost)
             order.append(rows[columns.argsort()])
-        gap = jax.tree.map(np.subtract, matching.permuted(model, order, CHAINS[kind])["params"], centre["params"])
+        gap = jax.tree.map(np.subtract, chain.permuted(model, order, CHAINS[kind])["params"], centre["params"])
         total = sum((np.asarray(leaf, float) ** 2).sum() for leaf in jax.tree.leaves(gap))
         np.testing.assert_allclose(found[i, c], total, rtol=1e-5)
 

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from jcfl import models as networks
 from jcfl import registry, trees
-from jcfl.core import engine, parts
+from jcfl.core import chunks, engine, parts
 from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.method import Aggregate, Group, Method, Phase
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
@@ -521,7 +521,7 @@ class OneByOne:
             common = engine.in_common(state, federation)
 
             def one(sums, who, label, near, far):
-                data = jax.tree.map(lambda leaf: leaf[0], engine.gather(federation, federation.train, who[None]))
+                data = jax.tree.map(lambda leaf: leaf[0], chunks.gather(federation, federation.train, who[None]))
                 sent = engine.broadcast(state, label, who, common)
                 upload = client(sent, data, jax.random.fold_in(key, who))
                 models, mean = sums

@@ -14,7 +14,7 @@ from jcfl.errors import InputError
 from jcfl.runs import config
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import planned
-from jcfl.view import facts
+from jcfl.view import facts, options
 
 registry.load()
 PIECES = [(kind, name) for kind in facts.KINDS for name in registry.names(kind)]
@@ -149,7 +149,7 @@ def test_every_answers_example_has_a_meaning(kind, name):
     ],
 )  # fmt: skip
 def test_options_in_words(schema, said):
-    assert facts.values(schema) == said
+    assert options.values(schema) == said
 
 
 def test_help_keeps_defaults_and_says_how_to_begin(call):

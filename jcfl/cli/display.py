@@ -13,7 +13,8 @@ from rich.text import Text
 from jcfl.metrics.table import score, scores
 from jcfl.results import cell
 from jcfl.runs import loop
-from jcfl.view.facts import Facts, Option
+from jcfl.view.facts import Facts
+from jcfl.view.options import Option
 
 PLAIN_EVERY = 10.0
 """Seconds between plain lines."""

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from jcfl.core import averaging
 from jcfl.core.averaging import Averaging
+from jcfl.core.chain import chain
 from jcfl.core.context import Context
-from jcfl.core.matching import chain, matched_mean
+from jcfl.core.matching import matched_mean
 from jcfl.core.method import Aggregate, Mean, Piece, Weights
 from jcfl.core.terms import number
 from jcfl.registry import register

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jcfl import trees
-from jcfl.core.engine import chunk_size, free_memory, memory_budget
 from jcfl.core.local import Trainer
+from jcfl.core.memory import chunk_size, free_memory, memory_budget
 from jcfl.errors import InputError
 from jcfl.types import NEVER, Federation, Task
 

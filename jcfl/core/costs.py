@@ -1,6 +1,41 @@
 """What a client-round costs, in models and in bytes, from a method's value."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jcfl.core.method import Method
 from jcfl.types import Algorithm
+
+
+def costs(method: Method, clusters: float) -> dict[str, float]:
+    """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), for a number of clusters.
+
+    A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
+    Loss terms add what they are sent and what they pass the data through.
+    """
+    train = method.train
+    if method.answer.model == "majority":
+        return {"storage": 0.0, "communication": 0.0, "computation": 0.0}
+    every = method.describe.source == "losses" or train.models == "all"
+    both = 1 if train.shared == "trained" else 0
+    models = clusters if every else 1.0
+    found = {
+        "storage": models + both + 2 * train.correction + train.control,
+        "communication": (0.0 if method.group.alone else models) + both + train.correction + train.control,
+        "computation": models + both + train.correction,
+    }
+    extra: Sequence[Any] = [*train.terms, *([Summed()] if method.is_summed else [])]
+    for term in extra:
+        found = term.cost(found, clusters)
+    return found
+
+
+class Summed(NamedTuple):
+    """What it costs to add the logits of ω: one model more is sent, and the data pass through it."""
+
+    def cost(self, found: dict[str, float], clusters: float) -> dict[str, float]:
+        """The costs with one model more."""
+        return {name: value + 1 for name, value in found.items()}
 
 
 def average(algorithm: Algorithm, clusters: float, rounds: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Work on many clients at once: their data gathered, their training vmapped over chunks, their uploads streamed."""
+"""How a cohort is trained: clients vmapped in chunks, their uploads summed as they come; the choice among engines."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,13 +6,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import psutil
 from flax import struct
 
 from jcfl import trees
+from jcfl.core.chunks import across, client_keys, gather, padded
 from jcfl.errors import InputError, unknown
-from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, Split, State, Task, Upload
+from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
 
 Client = Callable[[Broadcast, Clients, Key], Upload]
 Weigh = Callable[[Array], Array]
@@ -73,30 +72,6 @@ class Engine(Protocol):
 
 SERVER_SIDE = ("model", "description")
 """States of clients that the server keeps for its own use and does not send back to them."""
-
-
-class Tiles(NamedTuple):
-    """Rows sorted by the model that serves them and cut into tiles of one model each."""
-
-    label: Array  # [t] the model of every tile
-    row: Array  # [t, n] the row in every place of a tile, -1 where there is none
-    used: Array  # [] how many tiles, counted from the first, hold rows
-
-
-def gather(federation: Federation, split: Split, who: Array) -> Clients:
-    """The examples of the clients `who` [s], padded to the split's width by repeating a client's own rows."""
-    position = jnp.arange(split.width)
-    size = split.size[who][:, None]
-    rows = split.rows[split.start[who][:, None] + position % jnp.maximum(size, 1)]  # [s, n]
-    return Clients(pixels(federation, rows), federation.y[rows], position < size)
-
-
-def pixels(federation: Federation, rows: Array) -> Array:
-    """Examples as the models see them: scaled to [0, 1] if stored as bytes, then standardised."""
-    x = federation.x[rows]
-    real = jnp.result_type(float)
-    x = x.astype(real) / 255 if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(real)
-    return (x - jnp.asarray(federation.mean, real)) / jnp.asarray(federation.std, real)
 
 
 def stream(
@@ -200,27 +175,6 @@ def spread(stream: Stream, devices: int) -> Stream:
     return whole
 
 
-def mapped(function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None) -> Any:
-    """`function(fixed, part)` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
-
-    def inside(fixed: Any, parts: Any) -> Any:
-        return jax.lax.map(lambda part: function(fixed, part), parts, batch_size=batch_size)
-
-    if devices == 1:
-        return inside(fixed, parts)
-    count = jax.tree.leaves(parts)[0].shape[0]
-    even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
-    specs = jax.P(), jax.P("clients")
-    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
-    return jax.tree.map(lambda leaf: leaf[:count], shared_out(fixed, jax.tree.map(even, parts)))
-
-
-def across(devices: int) -> jax.sharding.Mesh:
-    """The devices that clients are shared out among, those of all hosts."""
-    auto = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])
-
-
 def visited(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Visit, Array]:
     """A cohort's labels and weights in the averages, and the weight of every cluster [k]; the absent count nothing."""
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
@@ -266,44 +220,6 @@ def serve(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
     return jax.vmap(client, (axes, 0, 0))(sent, data, keys)
 
 
-def each(function, federation: Federation, who: Array, chunk: int) -> Any:
-    """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
-
-    def part(who: Array):
-        return jax.vmap(function)(who, gather(federation, federation.train, who))
-
-    results = jax.lax.map(part, padded(who, chunk))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
-
-
-def padded(array: Array, chunk: int) -> Array:
-    """`array` [s] cut into chunks, the last filled with copies of row 0 (of zeros for weights). [s / chunk, chunk]"""
-    spare = -array.size % chunk
-    filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
-    return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
-
-
-def cut(labels: Array, k: int, tile: int) -> Tiles:
-    """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
-    r = labels.size
-    most = r // tile + min(k, r)
-    size = jnp.zeros(k, jnp.int32).at[labels].add(1)
-    needed = -(-size // tile)  # [k] tiles of every label
-    last = jnp.cumsum(needed)
-    order = jnp.argsort(labels, stable=True)
-    ordered = labels[order]
-    rank = jnp.arange(r) - (jnp.cumsum(size) - size)[ordered]
-    place = (last - needed)[ordered] * tile + rank
-    row = jnp.full(most * tile, -1, jnp.int32).at[place].set(order.astype(jnp.int32)).reshape(most, tile)
-    label = jnp.minimum(jnp.searchsorted(last, jnp.arange(most), side="right"), k - 1)
-    return Tiles(label, row, last[-1])
-
-
-def client_keys(key: Key, who: Array) -> Key:
-    """A key for every client of `who` [s], whatever the cohort or the chunk around it."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, who)
-
-
 class General:
     """Training in general: any model, any loss, clients in chunks under `vmap`."""
 
@@ -340,47 +256,3 @@ def chosen(work: Work, context: Any) -> tuple[str, Stream]:
         names = [general.name, *(engine.name for engine in context.engines)]
         raise unknown("engine", context.engine, names)
     return general.name, spread(general.stream(work, context), context.resources.devices)
-
-
-def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, models: int, budget: int) -> int:
-    """How many clients train at a time within `budget` bytes.
-
-    Args:
-        batch: rows in one local step.
-        models: copies of a model that one client's training holds (itself, its gradient, its update, …).
-    """
-    one = jax.eval_shape(task.init, jax.random.key(0))
-    row = int(np.prod(federation.x.shape[1:])) * 4
-    weights = trees.parameters(one) * 4 * models
-    activations = batch * (row + activation_bytes(task, one, federation))
-    client = weights + 2 * activations + federation.train.width * row
-    budget = min(budget, CACHED) if jax.default_backend() == "cpu" else budget
-    most = max(1, min(cohort, budget // max(client, 1)))
-    return -(-cohort // -(-cohort // most))  # as many chunks as `most` needs, of even sizes
-
-
-CACHED = 400 * 2**20
-"""Bytes of a chunk beyond which a CPU gains nothing: small chunks stay near its caches."""
-
-
-def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
-    """Bytes of all intermediate results of one example's forward pass."""
-    x = jax.ShapeDtypeStruct((1, *federation.x.shape[1:]), jnp.float32)
-    equations = jax.make_jaxpr(lambda model, x: task.apply(model, x)[0])(one, x).jaxpr.eqns
-    inside = {leaf.shape for leaf in jax.tree.leaves(one)}
-    sizes = [int(np.prod(v.aval.shape)) * 4 for e in equations for v in e.outvars if v.aval.shape not in inside]
-    return sum(sizes)
-
-
-def memory_budget() -> int:
-    """Bytes that a round may take for its clients: a quarter of what is free; on a CPU at most 2 GiB."""
-    room = free_memory() // 4
-    return min(room, 2 * 2**30) if jax.default_backend() == "cpu" else room
-
-
-def free_memory() -> int:
-    """Bytes that the first device has free, or the host where that says nothing."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return psutil.virtual_memory().available

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import metrics, trees
-from jcfl.core import clients, engine, parts, soft
+from jcfl.core import chunks, clients, engine, parts, soft
 from jcfl.core.context import Context
 from jcfl.core.method import Method
 from jcfl.core.streams import Stream, stream
@@ -105,7 +105,7 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
         return soft.prior(q, data.mask)
 
     def found() -> Array:
-        everybody = engine.each(fresh, federation, jnp.arange(kept.shape[0]), context.resources.chunk)
+        everybody = chunks.each(fresh, federation, jnp.arange(kept.shape[0]), context.resources.chunk)
         return jnp.where(state.seen[:, None], kept, everybody)
 
     return jax.lax.cond(state.seen.all(), lambda: kept, found)
@@ -117,10 +117,10 @@ def mixed(context: Context, state: State, federation: Federation, weights: Array
     tile = tile_sizes(rows.size, 1, 1, 1)[0]
 
     def part(rows: Array) -> Array:
-        x = engine.pixels(federation, rows)
+        x = chunks.pixels(federation, rows)
         return jax.lax.map(lambda model: context.task.apply(model, x)[0], state.clusters)  # [k, n, c]
 
-    logits = jax.lax.map(part, engine.padded(rows, tile))  # [t, k, n, c]
+    logits = jax.lax.map(part, chunks.padded(rows, tile))  # [t, k, n, c]
     logits = jnp.moveaxis(logits, 1, 0).reshape(logits.shape[1], -1, logits.shape[-1])[:, : rows.size]
     return soft.mixture(logits, weights[owner])
 
@@ -151,15 +151,15 @@ def predictions(
     k, rows = trees.count(clusters), federation.test.rows
     labels = labels[owners(federation)]
     tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, context.resources.room)
-    tiles = engine.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
+    tiles = chunks.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
 
     def part(fixed, args):
         (clusters, shared, alone, federation), (label, row) = fixed, args
         model = trees.select(label < k, trees.take(clusters, jnp.minimum(label, k - 1)), alone)
-        return answer(model, shared, engine.pixels(federation, federation.test.rows[row]))
+        return answer(model, shared, chunks.pixels(federation, federation.test.rows[row]))
 
     fixed = clusters, shared, alone, federation
-    logits = engine.mapped(part, fixed, (tiles.label, tiles.row), context.resources.devices, batch)  # [t, n, c]
+    logits = chunks.mapped(part, fixed, (tiles.label, tiles.row), context.resources.devices, batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
     return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
 
@@ -196,9 +196,9 @@ def one_by_one(
             upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
             model, shared = parts.placed(upload.cluster, upload.own.get("private", {})), upload.shared or state.shared
         rows = test.rows[test.start[who] + jnp.arange(test.width) % jnp.maximum(test.size[who], 1)]
-        return answer(model, shared, engine.pixels(federation, rows))
+        return answer(model, shared, chunks.pixels(federation, rows))
 
-    logits = engine.each(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
+    logits = chunks.each(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
     spot = jnp.arange(test.rows.size) - test.start[owners(federation)]
     return logits[owners(federation), spot]
 

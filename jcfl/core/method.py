@@ -6,7 +6,7 @@ become models (aggregate), and how a client predicts (answer). `Method` holds th
 each can be read, printed and exchanged. `jcfl.core.compile` turns the value into an `Algorithm`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -292,34 +292,3 @@ class Method:
     def trains_shared(self) -> bool:
         """Whether ω is trained on a copy of its own."""
         return self.train.shared == "trained" or self.is_summed
-
-
-def costs(method: Method, clusters: float) -> dict[str, float]:
-    """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), for a number of clusters.
-
-    A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
-    Loss terms add what they are sent and what they pass the data through.
-    """
-    train = method.train
-    if method.answer.model == "majority":
-        return {"storage": 0.0, "communication": 0.0, "computation": 0.0}
-    every = method.describe.source == "losses" or train.models == "all"
-    both = 1 if train.shared == "trained" else 0
-    models = clusters if every else 1.0
-    found = {
-        "storage": models + both + 2 * train.correction + train.control,
-        "communication": (0.0 if method.group.alone else models) + both + train.correction + train.control,
-        "computation": models + both + train.correction,
-    }
-    extra: Sequence[Any] = [*train.terms, *([Summed()] if method.is_summed else [])]
-    for term in extra:
-        found = term.cost(found, clusters)
-    return found
-
-
-class Summed(NamedTuple):
-    """What it costs to add the logits of ω: one model more is sent, and the data pass through it."""
-
-    def cost(self, found: dict[str, float], clusters: float) -> dict[str, float]:
-        """The costs with one model more."""
-        return {name: value + 1 for name, value in found.items()}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import engine
+from jcfl.core import chunks
 from jcfl.core.objective import mean_loss
 from jcfl.metrics.cohesion import (
     clusterability,
@@ -87,7 +87,7 @@ def local_gradients(task: Task, federation: Federation, state: State, added: boo
         gradient = jax.grad(loss)(own["params"], own, data)
         return flat(gradient), loss(centre["params"], centre, data)
 
-    return engine.each(one, federation, jnp.arange(state.labels.size), chunk)
+    return chunks.each(one, federation, jnp.arange(state.labels.size), chunk)
 
 
 def flat(tree: Model) -> Array:

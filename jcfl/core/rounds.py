@@ -10,9 +10,10 @@ from jcfl import trees
 from jcfl.core import clients, engine, evaluation, parts, server
 from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
+from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Sums
-from jcfl.core.method import Method, costs
+from jcfl.core.method import Method
 from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
 from jcfl.errors import InputError
 from jcfl.types import (

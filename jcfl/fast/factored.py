@@ -13,9 +13,10 @@ import numpy as np
 import optax
 
 from jcfl import trees
-from jcfl.core import engine
+from jcfl.core import chunks, engine
+from jcfl.core.chunks import Tiles
 from jcfl.core.context import Context
-from jcfl.core.engine import Client, Tiles, Visit
+from jcfl.core.engine import Client, Visit
 from jcfl.core.objective import Pull, Term, own, shared
 from jcfl.fast.coordinates import Rows, folded, kernel, layer, lead, seen, short, summed, unfolded, whole
 from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
@@ -132,10 +133,10 @@ def stream(
     k, s = trees.count(state.clusters), visit.who.size
     tile = min(tile, s)
     train = partial(tiled, make, task, references, key, state, visit, federation, keep)
-    tiles = engine.cut(visit.label, k, tile)
+    tiles = chunks.cut(visit.label, k, tile)
     if k * tile <= s or tile == 1:
         return train(tiles)
-    singly = engine.cut(visit.label, k, 1)  # with many small clusters most of a tile may be empty
+    singly = chunks.cut(visit.label, k, 1)  # with many small clusters most of a tile may be empty
     packed = tiles.used * tile <= 2 * s
     begun = train(tiles._replace(used=jnp.where(packed, tiles.used, 0)))
     return train(singly._replace(used=jnp.where(packed, 0, singly.used)), begun)
@@ -168,13 +169,13 @@ def tiled(
         real, row = row >= 0, jnp.maximum(row, 0)
         who, near, far = visit.who[row], jnp.where(real, visit.near[row], 0), jnp.where(real, visit.far[row], 0)
         layers = [layer(first, model) for model in models[:references]]
-        data = engine.gather(federation, federation.train, who)
+        data = chunks.gather(federation, federation.train, who)
         x = data.x.reshape(*data.y.shape, -1)  # [t, n, d]
         own_model, common = (
             folded(first, model, min(j, references - 1), references, x.shape[1]) for j, model in enumerate(models)
         )
         sent = Broadcast(label, own_model, (), common, held, ())
-        uploads = trained(make, task, sent, layers, x, data, engine.client_keys(key, who))
+        uploads = trained(make, task, sent, layers, x, data, chunks.client_keys(key, who))
         sums = Upload(summed(first, x, near, uploads.cluster), summed(first, x, far, uploads.shared))
         full = Upload(*(unfolded(first, layers, x, model) for model in (uploads.cluster, uploads.shared)))
         return sums, full if keep else Upload((), ())

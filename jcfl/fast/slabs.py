@@ -14,7 +14,7 @@ import optax
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import engine
+from jcfl.core import chunks
 from jcfl.core.describing import Description
 from jcfl.fast.coordinates import Rows, folded, layer, lead, replaced, seen, short
 from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
@@ -45,12 +45,12 @@ def coordinates(
     first = lead(describe.task)
     start = layer(first, anchor)
     tile = min(TILE.get(jax.default_backend(), TILE["gpu"]), who.size)
-    who, new = engine.padded(who, tile), jnp.pad(new, (0, -new.size % tile)).reshape(-1, tile)
+    who, new = chunks.padded(who, tile), jnp.pad(new, (0, -new.size % tile)).reshape(-1, tile)
 
     def part(turn: Array):
-        data = engine.gather(federation, federation.train, who[turn])
+        data = chunks.gather(federation, federation.train, who[turn])
         x = examples(federation, who[turn])
-        keys = engine.client_keys(key, who[turn])
+        keys = chunks.client_keys(key, who[turn])
 
         def one(rows: list[Array], gram: Array, y: Array, mask: Array, key: Key):
             task, model = short(describe.task, [start], rows, gram), folded(first, anchor, 0, 1, len(y))
@@ -81,7 +81,7 @@ def parted(first: First, model: Model) -> tuple[Array, Model]:
 
 def examples(federation: Federation, who: Array) -> Array:
     """The training examples of the clients `who` [t] as rows, taken anew where they are needed. [t, n, d]"""
-    x = engine.gather(federation, federation.train, who).x
+    x = chunks.gather(federation, federation.train, who).x
     return x.reshape(*x.shape[:2], -1)
 
 
@@ -128,7 +128,7 @@ def collected(describe: Description, psi: Coordinates, slot: Array, sums: Models
     first, total, k = lead(describe.task), {"params": sums}, trees.count(sums)
     matrix, others = parted(first, total)
     _, d, h = matrix.shape
-    tiles = engine.cut(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
+    tiles = chunks.cut(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
     members = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     rest = trees.mix(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
 

@@ -14,7 +14,7 @@ from flax import struct
 from optax.assignment import hungarian_algorithm
 
 from jcfl import trees
-from jcfl.core import averaging, clients, engine, server
+from jcfl.core import averaging, chunks, clients, engine, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -255,7 +255,7 @@ def trained_by_all(client: engine.Client, key: Key, state: State, federation: Fe
     """Every client's model after local training from ω. [m, ...]"""
     common = engine.in_common(state, federation).replace(cluster=state.shared)
     train = lambda who, data: client(common, data, jax.random.fold_in(key, who)).cluster
-    return engine.each(train, federation, jnp.arange(state.labels.size), chunk)
+    return chunks.each(train, federation, jnp.arange(state.labels.size), chunk)
 
 
 def with_descriptions(method: Method, context: Context, state: State, members: Cohort, models: Models) -> State:

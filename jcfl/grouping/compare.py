@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
+from jcfl.core.chain import chain
 from jcfl.core.context import Context
-from jcfl.core.matching import chain, matched_distance
+from jcfl.core.matching import matched_distance
 from jcfl.core.method import Compare, Describe
 from jcfl.errors import InputError
 from jcfl.grouping import kmeans, subspace, svd

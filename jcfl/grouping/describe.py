@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field
 
-from jcfl.core import describing, engine
+from jcfl.core import chunks, describing
 from jcfl.core.context import Context
 from jcfl.core.describing import Description
 from jcfl.core.method import Describe, Source
@@ -55,7 +55,7 @@ class OfData(Describe):
 
         def described(memory: Any, federation: Federation, who: Array) -> Array:
             describe = lambda client, data: one(memory, client, data)
-            return engine.each(describe, federation, who, min(context.resources.chunk, who.size))
+            return chunks.each(describe, federation, who, min(context.resources.chunk, who.size))
 
         return described
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from jcfl import trees
-from jcfl.core import engine, evaluation, parts
+from jcfl.core import chunks, evaluation, parts
 from jcfl.core.context import Context
 from jcfl.core.evaluation import Answer
 from jcfl.core.method import Compare, Describe, Group, Method, Source
@@ -116,7 +116,7 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
 
     def nearest(state: State, who: Array, federation: Federation) -> Array:
         if "private" in state.clients:
-            found = engine.each(partial(own_losses, state), federation, who, chunk)
+            found = chunks.each(partial(own_losses, state), federation, who, chunk)
         else:
             found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk)  # [s, k]
         if joined:
@@ -147,7 +147,7 @@ def losses(
     """The mean loss of every cluster's model on every client's training data, a chunk of clients at a time. [s, k]"""
 
     def part(who: Array) -> Array:
-        data = engine.gather(federation, federation.train, who)  # [c, n, ...]
+        data = chunks.gather(federation, federation.train, who)  # [c, n, ...]
         flat = data.x.reshape(-1, *data.x.shape[2:])  # [c n, ...]
 
         def loss(model: Model) -> Array:
@@ -156,4 +156,4 @@ def losses(
 
         return jax.lax.map(loss, clusters).T  # [c, k]
 
-    return jax.lax.map(part, engine.padded(who, chunk)).reshape(-1, jax.tree.leaves(clusters)[0].shape[0])[: who.size]
+    return jax.lax.map(part, chunks.padded(who, chunk)).reshape(-1, jax.tree.leaves(clusters)[0].shape[0])[: who.size]

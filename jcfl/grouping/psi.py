@@ -9,7 +9,7 @@ import optax
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import engine
+from jcfl.core import chunks
 from jcfl.core.describing import Description
 from jcfl.fast import slabs
 from jcfl.types import Array, Clients, Federation, Key, Model, Models
@@ -71,7 +71,7 @@ def tiled_gram(
 ) -> tuple[Array, Array, Array]:
     """`joint_gram`'s parts with at most two tiles of Ψ in memory: among the new [s, s], across [s, k], trust [s]."""
     s = who.size
-    tiles, valid = engine.padded(who, settings.tile), filled(new, settings.tile)
+    tiles, valid = chunks.padded(who, settings.tile), filled(new, settings.tile)
     whole = tiles.size
 
     def row(turn):
@@ -104,7 +104,7 @@ def collected(
     came = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     if psi is not None:
         return optax.tree.add(sums, trees.mix(came, psi))
-    parts = engine.padded(who, settings.tile), filled(new, settings.tile), filled(came.T, settings.tile)
+    parts = chunks.padded(who, settings.tile), filled(new, settings.tile), filled(came.T, settings.tile)
 
     def add(sums, part):
         who, new, came = part
@@ -125,7 +125,7 @@ def projections(settings: Settings, memory: Merging, who: Array, federation: Fed
         psi, _ = descriptions(settings, memory, who, every, federation)
         return trees.inner(psi, memory.sums)
 
-    parts = jax.lax.map(part, engine.padded(who, min(settings.tile, who.size)))
+    parts = jax.lax.map(part, chunks.padded(who, min(settings.tile, who.size)))
     return parts.reshape(-1, parts.shape[-1])[: who.size]
 
 
@@ -139,13 +139,13 @@ def descriptions(
 
     def part(args: tuple[Array, Array]):
         who, new = args
-        real = lambda: jax.vmap(describe)(who, engine.gather(federation, federation.train, who))
+        real = lambda: jax.vmap(describe)(who, chunks.gather(federation, federation.train, who))
         zero = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(real))
         psi, trust = jax.lax.cond(new.any(), real, zero)
         return jax.tree.map(lambda leaf: jnp.where(trees.wide(new, leaf), leaf, 0.0), psi), trust
 
     chunk = min(settings.chunk, who.size)
-    results = jax.lax.map(part, (engine.padded(who, chunk), filled(new, chunk)))
+    results = jax.lax.map(part, (chunks.padded(who, chunk), filled(new, chunk)))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jcfl import metrics, trees
-from jcfl.core import engine
+from jcfl.core import chunks
 from jcfl.core.neutral import grouping_of
 from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
@@ -21,7 +21,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)
         model, k = anchor(key, state), trees.count(state.clusters)
-        data = jax.tree.map(lambda leaf: leaf[0], engine.gather(federation, federation.train, jnp.zeros(1, jnp.int32)))
+        data = jax.tree.map(lambda leaf: leaf[0], chunks.gather(federation, federation.train, jnp.zeros(1, jnp.int32)))
         psi, _ = jax.eval_shape(settings.describe.__call__, model, data, key)
         sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), leaf.dtype), psi)
         memory = Merging(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key)

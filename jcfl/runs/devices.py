@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jcfl.core import engine
+from jcfl.core import chunks
 from jcfl.errors import InputError
 from jcfl.results import Folder, History, Record
 
@@ -43,7 +43,7 @@ def placed(tree: Any, devices: int) -> Any:
 
 def whole(devices: int) -> jax.sharding.NamedSharding:
     """Everything on every device."""
-    return jax.NamedSharding(engine.across(devices), jax.P())
+    return jax.NamedSharding(chunks.across(devices), jax.P())
 
 
 def keyed(data: np.ndarray, devices: int) -> jax.Array:

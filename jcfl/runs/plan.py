@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jcfl import data, registry
-from jcfl.core import engine
+from jcfl.core import memory
 from jcfl.core.compile import compile
 from jcfl.core.context import Context
 from jcfl.core.context import context as make_context
@@ -106,7 +106,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         trainer(config.train, objects),
         config.participation,
         chunk=config.chunk,
-        budget=config.budget or int(devices.agreed(engine.memory_budget(), np.min)) // share,
+        budget=config.budget or int(devices.agreed(memory.memory_budget(), np.min)) // share,
         build=build,
         engine=config.engine,
         engines=(Factored(),),

@@ -1,10 +1,7 @@
 """Runs trained side by side: their figures gathered, written and tracked, each in a folder of its own."""
 
-import resource
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +10,7 @@ import numpy as np
 
 from jcfl import results, trees
 from jcfl.core.costs import average, in_bytes
+from jcfl.core.memory import peak_memory
 from jcfl.errors import TrainingError
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
@@ -273,24 +271,6 @@ class Stores:
         """Let go of the folders."""
         for part in self.parts:
             part.close()
-
-
-def peak_memory() -> int:
-    """The most bytes that this process, or its busiest device, has held so far."""
-    devices = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
-    return max(most_resident(resource.RUSAGE_SELF), *devices)
-
-
-def most_resident(who: int) -> int:
-    """The most bytes of the host's memory that a process (or its children, by `resource.RUSAGE_…`) has held so far.
-
-    Linux lets `ru_maxrss` of a new program begin at what the process that started it held, so a process asks for its
-    own figure elsewhere; that of the children may still be their parent's.
-    """
-    if who == resource.RUSAGE_SELF and sys.platform == "linux":
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def numpy(state: Any, single: bool) -> Any:

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from jcfl import trees
-from jcfl.core import engine
+from jcfl.core import chunks, memory
 from jcfl.core.describing import anchor_gradient, normalised
 from jcfl.core.streams import Stream, stream
 from jcfl.data.summary import label_counts
@@ -67,12 +67,12 @@ def first_rows(federation: Federation, rng: np.random.Generator, who: np.ndarray
 def cosines(task: Task, key: jax.Array, federation: Federation, who: np.ndarray, tile: int, budget: int) -> np.ndarray:
     """The upper triangle of the cosines between clients' gradients at a new model. [n (n - 1) / 2]"""
     tile = min(tile, len(who))
-    chunk = engine.chunk_size(task, federation, tile, federation.train.width, 2, budget)
+    chunk = memory.chunk_size(task, federation, tile, federation.train.width, 2, budget)
 
     def psi(key, federation, who):
         anchor = task.init(key)
         describe = lambda client, data: normalised(anchor_gradient(task, anchor, data))
-        return engine.each(describe, federation, who, chunk)
+        return chunks.each(describe, federation, who, chunk)
 
     described, inner = jax.jit(psi), jax.jit(trees.inner)
     parts = np.resize(who, (-(-len(who) // tile), tile))  # the last one filled up with the first clients

@@ -13,9 +13,9 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import jax
 
+    from jcfl.core.memory import peak_memory
     from jcfl.runs.bench.rows import ROWS
     from jcfl.runs.environment import use_cache
-    from jcfl.runs.replicas import peak_memory
 
     use_cache()
     figures = ROWS[row].figures(case, quick, Path(data_dir) if data_dir else None)

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import metrics
+from jcfl.core.memory import most_resident
 from jcfl.runs import programs
 from jcfl.runs.bench.growth import GROWTH, grown
 from jcfl.runs.bench.work import bare, gap, medians, seconds_of, settled, table_one, timed
 from jcfl.runs.experiment import execute
 from jcfl.runs.plan import Plan, described, planned
-from jcfl.runs.replicas import most_resident
 
 Figures = dict[str, Any]
 

@@ -1,0 +1,92 @@
+"""The examples of many clients: gathered, cut into chunks and tiles of one shape, and shared out among devices."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jcfl.types import Array, Clients, Federation, Key, Split
+
+
+class Tiles(NamedTuple):
+    """Rows sorted by the model that serves them and cut into tiles of one model each."""
+
+    label: Array  # [t] the model of every tile
+    row: Array  # [t, n] the row in every place of a tile, -1 where there is none
+    used: Array  # [] how many tiles, counted from the first, hold rows
+
+
+def gather(federation: Federation, split: Split, who: Array) -> Clients:
+    """The examples of the clients `who` [s], padded to the split's width by repeating a client's own rows."""
+    position = jnp.arange(split.width)
+    size = split.size[who][:, None]
+    rows = split.rows[split.start[who][:, None] + position % jnp.maximum(size, 1)]  # [s, n]
+    return Clients(pixels(federation, rows), federation.y[rows], position < size)
+
+
+def pixels(federation: Federation, rows: Array) -> Array:
+    """Examples as the models see them: scaled to [0, 1] if stored as bytes, then standardised."""
+    x = federation.x[rows]
+    real = jnp.result_type(float)
+    x = x.astype(real) / 255 if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(real)
+    return (x - jnp.asarray(federation.mean, real)) / jnp.asarray(federation.std, real)
+
+
+def each(function, federation: Federation, who: Array, chunk: int) -> Any:
+    """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
+
+    def part(who: Array):
+        return jax.vmap(function)(who, gather(federation, federation.train, who))
+
+    results = jax.lax.map(part, padded(who, chunk))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
+
+
+def padded(array: Array, chunk: int) -> Array:
+    """`array` [s] cut into chunks, the last filled with copies of row 0 (of zeros for weights). [s / chunk, chunk]"""
+    spare = -array.size % chunk
+    filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
+    return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
+
+
+def cut(labels: Array, k: int, tile: int) -> Tiles:
+    """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
+    r = labels.size
+    most = r // tile + min(k, r)
+    size = jnp.zeros(k, jnp.int32).at[labels].add(1)
+    needed = -(-size // tile)  # [k] tiles of every label
+    last = jnp.cumsum(needed)
+    order = jnp.argsort(labels, stable=True)
+    ordered = labels[order]
+    rank = jnp.arange(r) - (jnp.cumsum(size) - size)[ordered]
+    place = (last - needed)[ordered] * tile + rank
+    row = jnp.full(most * tile, -1, jnp.int32).at[place].set(order.astype(jnp.int32)).reshape(most, tile)
+    label = jnp.minimum(jnp.searchsorted(last, jnp.arange(most), side="right"), k - 1)
+    return Tiles(label, row, last[-1])
+
+
+def client_keys(key: Key, who: Array) -> Key:
+    """A key for every client of `who` [s], whatever the cohort or the chunk around it."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, who)
+
+
+def mapped(function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None) -> Any:
+    """`function(fixed, part)` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
+
+    def inside(fixed: Any, parts: Any) -> Any:
+        return jax.lax.map(lambda part: function(fixed, part), parts, batch_size=batch_size)
+
+    if devices == 1:
+        return inside(fixed, parts)
+    count = jax.tree.leaves(parts)[0].shape[0]
+    even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
+    specs = jax.P(), jax.P("clients")
+    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
+    return jax.tree.map(lambda leaf: leaf[:count], shared_out(fixed, jax.tree.map(even, parts)))
+
+
+def across(devices: int) -> jax.sharding.Mesh:
+    """The devices that clients are shared out among, those of all hosts."""
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])

@@ -1,0 +1,74 @@
+"""How much memory there is, how many clients train at a time within it, and how much a process has taken."""
+
+import resource
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from jcfl import trees
+from jcfl.types import Federation, Model, Task
+
+CACHED = 400 * 2**20
+"""Bytes of a chunk beyond which a CPU gains nothing: small chunks stay near its caches."""
+
+
+def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, models: int, budget: int) -> int:
+    """How many clients train at a time within `budget` bytes.
+
+    Args:
+        batch: rows in one local step.
+        models: copies of a model that one client's training holds (itself, its gradient, its update, …).
+    """
+    one = jax.eval_shape(task.init, jax.random.key(0))
+    row = int(np.prod(federation.x.shape[1:])) * 4
+    weights = trees.parameters(one) * 4 * models
+    activations = batch * (row + activation_bytes(task, one, federation))
+    client = weights + 2 * activations + federation.train.width * row
+    budget = min(budget, CACHED) if jax.default_backend() == "cpu" else budget
+    most = max(1, min(cohort, budget // max(client, 1)))
+    return -(-cohort // -(-cohort // most))  # as many chunks as `most` needs, of even sizes
+
+
+def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
+    """Bytes of all intermediate results of one example's forward pass."""
+    x = jax.ShapeDtypeStruct((1, *federation.x.shape[1:]), jnp.float32)
+    equations = jax.make_jaxpr(lambda model, x: task.apply(model, x)[0])(one, x).jaxpr.eqns
+    inside = {leaf.shape for leaf in jax.tree.leaves(one)}
+    sizes = [int(np.prod(v.aval.shape)) * 4 for e in equations for v in e.outvars if v.aval.shape not in inside]
+    return sum(sizes)
+
+
+def memory_budget() -> int:
+    """Bytes that a round may take for its clients: a quarter of what is free; on a CPU at most 2 GiB."""
+    room = free_memory() // 4
+    return min(room, 2 * 2**30) if jax.default_backend() == "cpu" else room
+
+
+def free_memory() -> int:
+    """Bytes that the first device has free, or the host where that says nothing."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available
+
+
+def peak_memory() -> int:
+    """The most bytes that this process, or its busiest device, has held so far."""
+    devices = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    return max(most_resident(resource.RUSAGE_SELF), *devices)
+
+
+def most_resident(who: int) -> int:
+    """The most bytes of the host's memory that a process (or its children, by `resource.RUSAGE_…`) has held so far.
+
+    Linux lets `ru_maxrss` of a new program begin at what the process that started it held, so a process asks for its
+    own figure elsewhere; that of the children may still be their parent's.
+    """
+    if who == resource.RUSAGE_SELF and sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
