@@ -56,6 +56,10 @@ class Federation(struct.PyTreeNode):
     std: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     name: str = struct.field(pytree_node=False, default="")
 
+    def available(self, round: Array) -> Array:
+        """The clients that can be asked in a round: not held out, arrived, and not departed. [m] bool"""
+        return ~self.held_out & (self.arrive <= round) & (round < self.depart)
+
 
 class Clients(struct.PyTreeNode):
     """Examples of several clients, padded to one length; the rows under a false mask are never used."""

@@ -14,7 +14,8 @@ from sklearn.cluster import DBSCAN, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from jcfl.core import soft
-from jcfl.grouping import density, moments, numbering, spectral, subspace, svd
+from jcfl.grouping import density, moments, spectral, subspace, svd
+from jcfl.grouping.labels import numbered
 
 SEEDS = given(st.integers(0, 2**31))
 FEW = settings(max_examples=15, deadline=None)
@@ -129,7 +130,7 @@ def test_pieces_of_a_description_can_be_vmapped():
 def test_numbers_go_by_smallest_members(seed):
     rng = np.random.default_rng(seed)
     present, labels = some_present(rng), rng.integers(0, 5, N)
-    found = np.asarray(jax.jit(numbering.numbered)(labels, present))
+    found = np.asarray(jax.jit(numbered)(labels, present))
     assert (found[~present] == -1).all()
     assert in_order(found)
     assert adjusted_rand_score(labels[present], found[present]) == 1
@@ -179,7 +180,7 @@ def test_gaussian_affinity():
     np.testing.assert_allclose(spectral.gaussian(distance, 2.0), np.exp([[0, -0.5], [-0.5, 0]]), rtol=1e-6)
 
 
-dbscan = functools.cache(lambda noise: double(functools.partial(density.dbscan, noise=noise)))
+dbscan = double(density.dbscan)
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,26 +190,23 @@ def test_dbscan_is_scikit_learns_but_for_contested_borders(seed, min_samples, ep
     points = rng.integers(3, size=(N, 1)) * 2.0 + rng.normal(size=(N, 2)) * 0.5
     distance = np.linalg.norm(points[:, None] - points, axis=-1)
     present = some_present(rng)
-    found = dbscan("none")(distance, present, eps, min_samples)
+    found = dbscan(distance, present, eps, min_samples)
     ids = np.flatnonzero(present)
     peer = DBSCAN(eps=eps, min_samples=min_samples, metric="precomputed").fit(distance[np.ix_(present, present)])
     assert in_order(found)
     assert (found[~present] == -1).all()
-    np.testing.assert_array_equal(found[present] == -1, peer.labels_ == -1)
+    noise = peer.labels_ == -1
+    assert (np.bincount(found[present])[found[present][noise]] == 1).all()
+    assert len(set(found[present])) == len(set(peer.labels_[~noise])) + noise.sum()
     core = peer.core_sample_indices_
     assert adjusted_rand_score(peer.labels_[core], found[ids[core]]) == 1
-    for border in set(range(len(ids))) - set(core) - set(np.flatnonzero(peer.labels_ == -1)):
+    for border in set(range(len(ids))) - set(core) - set(np.flatnonzero(noise)):
         nearest = ids[core][distance[ids[border], ids[core]].argmin()]
         assert found[ids[border]] == found[nearest]
-    alone = dbscan("alone")(distance, present, eps, min_samples)
-    noise = present & (found == -1)
-    assert in_order(alone)
-    assert (np.bincount(alone[present])[alone[noise]] == 1).all()
-    assert len(set(alone[present])) == len(set(found[found >= 0])) + noise.sum()
 
 
 def test_dbscan_follows_a_chain_and_gives_ties_to_the_smallest_id():
-    run = jax.jit(functools.partial(density.dbscan, noise="none"))
+    run = jax.jit(density.dbscan)
     line = jnp.abs(jnp.arange(40.0)[:, None] - jnp.arange(40.0))
     np.testing.assert_array_equal(run(line, jnp.ones(40, bool), 1.0, 2), 0)
     # two dense parts, and client 2 halfway between them: near one core client of each
@@ -247,16 +245,14 @@ def test_decomposed_is_a_truncated_svd(n, d, seed):
     points, present = rng.normal(size=(n, d)), np.arange(n) != 2
     _, _, right = np.linalg.svd(points[present], full_matrices=False)
     raw = points[present] @ right[:3].T
-    for cosine, expected in ((False, raw), (True, raw / np.linalg.norm(points[present], axis=1)[:, None])):
-        found = decomposed(3, cosine)(points, present)
-        np.testing.assert_array_equal(found[2], 0)
-        sign = np.sign((found[present] * expected).sum(0))
-        np.testing.assert_allclose(found[present], sign * expected, atol=1e-6)
+    expected = raw / np.linalg.norm(points[present], axis=1)[:, None]
+    found = decomposed(points, present)
+    np.testing.assert_array_equal(found[2], 0)
+    sign = np.sign((found[present] * expected).sum(0))
+    np.testing.assert_allclose(found[present], sign * expected, atol=1e-6)
 
 
-@functools.cache
-def decomposed(rank, cosine):
-    return double(functools.partial(svd.decomposed, rank=rank, cosine=cosine))
+decomposed = double(functools.partial(svd.decomposed, rank=3))
 
 
 def test_decomposed_beyond_the_rank_is_zero():
@@ -300,13 +296,6 @@ def test_soft_weights_of_a_client_without_examples():
     np.testing.assert_allclose(soft.prior(jnp.ones((3, 4)), none), 0.25)
     np.testing.assert_array_equal(soft.responsibilities(jnp.ones((3, 4)), none, jnp.full(4, 0.25)), 0)
     np.testing.assert_array_equal(soft.hard(jnp.array([[0.2, 0.4, 0.4], [1, 0, 0]])), [1, 0])
-
-
-def test_importance_is_the_share_of_examples_best_under_a_model():
-    losses = jnp.array([[1.0, 2, 3], [2, 1, 3], [0, 0, 5], [9, 9, 0]])
-    mask = jnp.array([True, True, True, False])
-    np.testing.assert_allclose(soft.importance(losses, mask, 0.01), [2 / 3, 1 / 3, 0.01], rtol=1e-6)
-    np.testing.assert_allclose(soft.importance(losses, mask, 0.5), [2 / 3, 0.5, 0.5], rtol=1e-6)
 
 
 @FEW

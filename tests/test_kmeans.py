@@ -87,7 +87,7 @@ def test_a_long_shared_start_does_not_eat_the_digits(metric):
     centres = (shared + 1e-3 * rng.normal(size=(3, 400))).astype(np.float32)
     expected = cdist(points.astype(float), centres.astype(float), SCIPY[metric])
     np.testing.assert_allclose(kmeans.distances(points, centres, metric), expected, rtol=2e-2)
-    np.testing.assert_array_equal(kmeans.assign(points, centres, metric), expected.argmin(1))
+    np.testing.assert_array_equal(kmeans.distances(points, centres, metric).argmin(1), expected.argmin(1))
 
 
 @settings(max_examples=20, deadline=None)
@@ -97,7 +97,7 @@ def test_distances(seed, metric):
     points, centres = rng.normal(size=(9, D)), rng.normal(size=(K, D))
     with jax.enable_x64(True):
         found = kmeans.distances(jnp.array(points), jnp.array(centres), metric)
-        labels = kmeans.assign(jnp.array(points), jnp.array(centres), metric)
+        labels = found.argmin(1)
     np.testing.assert_allclose(found, cdist(points, centres, SCIPY[metric]), atol=1e-12)
     np.testing.assert_array_equal(labels, cdist(points, centres, SCIPY[metric]).argmin(1))
 
@@ -105,10 +105,13 @@ def test_distances(seed, metric):
 def test_edges_of_distances():
     points = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
     assert kmeans.distances(points, points[:2], "cosine").tolist() == [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
-    ties = kmeans.assign(jnp.array([[0.0, 1.0], [2.0, 0.0]]), jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]))
+    ties = kmeans.lloyd(
+        jnp.array([[0.0, 1.0], [2.0, 0.0]]), jnp.ones(2), jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]), 0
+    ).labels
     assert ties.tolist() == [0, 0] and ties.dtype == jnp.int32
     largest = lambda x, c: jnp.abs(x[:, None] - c).max(-1)
-    assert kmeans.assign(points, jnp.array([[0.9, 0.9], [0.0, 0.0]]), largest).tolist() == [1, 0, 0]
+    found = kmeans.lloyd(points, jnp.ones(3), jnp.array([[0.9, 0.9], [0.0, 0.0]]), 0, largest).labels
+    assert found.tolist() == [1, 0, 0]
 
 
 def loop(points, weights, centres, iterations, metric, centre, trim=0.0):
@@ -165,6 +168,12 @@ def test_lloyd_is_the_textbooks_loop(metric, centre, trim):
         np.testing.assert_allclose(found.inertia, inertia, rtol=1e-9)
 
 
+def centres_of(points, labels, weights, old, centre="mean", metric="euclidean"):
+    """The centres of labelled clients, empty clusters re-seeded."""
+    own = jnp.take_along_axis(kmeans.distances(points, old, metric), labels[:, None], 1)[:, 0]
+    return kmeans.updated(kmeans.centre_rule(points, weights, metric, centre), labels, weights, own, old)
+
+
 @pytest.mark.parametrize("centre", ["mean", "median", "medoid"])
 def test_centres_of_given_labels(centre):
     rng = np.random.default_rng(2)
@@ -172,7 +181,7 @@ def test_centres_of_given_labels(centre):
     weights = (rng.random(M) < 0.7).astype(float)
     with jax.enable_x64(True):
         args = map(jnp.array, (points, labels, weights, np.zeros((K, D))))
-        found = kmeans.centres_of(*args, centre, "l1")
+        found = centres_of(*args, centre, "l1")
     for k in range(K):
         members = (labels == k) & (weights > 0)
         np.testing.assert_allclose(found[k], middle(points[members], weights[members], "l1", centre), atol=1e-12)
@@ -181,7 +190,7 @@ def test_centres_of_given_labels(centre):
 def test_medians_of_more_columns_than_one_block():
     points = np.random.default_rng(0).normal(size=(7, kmeans.COLUMNS + 5)).astype(np.float32)
     labels = jnp.array([0, 1, 0, 1, 0, 0, 1])
-    found = kmeans.centres_of(jnp.array(points), labels, jnp.ones(7), jnp.array(points[:2]), "median", "l1")
+    found = centres_of(jnp.array(points), labels, jnp.ones(7), jnp.array(points[:2]), "median", "l1")
     np.testing.assert_allclose(found, [np.median(points[labels == k], 0) for k in range(2)], rtol=1e-6)
 
 
@@ -200,7 +209,7 @@ def test_clients_of_weight_zero_influence_nothing(metric, centre, seeding, trim)
     np.testing.assert_array_equal(one.labels[weights > 0], two.labels[weights > 0])
     np.testing.assert_array_equal(one.centres, two.centres)
     np.testing.assert_array_equal(one.inertia, two.inertia)
-    np.testing.assert_array_equal(two.labels, kmeans.assign(other, two.centres, metric))
+    np.testing.assert_array_equal(two.labels, kmeans.distances(other, two.centres, metric).argmin(1))
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -221,13 +230,13 @@ def test_several_empty_clusters_take_different_clients(centre):
     points = jnp.array([[0.0], [1.0], [2.0], [10.0], [20.0], [99.0]])
     weights = jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])  # the farthest client is absent
     old = jnp.array([[1.0], [500.0], [600.0]])
-    found = kmeans.centres_of(points, jnp.zeros(6, jnp.int32), weights, old, centre)
+    found = centres_of(points, jnp.zeros(6, jnp.int32), weights, old, centre)
     assert found.tolist() == [[1.0], [20.0], [10.0]]
 
 
 def test_nobody_leaves_a_cluster_empty_or_a_centre_it_coincides_with():
     points, old = jnp.array([[0.0], [0.0], [7.0]]), jnp.array([[0.0], [3.0], [50.0]])
-    found = kmeans.centres_of(points, jnp.array([0, 0, 1]), jnp.ones(3), old)
+    found = centres_of(points, jnp.array([0, 0, 1]), jnp.ones(3), old)
     assert found.tolist() == [[0.0], [7.0], [50.0]]
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-import jax.numpy as jnp
 import optax
 from pydantic import Field
 
 from jcfl.core import averaging
 from jcfl.core.averaging import Averaging
 from jcfl.core.chain import chain
+from jcfl.core.chunks import class_counts
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_mean
 from jcfl.core.method import Aggregate, Mean, Piece, Weights
@@ -85,15 +85,10 @@ class Matched(Piece):
         Raises:
             InputError: the network is not a chain of layers.
         """
-        layers, m = chain(context.task, context.population.shape), context.population.clients
+        layers = chain(context.task, context.population.shape)
 
         def rule(federation: Federation, who: Array) -> Averaging:
-            split = federation.train
-            owner = jnp.repeat(jnp.arange(m), split.size, total_repeat_length=split.rows.size)
-            counts = jnp.zeros((m, federation.classes)).at[owner, federation.y[split.rows]].add(1.0)
-            return lambda labels, weights, uploads, default: matched_mean(
-                labels, weights, uploads, default, layers, counts[who], sigma=self.sigma
-            )
+            return partial(matched_mean, layers=layers, class_counts=class_counts(federation)[who], sigma=self.sigma)
 
         return rule
 

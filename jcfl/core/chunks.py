@@ -25,6 +25,18 @@ def gather(federation: Federation, split: Split, who: Array) -> Clients:
     return Clients(pixels(federation, rows), federation.y[rows], position < size)
 
 
+def owners(split: Split) -> Array:
+    """The client of every row of a split. [r]"""
+    return jnp.repeat(jnp.arange(split.size.size), split.size, total_repeat_length=split.rows.size)
+
+
+def class_counts(federation: Federation) -> Array:
+    """How many training examples of every class every client has. [m, c] float"""
+    split = federation.train
+    zeros = jnp.zeros((split.size.size, federation.classes))
+    return zeros.at[owners(split), federation.y[split.rows]].add(1.0)
+
+
 def pixels(federation: Federation, rows: Array) -> Array:
     """Examples as the models see them: scaled to [0, 1] if stored as bytes, then standardised."""
     x = federation.x[rows]
@@ -39,8 +51,7 @@ def each(function, federation: Federation, who: Array, chunk: int) -> Any:
     def part(who: Array):
         return jax.vmap(function)(who, gather(federation, federation.train, who))
 
-    results = jax.lax.map(part, padded(who, chunk))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
+    return unchunked(jax.lax.map(part, padded(who, chunk)), who.size)
 
 
 def padded(array: Array, chunk: int) -> Array:
@@ -48,6 +59,17 @@ def padded(array: Array, chunk: int) -> Array:
     spare = -array.size % chunk
     filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
     return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
+
+
+def zero_padded(rows: Array, chunk: int) -> Array:
+    """`rows` [s, ...] cut into chunks, the last filled with zeros. [s / chunk, chunk, ...]"""
+    spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
+    return jnp.pad(rows, spare).reshape(-1, chunk, *rows.shape[1:])
+
+
+def unchunked(chunks: Any, count: int) -> Any:
+    """A tree of chunks [p, chunk, ...] put together again, without what the last was filled with. [count, ...]"""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], chunks)
 
 
 def cut(labels: Array, k: int, tile: int) -> Tiles:

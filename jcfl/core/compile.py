@@ -62,13 +62,12 @@ def check(method: Method, context: Context) -> None:
     if train.control:  # refuses trainers whose steps are not those of plain SGD
         one = Clients((), jnp.zeros((1,), int), jnp.ones((1,), bool))
         clients.trainer(method, context).mean_gradient({}, {}, one)
-    if method.is_summed and any(term.to in ("shared", "mean") for term in train.terms):
-        pulls = next(term for term in train.terms if term.to in ("shared", "mean"))
-        if not is_zero(getattr(pulls, "weight", 1)):
-            raise InputError(
-                f"{name}: cam adds the shared model's logits, so a pull towards it has no meaning; set lam=0, "
-                f"got {pulls.weight}"  # pyright: ignore[reportAttributeAccessIssue]
-            )
+    pulls = next((term for term in train.terms if term.to in ("shared", "mean")), None)
+    if method.is_summed and pulls is not None and not pulls.is_off:
+        raise InputError(
+            f"{name}: cam adds the shared model's logits, so a pull towards it has no meaning; set lam=0, "
+            f"got {pulls.weight}"  # pyright: ignore[reportAttributeAccessIssue]
+        )
     soft = train.models == "all"
     if soft != (method.answer.model == "mixture"):
         raise InputError(
@@ -90,8 +89,3 @@ def check(method: Method, context: Context) -> None:
     if method.group.alone or "model" in method.group.keeps(method, context):
         what = f"{name} keeps the last model"
         refuse_too_large(what, context, model_bytes(context.task), "take fewer clients or a smaller model")
-
-
-def is_zero(value: object) -> bool:
-    """Whether an option is a plain zero; a traced value is not."""
-    return isinstance(value, int | float) and value == 0

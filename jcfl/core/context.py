@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jcfl import trees
+from jcfl.core.engine import Engine
 from jcfl.core.local import Trainer
 from jcfl.core.memory import chunk_size, free_memory, memory_budget
 from jcfl.errors import InputError
@@ -53,7 +54,7 @@ class Context(NamedTuple):
     population: Population
     resources: Resources
     engine: EngineName = "auto"
-    engines: Sequence[Any] = ()  # the `jcfl.core.engine.Engine`s to choose from, the preferred ones first
+    engines: Sequence[Engine] = ()  # to choose from, the preferred ones first
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
 
 

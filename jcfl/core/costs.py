@@ -1,17 +1,31 @@
 """What a client-round costs, in models and in bytes, from a method's value."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
 from jcfl.core.method import Method
 from jcfl.types import Algorithm
 
 
 def costs(method: Method, clusters: float) -> dict[str, float]:
-    """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), for a number of clusters.
+    """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), those of the runs that vote included.
+
+    Args:
+        clusters: the number of clusters whose models a client may be sent.
+
+    Returns:
+        `storage`, `communication` and `computation`.
+    """
+    found, vote = without_votes(method, clusters), method.answer.vote
+    if vote is None:
+        return found
+    more = found if vote.method is None else costs(vote.method, clusters)
+    return {name: cost + vote.copies * more[name] for name, cost in found.items()}
+
+
+def without_votes(method: Method, clusters: float) -> dict[str, float]:
+    """The costs of one run alone.
 
     A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
-    Loss terms add what they are sent and what they pass the data through.
+    Each loss term adds the models that are sent for it, and the passes of the client's data through them. Where the
+    logits of ω are added, one model more is sent, and the data pass through it.
     """
     train = method.train
     if method.answer.model == "majority":
@@ -24,18 +38,9 @@ def costs(method: Method, clusters: float) -> dict[str, float]:
         "communication": (0.0 if method.group.alone else models) + both + train.correction + train.control,
         "computation": models + both + train.correction,
     }
-    extra: Sequence[Any] = [*train.terms, *([Summed()] if method.is_summed else [])]
-    for term in extra:
+    for term in train.terms:
         found = term.cost(found, clusters)
-    return found
-
-
-class Summed(NamedTuple):
-    """What it costs to add the logits of ω: one model more is sent, and the data pass through it."""
-
-    def cost(self, found: dict[str, float], clusters: float) -> dict[str, float]:
-        """The costs with one model more."""
-        return {name: value + 1 for name, value in found.items()}
+    return {name: cost + method.is_summed for name, cost in found.items()}
 
 
 def average(algorithm: Algorithm, clusters: float, rounds: int) -> dict[str, float]:

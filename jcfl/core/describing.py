@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from jcfl.core.local import Trainer
 from jcfl.core.objective import mean_loss, objective
@@ -88,7 +89,7 @@ def sketched(describe: Description, numbers: int, key: Key) -> Description:
 
     def form(task: Task, dot: Dot, anchor: Model, data: Clients, own: Key) -> tuple[Model, Array]:
         psi, trust = describe.form(task, dot, anchor, data, own)
-        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(psi)])
+        flat, _ = ravel_pytree(psi)
         signed = flat * jax.random.rademacher(key, flat.shape, flat.dtype)
         return {"sketch": jnp.pad(signed, (0, -flat.size % size)).reshape(-1, size).sum(0)}, trust
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jcfl import trees
-from jcfl.core.chunks import across, client_keys, gather, padded
+from jcfl import metrics, trees
+from jcfl.core.chunks import across, client_keys, gather, padded, unchunked
 from jcfl.errors import InputError, unknown
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
 
@@ -98,7 +98,7 @@ def stream(
 
     parts = jax.tree.map(lambda array: padded(array, chunk), visit)
     (clusters, mean), uploads = jax.lax.scan(body, zeros(state), parts)
-    uploads = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: visit.who.size], uploads)
+    uploads = unchunked(uploads, visit.who.size)
     return trees.select(counted(visit, state), clusters, state.clusters), mean, uploads
 
 
@@ -130,9 +130,7 @@ def chain(
 def in_common(state: State, federation: Federation) -> Broadcast:
     """What the server sends to all clients alike; label, cluster model and the client's own state are still empty."""
     shares = cluster_shares(state, federation)
-    live = (
-        jnp.zeros(shares.size, bool).at[jnp.where(state.labels >= 0, state.labels, shares.size)].set(True, mode="drop")
-    )
+    live = metrics.sizes(state.labels, shares.size) > 0
     mean = jax.tree.map(
         lambda leaf: leaf[0], trees.mix((shares / jnp.maximum(shares.sum(), 1e-30))[None], state.clusters)
     )

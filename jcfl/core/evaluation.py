@@ -29,7 +29,7 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
         `labels` [m]; `counts` [m, 3, c], as `metrics.counts` gives them; `losses` [m], the sum of the task's loss over
         each client's test rows; `seen` [m], whether a client has taken part.
     """
-    owner, targets = owners(federation), federation.y[federation.test.rows]
+    owner, targets = chunks.owners(federation.test), federation.y[federation.test.rows]
     m = federation.groups.shape[0]
     return {
         "labels": labels,
@@ -48,7 +48,7 @@ def predictor(method: Method, context: Context, grouping: Grouping, client: Call
     private = method.train.private
 
     def majority(state: State, federation: Federation) -> tuple[Array, Array]:
-        return jnp.full(context.population.clients, -1), most_frequent(federation)[owners(federation)]
+        return jnp.full(context.population.clients, -1), most_frequent(federation)[chunks.owners(federation.test)]
 
     def mixture(state: State, federation: Federation) -> tuple[Array, Array]:
         weights = memberships(context, state, federation)
@@ -87,10 +87,8 @@ def answers(task: Task, added: bool) -> Answer:
 
 def most_frequent(federation: Federation) -> Array:
     """The log of each client's class frequencies among its training examples, one added to every count. [m, c]"""
-    split = federation.train
-    owner = jnp.repeat(jnp.arange(split.size.size), split.size, total_repeat_length=split.rows.size)
-    counts = jnp.zeros((split.size.size, federation.classes)).at[owner, federation.y[split.rows]].add(1.0)
-    return jnp.log((counts + 1) / (counts + 1).sum(-1, keepdims=True))
+    counts = chunks.class_counts(federation) + 1
+    return jnp.log(counts / counts.sum(-1, keepdims=True))
 
 
 def memberships(context: Context, state: State, federation: Federation) -> Array:
@@ -113,7 +111,7 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
 
 def mixed(context: Context, state: State, federation: Federation, weights: Array) -> Array:
     """The answer to every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
-    rows, owner = federation.test.rows, owners(federation)
+    rows, owner = federation.test.rows, chunks.owners(federation.test)
     tile = tile_sizes(rows.size, 1, 1, 1)[0]
 
     def part(rows: Array) -> Array:
@@ -123,12 +121,6 @@ def mixed(context: Context, state: State, federation: Federation, weights: Array
     logits = jax.lax.map(part, chunks.padded(rows, tile))  # [t, k, n, c]
     logits = jnp.moveaxis(logits, 1, 0).reshape(logits.shape[1], -1, logits.shape[-1])[:, : rows.size]
     return soft.mixture(logits, weights[owner])
-
-
-def owners(federation: Federation) -> Array:
-    """The client of every test row. [r]"""
-    split = federation.test
-    return jnp.repeat(jnp.arange(split.size.size), split.size, total_repeat_length=split.rows.size)
 
 
 def predictions(
@@ -149,7 +141,7 @@ def predictions(
         labels: the cluster that serves each client, -1 for none. [m]
     """
     k, rows = trees.count(clusters), federation.test.rows
-    labels = labels[owners(federation)]
+    labels = labels[chunks.owners(federation.test)]
     tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, context.resources.room)
     tiles = chunks.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
 
@@ -199,8 +191,8 @@ def one_by_one(
         return answer(model, shared, chunks.pixels(federation, rows))
 
     logits = chunks.each(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
-    spot = jnp.arange(test.rows.size) - test.start[owners(federation)]
-    return logits[owners(federation), spot]
+    spot = jnp.arange(test.rows.size) - test.start[chunks.owners(federation.test)]
+    return logits[chunks.owners(federation.test), spot]
 
 
 def tile_sizes(rows: int, k: int, model_bytes: int, budget: int) -> tuple[int, int]:

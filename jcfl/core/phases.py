@@ -109,11 +109,7 @@ def voted(context: Context, main: Algorithm, other: Algorithm, copies: int) -> A
         own = main.evaluate(own_state(state), federation)
         return own | evaluation.outcome(context.task, state, federation, *predict(state, federation))
 
-    def costs(clusters: float) -> dict[str, float]:
-        more = other.costs(clusters)
-        return {name: cost + copies * more[name] for name, cost in main.costs(clusters).items()}
-
-    return Algorithm(init, step, predict, evaluate, costs, main.engine, main.method)
+    return main._replace(init=init, step=step, predict=predict, evaluate=evaluate)
 
 
 def first_failure(own: Array, others: Array) -> Array:

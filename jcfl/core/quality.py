@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jcfl import trees
 from jcfl.core import chunks
@@ -56,8 +57,9 @@ def quality(
     here = state.seen & ~federation.held_out & (state.round <= federation.depart)
     labels, weights = jnp.where(here, state.labels, -1), federation.train.size
     gradients, losses = local_gradients(task, federation, state, added, min(chunk, m))
-    centres = jax.vmap(flat)(state.clusters["params"])  # [k, p]
-    models = jax.vmap(flat)(state.clients["model"]["params"]) if kept(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
+    rows = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
+    centres = rows(state.clusters)  # [k, p]
+    models = rows(state.clients["model"]) if kept(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
     live = sizes(labels, k) > 0
     return {
         "clusterability": clusterability(gradients, labels, weights, k),
@@ -85,14 +87,9 @@ def local_gradients(task: Task, federation: Federation, state: State, added: boo
         centre = trees.take(state.clusters, state.labels[who])
         own = trees.take(state.clients["model"], who) if kept(state) else centre
         gradient = jax.grad(loss)(own["params"], own, data)
-        return flat(gradient), loss(centre["params"], centre, data)
+        return ravel_pytree(gradient)[0], loss(centre["params"], centre, data)
 
     return chunks.each(one, federation, jnp.arange(state.labels.size), chunk)
-
-
-def flat(tree: Model) -> Array:
-    """A tree's numbers as one vector. [p]"""
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
 
 
 def products(rows: Array) -> Array:

@@ -97,7 +97,7 @@ def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
 
 def sample(key: Key, population: Population, round: Array, federation: Federation) -> Cohort:
     """A uniform sample, without replacement, of the clients available in this round, in the order of their ids."""
-    available = ~federation.held_out & (federation.arrive <= round) & (round < federation.depart)  # [m]
+    available = federation.available(round)  # [m]
     asked = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
     _, who = jax.lax.top_k(jnp.where(available, jax.random.uniform(key, available.shape), -1.0), population.cohort)
     present = available[who] & (jnp.arange(population.cohort) < asked)

@@ -1,8 +1,7 @@
 """Soft membership: every client trains the models of all clusters, each example weighted by its responsibilities.
 
 Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions" (FedEM),
-https://arxiv.org/abs/2108.10252. Ruan and Joe-Wong 2022, "FedSoft: Soft Clustered Federated Learning with Proximal
-Local Updating", https://arxiv.org/abs/2112.06053.
+https://arxiv.org/abs/2108.10252.
 """
 
 import jax
@@ -49,26 +48,6 @@ def prior(q: Array, mask: Array) -> Array:
     n = mask.sum()
     mean = jnp.where(mask[:, None], q, 0).sum(0) / jnp.maximum(n, 1)
     return jnp.where(n > 0, mean, 1 / q.shape[-1])
-
-
-def importance(losses: Array, mask: Array, sigma: Array | float) -> Array:
-    """The share of a client's examples that each model has the least loss on, at least `sigma` (Ruan, Joe-Wong 2022).
-
-    An example on which several models are equally good counts for the first of them.
-
-    Args:
-        losses: of every example under every model. [n, k] float
-        mask: which examples are real. [n] bool
-        sigma: the least share, a small number above 0: no client is wholly lost to a model.
-
-    Returns:
-        u_s = max(n_s / n, σ); they add up to 1 where no share was raised to σ. [k] float
-
-    Deviations:
-        The authors' code raises only shares that are exactly 0; the paper's maximum is taken here.
-    """
-    best = jax.nn.one_hot(losses.argmin(-1), losses.shape[-1], dtype=losses.dtype)
-    return jnp.maximum(prior(best, mask), sigma)
 
 
 def hard(weights: Array) -> Array:

@@ -126,29 +126,30 @@ def _packed(partition: Partition, classes: int, name: str) -> Federation:
         partition = Partition(x, y, trains, owner, partition.groups)
     clients = len(partition.groups)
     train, test = (_split(partition.owner, half, clients) for half in (partition.trains, ~partition.trains))
-    return _whole(partition, train, test, classes, name)
+    return assembled(partition.x, partition.y, partition.groups, train, test, classes, name)
 
 
 def _tabled(draws: Draws, classes: int, name: str) -> Federation:
     """Clients that share a pool, as arrays."""
-
-    def split(table: np.ndarray) -> Split:
-        clients, n = table.shape
-        start: Any = np.arange(clients, dtype=np.int32) * n
-        size: Any = np.full(clients, n, np.int32)
-        rows: Any = table.reshape(-1)
-        return Split(rows, start, size, n)
-
-    return _whole(draws, split(draws.train), split(draws.test), classes, name)
+    train, test = (packed(table.reshape(-1), np.full(*table.shape)) for table in (draws.train, draws.test))
+    return assembled(draws.x, draws.y, draws.groups, train, test, classes, name)
 
 
-def _whole(made: Partition | Draws, train: Split, test: Split, classes: int, name: str) -> Federation:
-    """A federation everybody is in from the first round to the last."""
-    clients = len(made.groups)
+def assembled(
+    x: np.ndarray, y: np.ndarray, groups: np.ndarray, train: Split, test: Split, classes: int, name: str
+) -> Federation:
+    """A federation in which every client trains, from the first round to the last.
+
+    Args:
+        x: the pool of examples. [N, ...]
+        y: their classes. [N]
+        groups: the true group of every client, -1 where it is not known. [m]
+    """
+    clients = len(groups)
     leaves: dict[str, Any] = {
-        "x": made.x,
-        "y": made.y.astype(np.int32),
-        "groups": made.groups.astype(np.int32),
+        "x": x,
+        "y": y.astype(np.int32),
+        "groups": groups.astype(np.int32),
         "held_out": np.zeros(clients, bool),
         "arrive": np.zeros(clients, np.int32),
         "depart": np.full(clients, NEVER, np.int32),
@@ -158,10 +159,14 @@ def _whole(made: Partition | Draws, train: Split, test: Split, classes: int, nam
 
 def _split(owner: np.ndarray, half: np.ndarray, clients: int) -> Split:
     rows = np.flatnonzero(half)
-    rows: Any = rows[np.argsort(owner[rows], kind="stable")].astype(np.int32)
-    size: Any = np.bincount(owner[rows], minlength=clients).astype(np.int32)
-    start: Any = (np.cumsum(size) - size).astype(np.int32)
-    return Split(rows, start, size, int(size.max()))
+    rows = rows[np.argsort(owner[rows], kind="stable")]
+    return packed(rows, np.bincount(owner[rows], minlength=clients))
+
+
+def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
+    """A split whose `rows` [r] belong to the clients in turn, `sizes` [m] of them to each."""
+    leaves: Any = (leaf.astype(np.int32) for leaf in (rows, np.cumsum(sizes) - sizes, sizes))
+    return Split(*leaves, width=int(sizes.max()))
 
 
 def _attended(federation: Federation, streams: Sequence[np.random.Generator], common: dict[str, Any]) -> Federation:

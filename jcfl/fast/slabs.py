@@ -45,7 +45,7 @@ def coordinates(
     first = lead(describe.task)
     start = layer(first, anchor)
     tile = min(TILE.get(jax.default_backend(), TILE["gpu"]), who.size)
-    who, new = chunks.padded(who, tile), jnp.pad(new, (0, -new.size % tile)).reshape(-1, tile)
+    who, new = chunks.padded(who, tile), chunks.zero_padded(new, tile)
 
     def part(turn: Array):
         data = chunks.gather(federation, federation.train, who[turn])

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from optax.assignment import hungarian_algorithm
 
-from jcfl import trees
+from jcfl import metrics, trees
 from jcfl.core import averaging, chunks, clients, engine, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
@@ -23,9 +22,10 @@ from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
 from jcfl.grouping.compare import Cosine, DecomposedCosine, Distances, PrincipalAngles, comparison
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, Update
+from jcfl.grouping.labels import aligned, first_labels, with_overflow
 from jcfl.grouping.losses import least_loss, with_newcomers
 from jcfl.grouping.when import Once, Window
-from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Models, State
+from jcfl.types import Array, Cohort, Federation, Grouping, Key, Models, State
 
 Labels = Callable[..., Array]
 """`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int32`, -1 for the absent."""
@@ -135,7 +135,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         return state
 
     def regrouped(key: Key, group_key: Key, state: State, federation: Federation) -> State:
-        here = present(state, federation)
+        here = federation.available(state.round)
         weights, everyone = here.astype(float), jnp.arange(m)
         models = None
         if isinstance(describe, OfData):
@@ -155,12 +155,14 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         centres = representatives(compare, points, found, k) if of_data else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
         kept = server.split(state.server, jnp.zeros(k, jnp.int32))
-        return overflowing(state, found, k).replace(labels=found, clusters=clusters, memory=memory, server=kept)
+        return with_overflow(state, found.max() >= k).replace(
+            labels=found, clusters=clusters, memory=memory, server=kept
+        )
 
     def near_centres(state: State, who: Array, federation: Federation) -> Array:
         points = describe.of(context)(state.memory.anchor, federation, who)  # pyright: ignore[reportAttributeAccessIssue]
         away = compare.distance(context, describe)(points, state.memory.centres)  # [h, k]
-        used = used_slots(state, k)
+        used = metrics.sizes(state.labels, k) > 0
         return jnp.where(used | ~used.any(), away, jnp.inf).argmin(-1).astype(jnp.int32)
 
     place = near_centres if of_data and not isinstance(compare, DecomposedCosine) else least_loss(method, context)
@@ -170,8 +172,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             group_key = jax.random.fold_in(key, 1)
             due = lambda: regrouped(key, group_key, state, federation)
             state = jax.lax.cond(state.clock == when.at, due, lambda: state)
-        new = cohort.present & (state.labels[cohort.who] < 0)
-        return with_newcomers(place, state, cohort, new, federation)
+        return with_newcomers(place, state, cohort, federation)
 
     def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
         return with_descriptions(method, context, state, members, models)
@@ -198,9 +199,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return state.replace(memory=Memory((), (), jnp.array(False)), labels=first_labels(state, federation))
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
-        first = ~state.seen[cohort.who] & state.memory.grouped
-        new = cohort.present & (first | (state.labels[cohort.who] < 0))
-        return with_newcomers(nearest, state, cohort, new, federation)
+        return with_newcomers(nearest, state, cohort, federation, state.memory.grouped)
 
     def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Array) -> State:
         weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
@@ -215,11 +214,11 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
             if not of_models:
                 labels = aligned(labels, state.labels[members.who], members.present & state.memory.grouped, k)
         before = state.labels[members.who]
-        gone = (state.seen | ~present(state, federation))[members.who] & ~members.present
+        gone = (state.seen | ~federation.available(state.round))[members.who] & ~members.present
         absent = gone | (labels < 0)  # a client that is there and was never asked goes by the start that it would get
         labels = jnp.where(absent, before, labels)
         memory = state.memory.replace(grouped=jnp.array(True))
-        state = overflowing(from_one(state), labels, k)
+        state = with_overflow(from_one(state), labels.max() >= k)
         return state.replace(labels=state.labels.at[members.who].set(labels), memory=memory)
 
     def from_one(state: State) -> State:
@@ -267,16 +266,6 @@ def with_descriptions(method: Method, context: Context, state: State, members: C
     return with_kept(state, members, {"description": points})
 
 
-def present(state: State, federation: Federation) -> Array:
-    """The clients that can be grouped: they have arrived, have not left, and are not held out. [m] bool"""
-    return ~federation.held_out & (federation.arrive <= state.round) & (state.round < federation.depart)
-
-
-def first_labels(state: State, federation: Federation) -> Array:
-    """Cluster 0 for the clients that are there, -1 for the others. [m] int32"""
-    return jnp.where(present(state, federation), 0, -1).astype(jnp.int32)
-
-
 def representatives(compare: Distances, points: Array, labels: Array, k: int) -> Array:
     """What stands for each cluster: the mean of its members' descriptions, or the first member's. [k, ...]"""
     member = jax.nn.one_hot(labels, k, axis=0)  # [k, n]
@@ -285,30 +274,3 @@ def representatives(compare: Distances, points: Array, labels: Array, k: int) ->
     flat = points.reshape(points.shape[0], -1)
     mean = jnp.matmul(member, flat, precision=trees.EXACT) / jnp.maximum(member.sum(1), 1)[:, None]
     return mean.reshape(k, *points.shape[1:])
-
-
-def used_slots(state: State, k: int) -> Array:
-    """The clusters that have members. [k] bool"""
-    return jnp.zeros(k, bool).at[jnp.where(state.labels >= 0, state.labels, k)].set(True, mode="drop")
-
-
-def overflowing(state: State, labels: Array, k: int) -> State:
-    """The state, marked as failed where more clusters were found than there are slots."""
-    over = (labels.max() >= k) & (state.failed[0] < 0)
-    return state.replace(failed=jnp.where(over, jnp.stack([state.round, OVERFLOW]), state.failed))
-
-
-def aligned(new: Array, old: Array, known: Array, k: int) -> Array:
-    """New labels renumbered so that as many clients as possible keep their number, and clusters their model.
-
-    The assignment problem is solved by optax's Hungarian algorithm.
-
-    Args:
-        new, old: labels; a new label of -1 stays. [n] int32
-        known: the clients whose old label counts. [n] bool
-    """
-    inside = (new >= 0) & (new < k)
-    both = jnp.zeros((k, k)).at[jnp.where(known & inside, new, k), old].add(1.0, mode="drop")
-    rows, columns = hungarian_algorithm(-both)
-    number = jnp.zeros(k, jnp.int32).at[rows].set(columns.astype(jnp.int32))
-    return jnp.where(inside, number[jnp.clip(new, 0, k - 1)], new).astype(jnp.int32)

@@ -14,9 +14,9 @@ from jcfl.core.method import Group, Method
 from jcfl.core.neutral import grouping_of
 from jcfl.errors import InputError
 from jcfl.grouping import linkage
-from jcfl.grouping.batch import first_labels
 from jcfl.grouping.compare import Cosine
 from jcfl.grouping.describe import Update, updates
+from jcfl.grouping.labels import first_labels
 from jcfl.grouping.losses import expect, least_loss, with_newcomers
 from jcfl.grouping.merging import inverse_norm
 from jcfl.grouping.when import Settled
@@ -65,9 +65,7 @@ class Bipartition(Group):
         assert isinstance(when, Settled)
 
         def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
-            first = ~state.seen[cohort.who] & (state.labels.max() > 0)
-            new = cohort.present & (first | (state.labels[cohort.who] < 0))
-            return with_newcomers(place, state, cohort, new, federation)
+            return with_newcomers(place, state, cohort, federation, state.labels.max() > 0)
 
         def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
             labels = state.labels[members.who]  # [s]

@@ -4,33 +4,26 @@ Ester et al. 1996, "A Density-Based Algorithm for Discovering Clusters in Large 
 https://cdn.aaai.org/KDD/1996/KDD96-037.pdf.
 """
 
-from typing import Literal
-
 import jax.numpy as jnp
 from jax import lax
 
-from jcfl.grouping.numbering import numbered
+from jcfl.grouping.labels import numbered
 from jcfl.types import Array
 
-Noise = Literal["alone", "none"]
 
-
-def dbscan(
-    distance: Array, present: Array, eps: Array | float, min_samples: Array | int, *, noise: Noise = "alone"
-) -> Array:
+def dbscan(distance: Array, present: Array, eps: Array | float, min_samples: Array | int) -> Array:
     """Clusters as the connected parts of the clients that have many others near them (Ester et al. 1996).
 
     A client is a core one if at least `min_samples` clients, itself included, are at most `eps` away. Core clients at
     most `eps` apart share a cluster. A client that is not a core one but has a core one within `eps` is on the border:
     it joins the cluster of the nearest core client, of the one with the smallest id where several are as near. All
-    others are noise.
+    others are noise, and each of them is a cluster of its own.
 
     Args:
         distance: symmetric; the diagonal is not used. [n, n] float
         present: which clients there are. [n] bool
         eps: radius of a neighbourhood; distances equal to it are inside.
         min_samples: clients in the neighbourhood of a core client.
-        noise: what becomes of noise: each a cluster of its own (`alone`), or label -1 as the absent have (`none`).
 
     Returns:
         clusters, numbered by their smallest members; -1 for the absent. [n] int32
@@ -49,7 +42,7 @@ def dbscan(
     reach = jnp.where(near & core & ~same, distance, jnp.inf)  # [n, core]
     border = present & ~core & (reach < jnp.inf).any(1)
     part = jnp.where(border, part[reach.argmin(1)], part)
-    return numbered(part, core | border if noise == "none" else present)
+    return numbered(part, present)
 
 
 def connected(near: Array) -> Array:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
 from jcfl.core import chunks, describing
@@ -113,7 +113,7 @@ class Gradient(OfData):
 
         def described(anchor: Any, client: Array, data: Clients) -> Array:
             psi, _ = found(anchor, data, jax.random.key(0))
-            return flat(psi)
+            return ravel_pytree(psi)[0]
 
         return described
 
@@ -243,14 +243,9 @@ class Accumulated(Update):
     name: ClassVar[str] = "accumulated"
 
 
-def flat(tree: Any) -> Array:
-    """All numbers of a tree as one vector."""
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
-
-
 def vectors_of(represent: Represent, models: Models) -> Array:
     """The part of each model that is compared, as vectors. [s, ...] -> [s, d]"""
-    return jax.vmap(lambda model: flat(represent(model)))(models)
+    return jax.vmap(lambda model: ravel_pytree(represent(model))[0])(models)
 
 
 def updates(models: Models, sent: Models) -> Models:

@@ -52,7 +52,7 @@ def fit(
         iterations: the most updates of the centres in one run.
         restarts: number of runs, one after the other so that only two sets of centres are held.
         metric: see `distances`.
-        centre: see `centres_of`.
+        centre: see `centre_rule`.
         seeding: see `seeds`.
         trim: fraction in [0, 1) of each cluster's clients that is dropped, see `lloyd`.
 
@@ -124,11 +124,6 @@ def runner(
     return run
 
 
-def assign(points: Array, centres: Array, metric: Metric | Distance = "euclidean") -> Array:
-    """The nearest centre of every point, the smallest index where several are: [m] int32."""
-    return distances(points, centres, metric).argmin(1).astype(jnp.int32)
-
-
 def distances(points: Array, centres: Array, metric: Metric | Distance = "euclidean") -> Array:
     """Distance of every point to every centre, without an array of m·k·d.
 
@@ -169,39 +164,14 @@ def cosine(points: Array, centres: Array) -> Array:
 METRICS: dict[str, Distance] = {"euclidean": euclidean, "l1": l1, "cosine": cosine}
 
 
-def centres_of(
-    points: Array,
-    labels: Array,
-    weights: Array,
-    old: Array,
-    centre: Centre = "mean",
-    metric: Metric | Distance = "euclidean",
-) -> Array:
-    """The centres of labelled clients.
-
-    An empty cluster is re-seeded at the client farthest from its old centre, which leaves its own cluster; several
-    empty ones at different clients. Nobody leaves a cluster that would be empty then, or a centre it coincides with;
-    a cluster that nobody can be found for keeps its centre.
+def centre_rule(points: Array, weights: Array, metric: Metric | Distance, centre: Centre) -> Rule:
+    """How a centre is made of a cluster's members.
 
     Args:
-        points: [m, d]
-        labels: [m]
-        weights: 0 for clients that do not count; zeros and ones give the unweighted centre. [m]
-        old: the centres that the labels belong to. [k, d]
-        centre: `mean`, by weight; `median`, by coordinate; `medoid`, the member
-            from which the others are least far. Weighted, all three.
+        centre: `mean`, by weight; `median`, by coordinate; `medoid`, the member from which the others are least far.
+            All three are weighted.
         metric: what far means.
-
-    Returns:
-        centres. [k, d]
     """
-    weights = weights.astype(points.dtype)
-    own = jnp.take_along_axis(distances(points, old, metric), labels[:, None], 1)[:, 0]
-    return updated(centre_rule(points, weights, metric, centre), labels, weights, own, old)
-
-
-def centre_rule(points: Array, weights: Array, metric: Metric | Distance, centre: Centre) -> Rule:
-    """How centres are made of members."""
 
     def mean(members: Array) -> Array:
         total = members.sum(1, keepdims=True)
@@ -238,7 +208,11 @@ def updated(rule: Rule, labels: Array, weights: Array, own: Array, old: Array) -
 
 
 def refilled(labels: Array, present: Array, own: Array, k: int) -> Array:
-    """Labels [m] after every empty cluster, in turn, was given the farthest client that can be spared."""
+    """Labels [m] after every empty cluster, in turn, was given the client that is farthest from its old centre.
+
+    The client leaves its own cluster. Nobody leaves a cluster that would be empty then, or a centre that it coincides
+    with; a cluster for which nobody can be found stays empty, and so keeps its centre.
+    """
 
     def fill(cluster: Array, labels: Array) -> Array:
         size = jax.ops.segment_sum(present.astype(jnp.int32), labels, k)

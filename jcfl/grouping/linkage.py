@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jcfl.grouping.labels import numbered
 from jcfl.types import Array
 
 Linkage = Literal["average", "complete", "single"]
@@ -78,8 +79,7 @@ def agglomerate(
 
     unite = lambda tree: refreshed(united(tree, rule), rule)
     target = lax.while_loop(ongoing, unite, refreshed(start, rule)).target
-    number = jnp.cumsum(present & (target == ids)) - 1
-    return jnp.where(present, number[target], -1).astype(jnp.int32)
+    return numbered(target, present)
 
 
 def united(tree: Tree, rule: Rule) -> Tree:

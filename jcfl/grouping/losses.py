@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-from jcfl import trees
+from jcfl import metrics, trees
 from jcfl.core import chunks, evaluation, parts
 from jcfl.core.context import Context
 from jcfl.core.evaluation import Answer
@@ -120,9 +120,7 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
         else:
             found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk)  # [s, k]
         if joined:
-            k = found.shape[1]
-            slot = jnp.where(state.labels >= 0, state.labels, k)
-            used = jnp.zeros(k, bool).at[slot].set(True, mode="drop")
+            used = metrics.sizes(state.labels, found.shape[1]) > 0
             found = jnp.where(used | ~used.any(), found, jnp.inf)
         return found.argmin(-1).astype(jnp.int32)
 
@@ -130,9 +128,20 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
 
 
 def with_newcomers(
-    place: Callable[[State, Array, Federation], Array], state: State, cohort: Cohort, new: Array, federation: Federation
+    place: Callable[[State, Array, Federation], Array],
+    state: State,
+    cohort: Cohort,
+    federation: Federation,
+    grouped: Array | bool = False,
 ) -> State:
-    """The state with the clients of a cohort under `new` [s] in the clusters where `place` puts them."""
+    """The state with a cohort's newcomers in the clusters where `place` puts them.
+
+    Args:
+        grouped: whether clients have been grouped: then those that take part for the first time are newcomers too, and
+            not only those without a label. [] bool
+    """
+    first = ~state.seen[cohort.who] & grouped
+    new = cohort.present & (first | (state.labels[cohort.who] < 0))  # [s]
 
     def placed(state: State) -> State:
         labels = jnp.where(new, place(state, cohort.who, federation), state.labels[cohort.who])
@@ -156,4 +165,4 @@ def losses(
 
         return jax.lax.map(loss, clusters).T  # [c, k]
 
-    return jax.lax.map(part, chunks.padded(who, chunk)).reshape(-1, jax.tree.leaves(clusters)[0].shape[0])[: who.size]
+    return chunks.unchunked(jax.lax.map(part, chunks.padded(who, chunk)), who.size)

@@ -18,6 +18,7 @@ from jcfl.grouping import merging
 from jcfl.grouping.batch import Clustering, Labels
 from jcfl.grouping.compare import Cosine, Distances
 from jcfl.grouping.describe import Gradient
+from jcfl.grouping.labels import numbered
 from jcfl.grouping.losses import expect
 from jcfl.grouping.psi import Settings
 from jcfl.grouping.similar import merge_similar
@@ -100,7 +101,6 @@ class Merge(Clustering):
             unit = flat * merging.inverse_norm((flat**2).sum(1))[:, None]
             gram = jnp.matmul(unit, unit.T, precision=trees.EXACT)
             target, _ = MERGES[self.order](gram, present, self.tau)
-            number = jnp.cumsum(present & (target == jnp.arange(target.size))) - 1
-            return jnp.where(present, number[target], -1).astype(jnp.int32)
+            return numbered(target, present)
 
         return fitted

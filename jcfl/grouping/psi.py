@@ -71,7 +71,7 @@ def tiled_gram(
 ) -> tuple[Array, Array, Array]:
     """`joint_gram`'s parts with at most two tiles of Ψ in memory: among the new [s, s], across [s, k], trust [s]."""
     s = who.size
-    tiles, valid = chunks.padded(who, settings.tile), filled(new, settings.tile)
+    tiles, valid = chunks.padded(who, settings.tile), chunks.zero_padded(new, settings.tile)
     whole = tiles.size
 
     def row(turn):
@@ -104,7 +104,11 @@ def collected(
     came = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     if psi is not None:
         return optax.tree.add(sums, trees.mix(came, psi))
-    parts = chunks.padded(who, settings.tile), filled(new, settings.tile), filled(came.T, settings.tile)
+    parts = (
+        chunks.padded(who, settings.tile),
+        chunks.zero_padded(new, settings.tile),
+        chunks.zero_padded(came.T, settings.tile),
+    )
 
     def add(sums, part):
         who, new, came = part
@@ -125,8 +129,7 @@ def projections(settings: Settings, memory: Merging, who: Array, federation: Fed
         psi, _ = descriptions(settings, memory, who, every, federation)
         return trees.inner(psi, memory.sums)
 
-    parts = jax.lax.map(part, chunks.padded(who, min(settings.tile, who.size)))
-    return parts.reshape(-1, parts.shape[-1])[: who.size]
+    return chunks.unchunked(jax.lax.map(part, chunks.padded(who, min(settings.tile, who.size))), who.size)
 
 
 def descriptions(
@@ -145,11 +148,4 @@ def descriptions(
         return jax.tree.map(lambda leaf: jnp.where(trees.wide(new, leaf), leaf, 0.0), psi), trust
 
     chunk = min(settings.chunk, who.size)
-    results = jax.lax.map(part, (chunks.padded(who, chunk), filled(new, chunk)))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: who.size], results)
-
-
-def filled(rows: Array, chunk: int) -> Array:
-    """`rows` [s, ...] cut into chunks, the last filled with zeros. [s / chunk, chunk, ...]"""
-    spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
-    return jnp.pad(rows, spare).reshape(-1, chunk, *rows.shape[1:])
+    return chunks.unchunked(jax.lax.map(part, (chunks.padded(who, chunk), chunks.zero_padded(new, chunk))), who.size)

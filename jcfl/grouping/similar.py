@@ -11,8 +11,9 @@ from jcfl.core import chunks
 from jcfl.core.neutral import grouping_of
 from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
+from jcfl.grouping.labels import with_overflow
 from jcfl.grouping.psi import Merging, Settings, collected, descriptions, joint_gram, projections
-from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Model, Models, State
+from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
 
 def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> Grouping:
@@ -77,12 +78,11 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     gram = jnp.where(live[:, None] & live, gram[source][:, source], 0.0)
     labels = jnp.where(state.labels >= 0, to[jnp.maximum(state.labels, 0)], -1)
     labels = labels.at[jnp.where(new, who, labels.size)].set(to[k:], mode="drop").astype(jnp.int32)
-    return state.replace(
+    return with_overflow(state, overflow).replace(
         clusters=united(settings, state, moved, gram),
         server=settings.follow(state.server, moved * trained_members(state, k), memory.first),
         labels=labels,
         memory=memory.replace(sums=sums, gram=gram, live=live),
-        failed=jnp.where(overflow & (state.failed[0] < 0), jnp.stack([state.round, OVERFLOW]), state.failed),
     )
 
 
@@ -145,7 +145,7 @@ def leave(settings: Settings, state: State, federation: Federation) -> tuple[Sta
         cross = trees.inner(taken, memory.sums)
         gram = memory.gram - cross - cross.T + trees.inner(taken, taken) + jnp.diag(from_ @ (1 - trust))
         labels = state.labels.at[jnp.where(leaving, who, state.labels.size)].set(-1, mode="drop")
-        live = jnp.zeros(k, bool).at[jnp.where(labels >= 0, labels, k)].set(True, mode="drop")
+        live = metrics.sizes(labels, k) > 0
         sums = trees.select(live, optax.tree.sub(memory.sums, taken), jax.tree.map(jnp.zeros_like, memory.sums))
         gram = jnp.where(live[:, None] & live, gram, 0.0)
         return state.replace(

@@ -7,16 +7,15 @@ https://papers.nips.cc/paper/2092-on-spectral-clustering-analysis-and-an-algorit
 import jax.numpy as jnp
 
 from jcfl.grouping import kmeans
+from jcfl.grouping.labels import numbered
 from jcfl.grouping.merging import inverse_norm
-from jcfl.grouping.numbering import numbered
 from jcfl.types import Array, Key
 
+ITERATIONS = 100  # the most updates of the centres in one run of K-means
 ABSENT = -2.0  # below every eigenvalue of a normalised affinity, which lie in [-1, 1]
 
 
-def spectral(
-    key: Key, affinity: Array, present: Array, k: int, restarts: int = 20, *, iterations: Array | int = 100
-) -> Array:
+def spectral(key: Key, affinity: Array, present: Array, k: int, restarts: int = 20) -> Array:
     """Clients grouped by K-means on the leading eigenvectors of D^(-1/2) A D^(-1/2) (Ng, Jordan and Weiss 2001).
 
     These are the eigenvectors of the smallest eigenvalues of the symmetric normalised Laplacian. A present client that
@@ -29,14 +28,13 @@ def spectral(
         present: which clients there are. [n] bool
         k: number of clusters.
         restarts: runs of K-means, of which the best is taken.
-        iterations: the most updates of the centres in one run.
 
     Returns:
         clusters, numbered by their smallest members; -1 for the absent. [n] int32
     """
     weights = present.astype(affinity.dtype)
     rows = embedding(affinity, present, k)
-    labels = kmeans.fit(key, rows, weights, k, iterations=iterations, restarts=restarts).labels
+    labels = kmeans.fit(key, rows, weights, k, iterations=ITERATIONS, restarts=restarts).labels
     return numbered(labels, present)
 
 

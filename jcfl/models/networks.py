@@ -26,7 +26,6 @@ Init = Annotated[
     Literal["lecun", "glorot", "he", "torch"],
     Field(description="initial kernels: lecun is Flax's default, glorot Xavier's, torch PyTorch's; biases are zero"),
 ]
-Kernel = Annotated[int, Field(ge=1, description="side of a convolution's kernel")]
 How = Annotated[
     Chosen,
     Field(description="how convolutions run: as products of patches, by XLA's own, or as suits the device"),

@@ -8,12 +8,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jcfl.data.federation import assembled, packed
 from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
 from jcfl.runs.plan import described, federated
-from jcfl.types import NEVER, Federation, Split
+from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
 
@@ -163,29 +164,15 @@ def sample(rng: np.random.Generator, federation: Federation, clients: int, held_
         raise InputError("no client that trains has two training examples, one to train on and one to judge by")
     who = np.sort(rng.choice(eligible, min(clients, eligible.size), replace=False))
     mixed = [rng.permutation(rows[start[i] : start[i] + size[i]]) for i in who]
-    apart = [max(1, round(held_back * len(mine))) for mine in mixed]
+    apart = np.array([max(1, round(held_back * len(mine))) for mine in mixed])
     learnt = [mine[number:] for mine, number in zip(mixed, apart, strict=True)]
     judged = [mine[:number] for mine, number in zip(mixed, apart, strict=True)]
     pool = np.concatenate([*learnt, *judged])
-    leaves: dict[str, Any] = {
-        "x": np.asarray(federation.x)[pool],
-        "y": np.asarray(federation.y)[pool],
-        "train": packed(learnt, 0),
-        "test": packed(judged, sum(map(len, learnt))),
-        "groups": np.asarray(federation.groups)[who],
-        "held_out": np.zeros(len(who), bool),
-        "arrive": np.zeros(len(who), np.int32),
-        "depart": np.full(len(who), NEVER, np.int32),
-    }
-    return replace(federation, **leaves)
-
-
-def packed(parts: Sequence[np.ndarray], first: int) -> Split:
-    """A split of consecutive rows from `first` on, as many for every client as its part is long."""
-    size: Any = np.array([len(part) for part in parts], np.int32)
-    start: Any = (np.cumsum(size) - size).astype(np.int32)
-    rows: Any = np.arange(first, first + size.sum(), dtype=np.int32)
-    return Split(rows, start, size, int(size.max()))
+    x, y, groups = np.asarray(federation.x)[pool], np.asarray(federation.y)[pool], np.asarray(federation.groups)[who]
+    places = np.split(np.arange(len(pool)), [len(pool) - apart.sum()])
+    train, test = packed(places[0], size[who] - apart), packed(places[1], apart)
+    found = assembled(x, y, groups, train, test, federation.classes, federation.name)
+    return replace(found, mean=federation.mean, std=federation.std)
 
 
 def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:

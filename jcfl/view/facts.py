@@ -133,7 +133,8 @@ def facts(kind: str, name: str) -> Facts:
     shared = [row for other in registry.shared(kind) for row in options(other)]
     line, more = registry.line(function), {}
     if kind == "method" and (value := answered(name)) is not None:
-        more = {"answers": value.answers(), "costs": spent(value)}
+        clusters = getattr(value.group, "clusters", None) or 1  # one where the number is found or not given
+        more = {"answers": value.answers(), "costs": costs(value, clusters)}
     found = Facts(kind, name, line, text, deviations, options(function), shared, example(kind, name))
     return found._replace(package=foreign(function), **more)
 
@@ -147,19 +148,6 @@ def answered(name: str) -> Any:
     except (InputError, TypeError):  # of a package of a user's: an option that is required, or a function of a context
         return None
     return value if hasattr(value, "answers") else None
-
-
-def spent(value: Any) -> dict[str, float]:
-    """The costs of one client-round of a method, with those of the runs that vote beside it.
-
-    Where the number of clusters is found, or none is given, they are those of one cluster.
-    """
-    clusters = getattr(value.group, "clusters", None) or 1
-    found, vote = costs(value, clusters), value.answer.vote
-    if vote is None:
-        return found
-    other = spent(vote.method) if vote.method else found
-    return {key: cost + vote.copies * other[key] for key, cost in found.items()}
 
 
 def foreign(function: Any) -> str:

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jcfl.data.federation import assembled, packed
 from jcfl.runs.plan import Plan, described, planned
-from jcfl.types import NEVER, Federation, Models, Split, State
+from jcfl.types import Federation, Models, Split, State
 
 IMAGES = 60_000
 
@@ -47,22 +48,12 @@ def made_up(clients: int, size: int, groups: int = 4) -> Federation:
         bright = 180 * prototypes[group[rows], y[rows]] + 60 * rng.random((len(rows), 784), np.float32)
         x[rows] = bright.astype(np.uint8)
     true = np.arange(clients, dtype=np.int32) % groups
-    leaves: dict[str, Any] = {
-        "x": x.reshape(-1, 28, 28, 1),
-        "y": y.astype(np.int32),
-        "groups": true,
-        "held_out": np.zeros(clients, bool),
-        "arrive": np.zeros(clients, np.int32),
-        "depart": np.full(clients, NEVER, np.int32),
-    }
 
     def share(width: int) -> Split:
-        rows: Any = (rng.integers(0, count // groups, (clients, width), np.int32) * groups + true[:, None]).ravel()
-        start: Any = np.arange(clients, dtype=np.int32) * width
-        every: Any = np.full(clients, width, np.int32)
-        return Split(rows, start, every, width)
+        rows = rng.integers(0, count // groups, (clients, width), np.int32) * groups + true[:, None]
+        return packed(rows.ravel(), np.full(clients, width))
 
-    return Federation(**leaves, train=share(size), test=share(10), classes=10, name="made up")
+    return assembled(x.reshape(-1, 28, 28, 1), y, true, share(size), share(10), 10, "made up")
 
 
 def settled(plan: Plan) -> State:

@@ -114,9 +114,7 @@ def titles(runs: Sequence[History]) -> list[str]:
     return [name if long.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(long)]
 
 
-def panels(
-    count: int, columns: int | None, height: float, width: float | None = None, **options: Any
-) -> tuple[Picture, list[Axes]]:
+def panels(count: int, columns: int | None, height: float, width: float | None = None) -> tuple[Picture, list[Axes]]:
     """An empty figure of panels in rows.
 
     Args:
@@ -127,7 +125,7 @@ def panels(
     columns = min(count, columns or count)
     rows = math.ceil(count / columns)
     shown = Picture(figsize=(width or (COLUMN if columns == 1 else PAGE), rows * height))
-    axes = shown.subplots(rows, columns, squeeze=False, **options).ravel()
+    axes = shown.subplots(rows, columns, squeeze=False).ravel()
     for spare in axes[count:]:
         spare.set_visible(False)
     return shown, list(axes[:count])
