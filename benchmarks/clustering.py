@@ -103,7 +103,7 @@ def gradients(plan: Plan, similarity: str, key: Key) -> tuple[Array, Array]:
         memory = algorithm.init(key, federation).memory
         describe = lambda client, data: description(memory.anchor, data, jax.random.fold_in(memory.key, client))
         everyone = jnp.arange(context.population.clients)
-        psi, trust = chunks.each(describe, federation, everyone, context.resources.chunk)
+        psi, trust = chunks.over_clients(describe, federation, everyone, context.resources.chunk)
         return trees.inner(psi, psi), trust
 
     return jax.jit(described)(key, plan.federation)

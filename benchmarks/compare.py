@@ -23,7 +23,7 @@ import typer
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
-from jcfl.runs.bench import loaded, machine, placed  # noqa: E402 - of this checkout, where the package is not installed
+from jcfl.runs.bench import load_average, machine, with_section  # noqa: E402 - of this checkout, where the package is not installed
 
 CACHE = Path.home() / ".cache/jcfl/peers"
 TITLE = "FedAvg beside other simulators"
@@ -84,7 +84,7 @@ def main(
             raise typer.BadParameter(f"no peer {name!r}; there are {', '.join(PEERS)}")
     chosen = {name: PEERS[name] for name in peers or PEERS}
     pythons = {name: made(peer.environment, cache) for name, peer in chosen.items()}
-    file, load = out / "peers.json", loaded()
+    file, load = out / "peers.json", load_average()
     out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", *sys.argv]).replace(str(data_dir), "FOLDER")
     earlier = json.loads(file.read_text("utf-8")) if add and file.is_file() else {"commands": [], "runs": []}
@@ -108,7 +108,7 @@ def main(
     text = section(rows, written, max(line.get("others", 0.0) for line in written["runs"]))
     print(text)
     if results is not None:
-        results.write_text(placed(results.read_text("utf-8"), TITLE, text), "utf-8")
+        results.write_text(with_section(results.read_text("utf-8"), TITLE, text), "utf-8")
 
 
 def made(name: str | None, cache: Path) -> str:

@@ -25,10 +25,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl.runs import programs
-from jcfl.runs.bench import loaded, machine
-from jcfl.runs.bench.work import bare, gap, made_up, medians, seconds_of, settled, table_one, timed
+from jcfl.runs.bench import load_average, machine
+from jcfl.runs.bench.work import (
+    compiled_step,
+    largest_difference,
+    made_up_federation,
+    medians,
+    seconds_of,
+    settled_state,
+    table_one,
+    timed,
+)
 from jcfl.runs.environment import use_cache
-from jcfl.runs.plan import Plan, described, planned
+from jcfl.runs.plan import Plan, config_and_objects, planned
 
 ROUNDS = 6
 LOWERINGS = ("native", "patches", "auto")
@@ -40,7 +49,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder for gpu.json.")] = None,
 ) -> None:
     """Measure what is asked for, or everything, and print it."""
-    load = loaded()
+    load = load_average()
     peaks = {name: peak(quick, name) for name in ("float32", "tensorfloat32")}
     found: dict[str, Any] = {"device": described_device(), "products_flops": peaks, "rows": []}
     for name in rows or ROWS:
@@ -79,12 +88,12 @@ def equal(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
                 plan = plan._replace(federation=jax.device_put(plan.federation, device))
                 (algorithm,) = plan.algorithms.values()
                 state = jax.jit(algorithm.init)(jax.device_put(jax.random.key(0), device), plan.federation)
-                step = bare(plan, state)
+                step = compiled_step(plan, state)
                 for _ in range(3):
                     state = step(state, plan.federation)
                 results.append((np.asarray(state.labels), jax.tree.map(np.asarray, (state.clusters, state.shared))))
         (labels, models), (others, same) = results
-        found[engine] = {"labels_equal": bool((labels == others).all()), "difference": gap(models, same)}
+        found[engine] = {"labels_equal": bool((labels == others).all()), "difference": largest_difference(models, same)}
     return found
 
 
@@ -94,7 +103,7 @@ def rounds_of_table_one(quick: bool, peaks: dict[str, float]) -> dict[str, dict[
     for share in (0.1, 1.0):
         for engine in ("factored", "general"):
             plan = table_one(quick, None, participation=share, engine=engine)
-            seconds, first = steady(plan, settled(plan))
+            seconds, first = steady(plan, settled_state(plan))
             flops = products(plan, engine)
             bound = {f"roof_{name}": flops / peaks[name] / seconds for name in peaks}
             found[f"{share:.0%} {engine}"] = {"round_s": seconds, "first_s": first, "flops": flops, **bound}
@@ -109,7 +118,7 @@ def products(plan: Plan, engine: str) -> float:
     """
     population, h = plan.context.population, plan.config.model.options["hidden"]
     s, n, d = population.cohort, population.width, int(np.prod(population.shape))
-    _, steps = plan.context.trainer.turns(n)
+    _, steps = plan.context.trainer.rows_and_steps(n)
     if engine == "general":
         return 2.0 * s * 2 * steps * 2 * n * d * h
     return 2.0 * s * (4 * n * d * h + n * n * d + 2 * steps * 2 * n * n * h)
@@ -118,10 +127,10 @@ def products(plan: Plan, engine: str) -> float:
 def convolutions(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
     """A round of FedAvg with 1,000 clients of 300 and the CNN, by how convolutions are computed."""
     found, cohort = {}, 4 if quick else 1000
-    federation = made_up(cohort, 20 if quick else 300)
+    federation = made_up_federation(cohort, 20 if quick else 300)
     for lowering in LOWERINGS:
         given = {"model": {"name": "cnn_fashion", "convolution": lowering}, "method": "fedavg"}
-        plan = planned(*described(federation, given | {"train": {"lr": 0.01, "epochs": 1, "batch_size": 32}}))
+        plan = planned(*config_and_objects(federation, given | {"train": {"lr": 0.01, "epochs": 1, "batch_size": 32}}))
         (algorithm,) = plan.algorithms.values()
         state = jax.jit(algorithm.init)(jax.random.key(0), plan.federation)
         try:
@@ -150,7 +159,7 @@ def seeds(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
 
 def steady(plan: Plan, state: Any) -> tuple[float, float]:
     """The median of some rounds, and the seconds of the first with compilation."""
-    compiling, step = seconds_of(lambda: bare(plan, state))
+    compiling, step = seconds_of(lambda: compiled_step(plan, state))
     first, *later = timed(step, state, plan.federation, 2 if plan.context.population.cohort < 50 else ROUNDS)
     return medians(later)[0], compiling + first
 

@@ -16,7 +16,7 @@ from jcfl.core.neutral import Together, grouping_of
 from jcfl.grouping.describe import updates
 from jcfl.methods.cfl import cfl
 from jcfl.methods.fedavg import fedavg
-from jcfl.runs.plan import Plan, described, planned
+from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Grouping
 
 EPS1, EPS2 = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8), (0.2, 0.4, 0.6, 0.8)
@@ -37,7 +37,7 @@ def answer(study: Study) -> None:
             print(row(key, [f"{values[t - 1]:.2f}" for t in moments]))
         study.saved(found)
     common = {"model": {"name": "mlp", "hidden": study.hidden}, "train": TRAIN, "rounds": study.rounds}
-    plan = planned(*described(federations[0], {"method": "cfl", **common}))
+    plan = planned(*config_and_objects(federations[0], {"method": "cfl", **common}))
     pairs = jax.jit(lambda *given: split(plan, *given))
     print("\n" + heading(["eps1 \\ eps2", *map(str, EPS2)]))
     for eps1 in EPS1:

@@ -46,7 +46,7 @@ def about_method(name: str) -> str:
     return "\n\n".join(parts)
 
 
-def described(kind: str) -> str:
+def all_pieces(kind: str) -> str:
     """All pieces of a kind, each under a heading of its own."""
     return "\n\n".join(section(kind, name) for name in registry.names(kind))
 
@@ -99,7 +99,7 @@ def answers() -> str:
 
     Methods that group nobody come first.
     """
-    names = sorted(registry.names("method"), key=lambda name: facts.answered(name).group.clustered)
+    names = sorted(registry.names("method"), key=lambda name: facts.method_value(name).group.clustered)
     head = [f"| method | {' | '.join(QUESTIONS)} |", "|---" * 8 + "|"]
     return "\n".join([*head, *(row(name) for name in names)])
 
@@ -166,5 +166,5 @@ def part(path: str, title: str = "") -> str:
     return re.sub(r"^##(#+ )", r"#\1", found[2], flags=re.MULTILINE)
 
 
-SUBSTITUTIONS = {"method": about_method, "answers": answers, "pieces": described, "table": listed, "file": part}
+SUBSTITUTIONS = {"method": about_method, "answers": answers, "pieces": all_pieces, "table": listed, "file": part}
 """The functions that pages call."""

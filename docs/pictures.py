@@ -15,8 +15,8 @@ from matplotlib.ticker import PercentFormatter
 import jcfl
 from jcfl import data, registry, results
 from jcfl.view import plotting
-from jcfl.view.plotting.cosines import bare, neighbours, scatter, square, strip
-from jcfl.view.plotting.lines import scaled
+from jcfl.view.plotting.cosines import draw_strip, full_matrix, remove_axes, scatter, tsne
+from jcfl.view.plotting.lines import scale_axis
 from jcfl.view.plotting.style import COLOURS, PAGE, STYLE, Picture, encoded, line, matched, ranked
 
 PLACE = Path(__file__).parent / "pictures"
@@ -61,7 +61,7 @@ def clusters() -> Iterator[tuple[str, Figure]]:
         history = jcfl.run("quickstart", evaluate_every=1, out=Path(folder) / "run")
         facts = results.federation(history)
     labels = ranked(history.labels[0])[:, facts["compared"]]
-    points = neighbours(square(facts["cosine"], len(facts["compared"])))
+    points = tsne(full_matrix(facts["cosine"], len(facts["compared"])))
     with matplotlib.rc_context(STYLE):
         shown = Picture(figsize=(PAGE, 4.2))
         grid = shown.add_gridspec(2, 12, height_ratios=(1, 1.15))
@@ -76,7 +76,7 @@ def clusters() -> Iterator[tuple[str, Figure]]:
         axis = shown.add_subplot(grid[1, :4])
         for index, run in enumerate((history, *history.others.values())):
             axis.plot(run.rounds, run["accuracy_micro"][0], label=run.name, **line(index))
-        scaled(axis, "accuracy_micro")
+        scale_axis(axis, "accuracy_micro")
         axis.set(xlabel="round", ylim=(0, 1))
         axis.legend(loc="center right")
         for column, run in zip((4, 8), (history, history.others["ifca"]), strict=True):
@@ -110,7 +110,7 @@ def method(run: results.History, fedavg: results.History, local: results.History
             if other.name != run.name:
                 left.plot(other.rounds, other["accuracy_micro"][0], color=GREY, linestyle=look, label=other.name)
         left.plot(run.rounds, run["accuracy_micro"][0], color=COLOURS[0], label=run.name)
-        scaled(left, "accuracy_micro")
+        scale_axis(left, "accuracy_micro")
         left.set(xlabel="round", ylim=(0, 1.02))
         left.legend(loc="best")
         labels = run.labels[0]
@@ -125,7 +125,7 @@ def membership(axis: Axes, run: results.History, rounds: int | None = None) -> N
     """Every client's cluster over the first rounds; clients in the order of their true groups."""
     order = np.argsort(run.groups, kind="stable")
     shown = run.rounds[:rounds]
-    strip(axis, ranked(run.labels[0])[:rounds, order].T)
+    draw_strip(axis, ranked(run.labels[0])[:rounds, order].T)
     axis.set(xlabel="round")
     edges = np.flatnonzero(np.diff(run.groups[order]))
     for edge in edges:
@@ -193,7 +193,7 @@ def sweep() -> Iterator[tuple[str, Figure]]:
 
 def unlabelled(axis: Axes, title: str) -> None:
     """A panel of points with a title and nothing else."""
-    bare(axis)
+    remove_axes(axis)
     axis.set_title(title, fontsize=7)
     if axis.get_legend():
         axis.get_legend().remove()  # pyright: ignore[reportOptionalMemberAccess]

@@ -36,4 +36,4 @@ def checked(command: str) -> None:
     if name == "sweep":
         grid(context.params["over"])
     if name == "list" and context.params["what"] not in config.presets():
-        assert context.params["what"] in (None, *kinds()) or facts.found(context.params["what"])
+        assert context.params["what"] in (None, *kinds()) or facts.facts_by_name(context.params["what"])

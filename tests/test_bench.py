@@ -95,7 +95,7 @@ def words(text: str) -> list[str]:
 
 def test_images_made_up_have_the_federation_s_shape():
     """Every client's examples are its group's, classes alike, and clients' tables are all that grows."""
-    few, many = work.made_up(8, 50), work.made_up(3000, 50)
+    few, many = work.made_up_federation(8, 50), work.made_up_federation(3000, 50)
     assert few.x.shape == (480, 28, 28, 1)
     assert few.x.dtype == np.uint8
     assert many.x.shape[0] == work.IMAGES
@@ -109,11 +109,11 @@ def test_images_made_up_have_the_federation_s_shape():
 @pytest.mark.parametrize("before", ["# R\n\nhead\n", "# R\n\n## B\n\nb\n", "# R\n\n## A\n\nold\n\n## B\n\nb\n"])
 def test_a_section_takes_the_place_of_its_former_self(before):
     """It stands once, and nothing else moves."""
-    once = bench.placed(before, "A", "new\n")
+    once = bench.with_section(before, "A", "new\n")
     assert once.count("## A\n\nnew\n") == 1
     assert "old" not in once
     assert ("## B\n\nb\n" in once) == ("## B" in before)
-    assert bench.placed(once, "A", "new\n") == once
+    assert bench.with_section(once, "A", "new\n") == once
 
 
 def test_peers_are_summarised_by_their_later_rounds():

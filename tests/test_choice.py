@@ -6,7 +6,7 @@ import pytest
 
 from jcfl.errors import InputError
 from jcfl.runs import choice, experiment
-from jcfl.runs.choice import choose_k, decided, merits
+from jcfl.runs.choice import choice_from, choose_k, merits
 from tests import tiny
 
 
@@ -50,7 +50,7 @@ def figures(means, noise, seeds=3, s=40):
 
 
 def pick(values, ks, criterion="accuracy"):
-    return decided(np.random.default_rng(0), ks, values, np.ones(values.shape[2]), criterion)
+    return choice_from(np.random.default_rng(0), ks, values, np.ones(values.shape[2]), criterion)
 
 
 def test_clear_lead_is_sure_and_a_tie_is_not():
@@ -65,7 +65,7 @@ def test_clear_lead_is_sure_and_a_tie_is_not():
 
 def test_deviation_is_over_seeds_and_clients_count_by_what_they_hold():
     values = np.array([[[0.0, 1.0], [1.0, 1.0]]])  # one k, two seeds, two clients
-    found = decided(np.random.default_rng(0), [3], values, np.array([3.0, 1.0]), "accuracy")
+    found = choice_from(np.random.default_rng(0), [3], values, np.array([3.0, 1.0]), "accuracy")
     assert found.scores == {3: pytest.approx((0.625, 0.375))}
     assert (found.k, found.confidence) == (3, 1.0)
 

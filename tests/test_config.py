@@ -6,7 +6,7 @@ import yaml
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
 from jcfl.runs import config
-from jcfl.runs.plan import described
+from jcfl.runs.plan import config_and_objects
 
 SMALL = {
     "data": "digits",
@@ -165,9 +165,9 @@ def test_files_that_are_not_configurations(tmp_path):
 
 def test_what_is_given_by_keyword_may_be_all_that_was_missing():
     """A mapping is checked together with the keywords beside it."""
-    found, _ = described({"scenario": {"name": "rotated", "clients": 8}, "rounds": 1}, {"method": "majority"})
+    found, _ = config_and_objects({"scenario": {"name": "rotated", "clients": 8}, "rounds": 1}, {"method": "majority"})
     assert (found.method.name, found.rounds) == ("majority", 1)
     with pytest.raises(InputError, match="method: field required"):
-        described({"scenario": {"name": "rotated", "clients": 8}}, {})
+        config_and_objects({"scenario": {"name": "rotated", "clients": 8}}, {})
     with pytest.raises(InputError, match="rounds"):
-        described({"round": 1}, {"method": "majority"})
+        config_and_objects({"round": 1}, {"method": "majority"})

@@ -142,7 +142,7 @@ def test_a_layer_left_out_changes_what_a_network_computes(kind):
 @CHAIN
 def test_matching_undoes_a_shuffle(kind):
     labels, _, clients, shuffled, centres, _ = federation(kind)
-    undo = jax.jit(lambda model, centre: matching.matched(model, centre, CHAINS[kind]))
+    undo = jax.jit(lambda model, centre: matching.matching_orders(model, centre, CHAINS[kind]))
     for i in range(S):
         take = lambda tree, i=i: jax.tree.map(lambda leaf: leaf[i], tree)
         centre = jax.tree.map(lambda leaf, i=i: leaf[labels[i]], centres)
@@ -233,8 +233,8 @@ def test_sigmas_say_whether_weights_or_biases_decide():
     }
     model, centre = one([1.0, 2.0], [5.0, 4.0]), one([1.0, 2.0], [4.0, 5.0])
     layers = (Layer("a"), Layer("b"))
-    by_weights = matching.matched(model, centre, layers, sigma=0.1, sigma_bias=10.0)[0]
-    by_bias = matching.matched(model, centre, layers, sigma=10.0, sigma_bias=0.1)[0]
+    by_weights = matching.matching_orders(model, centre, layers, sigma=0.1, sigma_bias=10.0)[0]
+    by_bias = matching.matching_orders(model, centre, layers, sigma=10.0, sigma_bias=0.1)[0]
     np.testing.assert_array_equal(by_weights, [0, 1])
     np.testing.assert_array_equal(by_bias, [1, 0])
 
@@ -243,9 +243,9 @@ def test_costs_are_the_negative_log_density():
     rng = np.random.default_rng(0)
     ours, theirs = rng.normal(size=(2, 4, 7)).astype(np.float32)
     want = [[0.5 * ((a - b) ** 2).sum() for b in theirs] for a in ours]
-    np.testing.assert_allclose(matching.costs(ours, theirs), want, rtol=1e-5)
+    np.testing.assert_allclose(matching.assignment_costs(ours, theirs), want, rtol=1e-5)
     ours[1, 2] = np.nan
-    np.testing.assert_array_equal(matching.costs(ours, theirs), np.zeros((4, 4)))
+    np.testing.assert_array_equal(matching.assignment_costs(ours, theirs), np.zeros((4, 4)))
 
 
 @settings(max_examples=40, deadline=None)

@@ -138,13 +138,13 @@ def test_embedding_at_earlier_rounds(one):
 
 def test_principal_axes_are_those_of_the_vectors():
     psi = folders.vectors()
-    found, expected = cosines.principal(psi @ psi.T), PCA(2).fit_transform(psi)
+    found, expected = cosines.principal_axes(psi @ psi.T), PCA(2).fit_transform(psi)
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-6)
 
 
 def test_square_is_the_matrix_of_its_upper_triangle():
     upper = np.arange(1.0, 11.0)
-    np.testing.assert_array_equal(cosines.square(upper, 5), squareform(upper) + np.eye(5))
+    np.testing.assert_array_equal(cosines.full_matrix(upper, 5), squareform(upper) + np.eye(5))
 
 
 def test_similarity_is_ordered_by_cluster(one):
@@ -200,7 +200,7 @@ def test_flow_chooses_the_rounds_with_most_moves():
         labels[turn:, : turn % 7 + 1] += 1  # as many move as the slice is long
     moved = [(labels[turn] != labels[turn - 1]).sum() for turn in range(1, 20)]
     most = sorted(np.argsort(moved)[::-1][: membership.STOPS - 2] + 1)
-    assert membership.stops(labels).tolist() == sorted({0, *most, 19})
+    assert membership.chosen_evaluations(labels).tolist() == sorted({0, *most, 19})
 
 
 def test_clients_are_a_distribution_and_the_worst(one):

@@ -40,10 +40,10 @@ def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
         return made._replace(step=step)
 
     limits = {"limit": jax.numpy.array([2, 100])}
-    both = programs.family(broken, limits, data, 2).at(limits)
+    both = programs.family(broken, limits, data, 2).with_values(limits)
     state = both.advance(both.init(programs.keys([0, 1]), data), data, np.int32(5))
     assert state.round.tolist() == [5, 5]
     assert (state.failed[:, 0] >= 0).tolist() == [True, False]
     limit = {"limit": jax.numpy.array(2)}
-    alone = programs.family(broken, limit, data, 1).at(limit)
+    alone = programs.family(broken, limit, data, 1).with_values(limit)
     assert int(alone.advance(alone.init(programs.keys([0]), data), data, np.int32(5)).round) == 3

@@ -9,12 +9,14 @@ import jcfl
 from jcfl import results
 from jcfl.core.streams import Stream, stream
 from jcfl.runs import representation
-from jcfl.runs.plan import Objects, described, planned
+from jcfl.runs.plan import Objects, config_and_objects, planned
 from tests import tiny
 
 
 def plan(**given):
-    config, _ = described(tiny.federation(), {"method": "fedavg", "model": tiny.task(), "budget": 2**30} | given)
+    config, _ = config_and_objects(
+        tiny.federation(), {"method": "fedavg", "model": tiny.task(), "budget": 2**30} | given
+    )
     return planned(config, Objects(federation=tiny.federation(), model=tiny.task()))
 
 

@@ -9,7 +9,7 @@ from scipy import ndimage
 from jcfl import registry
 from jcfl.data.dataset import Dataset, Examples
 from jcfl.data.federation import federation
-from jcfl.data.partition import layout
+from jcfl.data.partition import client_groups
 from jcfl.data.rotation import rotated_images
 from jcfl.errors import InputError
 
@@ -225,15 +225,15 @@ def test_natural_sets_test_examples_aside():
 
 def test_uneven_sizes_are_the_papers():
     # eq. 2 by hand: 25/(137/60) = 10.9, 5.5, 3.6, 2.7, 2.2; the three left over go to the first
-    assert np.bincount(layout(25, 5, "uneven")).tolist() == [13, 5, 3, 2, 2]
-    assert np.bincount(layout(22, 4, "equal")).tolist() == [6, 6, 5, 5]
-    assert layout(4, 2, (1, 3)).tolist() == [0, 1, 1, 1]
+    assert np.bincount(client_groups(25, 5, "uneven")).tolist() == [13, 5, 3, 2, 2]
+    assert np.bincount(client_groups(22, 4, "equal")).tolist() == [6, 6, 5, 5]
+    assert client_groups(4, 2, (1, 3)).tolist() == [0, 1, 1, 1]
 
 
 @settings(max_examples=30, deadline=None)
 @given(clients=st.integers(30, 500), groups=st.integers(1, 8))
 def test_uneven_sizes_fall(clients, groups):
-    sizes = np.bincount(layout(clients, groups, "uneven"))
+    sizes = np.bincount(client_groups(clients, groups, "uneven"))
     assert sizes.sum() == clients
     assert np.all(np.diff(sizes) <= 0)
 

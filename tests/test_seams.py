@@ -421,7 +421,7 @@ class ShortSteps:
     def fresh_state(self, start):
         return ()
 
-    def turns(self, n):
+    def rows_and_steps(self, n):
         return n, self.steps
 
     def for_steps(self, steps):
@@ -514,27 +514,29 @@ class OneByOne:
     def is_cheaper(self, work, context):
         return self.cheap
 
-    def stream(self, work, context):
+    def training(self, work, context):
         client = work.make(work.task)
 
-        def stream(key, state, visit, federation, keep):
-            common = engine.in_common(state, federation)
+        def train(key, state, participants, federation, keep):
+            common = engine.common_broadcast(state, federation)
 
-            def one(sums, who, label, near, far):
+            def one(sums, who, label, in_cluster, in_cohort):
                 data = jax.tree.map(lambda leaf: leaf[0], chunks.gather(federation, federation.train, who[None]))
                 sent = engine.broadcast(state, label, who, common)
                 upload = client(sent, data, jax.random.fold_in(key, who))
                 models, mean = sums
-                models = jax.tree.map(lambda total, leaf: total.at[label].add(near * leaf), models, upload.cluster)
-                mean = jax.tree.map(lambda total, leaf: total + far * leaf, mean, upload.shared or mean)
+                models = jax.tree.map(
+                    lambda total, leaf: total.at[label].add(in_cluster * leaf), models, upload.cluster
+                )
+                mean = jax.tree.map(lambda total, leaf: total + in_cohort * leaf, mean, upload.shared or mean)
                 return (models, mean), upload if keep else Upload((), (), upload.own)
 
             start = jax.tree.map(jnp.zeros_like, (state.clusters, state.shared))
-            given = visit.who, visit.label, visit.near, visit.far
+            given = participants.who, participants.label, participants.in_cluster, participants.in_cohort
             (models, mean), uploads = jax.lax.scan(lambda sums, part: one(sums, *part), start, given)
-            return trees.select(engine.counted(visit, state), models, state.clusters), mean, uploads
+            return trees.select(engine.trained_clusters(participants, state), models, state.clusters), mean, uploads
 
-        return stream
+        return train
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_who_comes_goes_and_is_held_out(call):
 
 
 def test_guesses_are_counted(call):
-    federation = plan.federated(config.read("quickstart", ["scenario={name: n_class, clients: 10, n: 2}"]))
+    federation = plan.federation_of(config.read("quickstart", ["scenario={name: n_class, clients: 10, n: 2}"]))
     facts = show.facts(federation)
     assert {key: facts[key] for key in describe(federation)} == describe(federation)
     mine = lambda split, i: federation.y[split.rows[split.start[i] : split.start[i] + split.size[i]]]

@@ -26,7 +26,7 @@ from jcfl.core.context import Context
 from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
 from jcfl.runs import experiment, loop, sweeping
-from jcfl.runs.sweeping.points import named, points, swept
+from jcfl.runs.sweeping.points import key_and_values, point_names, points
 from jcfl.types import Algorithm
 from tests import tiny
 
@@ -214,7 +214,7 @@ def test_objects_take_turns_with_names():
         {"federation", *more} for more in ((), ("model", "method"), ("model", "train"), ("model", "method"), ("model",))
     ]
     assert found[3].objects.model == Narrow() and found[4].objects.model == Narrow(3)
-    assert [point.config.model.is_given for point in found] == [False, True, True, True, True]
+    assert [point.config.model.is_placeholder for point in found] == [False, True, True, True, True]
     swept_walk([{"method": mine}, {"method.drift": 1.0}])
 
 
@@ -344,10 +344,12 @@ def test_a_method_that_is_functions_already_takes_no_answers_or_add_ons(more):
 
 
 def test_names_set_points_apart():
-    assert named([{"a.mu": 0.1, "b.mu": [1, 2], "c": {"name": "x/y", "z": None}}]) == ["a.mu=0.1+b.mu=1_2+c=x_y_z_None"]
-    assert named([{"a": "p q"}, {"a": "p/q"}]) == ["a=p_q", "a=p_q-2"]
-    assert named([{"lr": 1e-7}, {"lr": 0.123456789}]) == ["lr=1e-07", "lr=0.123456789"]
-    assert swept("train.batch_size=full,10") == ("train.batch_size", ["full", 10])
+    assert point_names([{"a.mu": 0.1, "b.mu": [1, 2], "c": {"name": "x/y", "z": None}}]) == [
+        "a.mu=0.1+b.mu=1_2+c=x_y_z_None"
+    ]
+    assert point_names([{"a": "p q"}, {"a": "p/q"}]) == ["a=p_q", "a=p_q-2"]
+    assert point_names([{"lr": 1e-7}, {"lr": 0.123456789}]) == ["lr=1e-07", "lr=0.123456789"]
+    assert key_and_values("train.batch_size=full,10") == ("train.batch_size", ["full", 10])
 
 
 @pytest.mark.parametrize(

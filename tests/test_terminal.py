@@ -52,7 +52,7 @@ def test_every_piece_has_a_page_with_all_its_options(call, kind, name):
 def test_every_example_is_a_configuration(monkeypatch, capsys, kind, name):
     reached = []
     monkeypatch.setattr(cli.training, "train", lambda config, *rest: reached.append(config))
-    monkeypatch.setattr("jcfl.runs.plan.federated", lambda config: reached.append(config) or stop())
+    monkeypatch.setattr("jcfl.runs.plan.federation_of", lambda config: reached.append(config) or stop())
     status = cli.status(shlex.split(facts.facts(kind, name).example)[1:])
     assert (status, capsys.readouterr().err) in ((0, ""), (2, "jcfl: reached\n"))
     assert name in reached[0].text()

@@ -63,9 +63,9 @@ def assigned(overrides: Sequence[str]) -> dict[str, Any]:
 
 def grid(over: Sequence[str] | None) -> dict[str, list[Any]] | None:
     """The grid that the options `--over` describe; None without any."""
-    from jcfl.runs.sweeping.points import swept
+    from jcfl.runs.sweeping.points import key_and_values
 
-    return dict(map(swept, over or [])) or None
+    return dict(map(key_and_values, over or [])) or None
 
 
 def free_folder(stem: str) -> Path:

@@ -109,15 +109,15 @@ def train(config: "Config", folder: Path, is_new: bool, quiet: bool, as_json: bo
     if is_new:
         experiment.refuse_taken(folder)
     plan = planned(config)
-    devices.meet()  # all hosts, before the first of them writes
-    quiet = quiet or not devices.leads()
+    devices.wait_for_hosts()  # all hosts, before the first of them writes
+    quiet = quiet or not devices.is_first_host()
     made_by = plan.config.made_by | {"command": command if is_new else config.made_by.get("command")}
     plan = plan._replace(config=plan.config.model_copy(update={"made_by": made_by}))
     console = display.screen(stderr=as_json)
     with stopping("run", folder), display.watched(console, quiet, list(plan.config.methods)) as watch:
         history = experiment.execute(plan, folder, watch, keep_state=False)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
-    if as_json and devices.leads():
+    if as_json and devices.is_first_host():
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))
     elif not quiet:
         console.print(display.table(summaries), highlight=False)

@@ -50,7 +50,7 @@ def list_command(
         console.print(display.listing(tables, facts.MEANINGS), highlight=False)
         console.print("\njcfl list NAME says all about one of them.", style="dim", highlight=False, markup=False)
     if what is not None and (what not in titles or what in facts.names("describe")):  # `model` is a kind and a name
-        for one in facts.found(what, presets):
+        for one in facts.facts_by_name(what, presets):
             console.print(display.page(one), highlight=False)
             console.print(f"  {one.example}", **PLAIN)
 
@@ -107,7 +107,7 @@ def show(
     config = configured(*separated(words, overrides))
     if out is not None:
         refuse_ending(out)
-    federation = plan.federated(config.model_copy(update={"data_dir": data_dir or config.data_dir}))
+    federation = plan.federation_of(config.model_copy(update={"data_dir": data_dir or config.data_dir}))
     file = show.picture(federation, out) if out is not None else None
     if as_json:
         print(json.dumps(show.facts(federation), indent=2))

@@ -34,7 +34,7 @@ def weighted_mean(labels: Array, weights: Array, uploads: Models, default: Model
         the clusters' models. [k, ...]
     """
     k = trees.count(default)
-    group = present(labels, weights, k)
+    group = present_labels(labels, weights, k)
     return trees.select(sizes(group, k) > 0, mean_by(group, weights, uploads, default), default)
 
 
@@ -47,7 +47,7 @@ def median(labels: Array, weights: Array, uploads: Models, default: Models) -> M
         as `weighted_mean`, weights telling only who is present.
     """
     k = trees.count(default)
-    group = present(labels, weights, k)
+    group = present_labels(labels, weights, k)
     n, first = sizes(group, k), starts(group, k)
     last = group.size - 1
     lower = jnp.minimum(first + jnp.maximum(n - 1, 0) // 2, last)
@@ -70,7 +70,7 @@ def trimmed_mean(labels: Array, weights: Array, uploads: Models, default: Models
         as `weighted_mean`, weights telling only who is present; beta may be a traced scalar.
     """
     k = trees.count(default)
-    group = present(labels, weights, k)
+    group = present_labels(labels, weights, k)
     n, first = sizes(group, k), starts(group, k)
     # beta * n may lie a rounding error below the whole number it stands for
     slack = 1 + 4 * jnp.finfo(jnp.result_type(float)).eps
@@ -98,19 +98,19 @@ def median_of_means(labels: Array, weights: Array, uploads: Models, default: Mod
         Buckets are dealt, not drawn at random with replacement as by the bootstrap the thesis cites: a rule has no key.
     """
     k, s = trees.count(default), labels.size
-    group = present(labels, weights, k)
+    group = present_labels(labels, weights, k)
     used = jnp.minimum(sizes(group, k), buckets)  # [k] buckets that hold clients; at most s of them in all
     near = jnp.minimum(group, k - 1)
     rank = jnp.zeros(s, int).at[jnp.argsort(group)].set(jnp.arange(s)) - starts(group, k)[near]
     place = jnp.where(group < k, (jnp.cumsum(used) - used)[near] + rank % jnp.maximum(used[near], 1), s)  # [s]
     filled = sizes(place, s) > 0
     owner = jnp.full(s, k).at[place].set(group, mode="drop")  # [s], the cluster of every bucket
-    uploads = jax.tree.map(real, uploads)
+    uploads = jax.tree.map(as_floats, uploads)
     means = mean_by(place, jnp.ones(s), uploads, uploads)
     return median(owner, filled * 1.0, means, default)
 
 
-def present(labels: Array, weights: Array, k: int) -> Array:
+def present_labels(labels: Array, weights: Array, k: int) -> Array:
     """Every client's cluster, and k for those that are absent or in none. [s]."""
     return jnp.where((weights > 0) & (labels >= 0) & (labels < k), labels, k)
 
@@ -132,7 +132,7 @@ def sorted_by(group: Array, leaf: Array) -> Array:
     One sort serves all clusters, however many there are. [s, ...] -> [s, ...]
     """
     keys = jnp.broadcast_to(trees.wide(group, leaf), leaf.shape)
-    return lax.sort((keys, real(leaf)), dimension=0, is_stable=False, num_keys=2)[1]
+    return lax.sort((keys, as_floats(leaf)), dimension=0, is_stable=False, num_keys=2)[1]
 
 
 def mean_by(group: Array, weights: Array, rows: Models, like: Models) -> Models:
@@ -152,7 +152,7 @@ def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:
     """
     here = group < k
     near = jnp.minimum(group, k - 1)
-    leaf = jnp.where(trees.wide(here, leaf), real(leaf), 0.0)
+    leaf = jnp.where(trees.wide(here, leaf), as_floats(leaf), 0.0)
     good = jnp.isfinite(leaf)
     zero = jnp.zeros((k, *leaf.shape[1:]), jnp.result_type(leaf, weights))
     sums = trees.add_by(zero, near, weights, jnp.where(good, leaf, 0.0))
@@ -160,7 +160,7 @@ def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:
     return jnp.where(spoilt, jnp.nan, sums)
 
 
-def real(leaf: Array) -> Array:
+def as_floats(leaf: Array) -> Array:
     """A leaf as floats; one that is floats already as it is."""
     return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.asarray(leaf, jnp.result_type(float))
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl.core.calls import called
+from jcfl.core.calls import called_parameters
 from jcfl.errors import InputError
 from jcfl.types import Array, Model, Task
 
@@ -39,17 +39,17 @@ def chain(task: Task, shape: Sequence[int]) -> tuple[Layer, ...]:
         InputError: the model is not such a chain.
     """
     rng = np.random.default_rng(0)
-    model = arbitrary(rng, jax.eval_shape(task.init, jax.random.key(0)))
+    model = arbitrary_model(rng, jax.eval_shape(task.init, jax.random.key(0)))
     x = rng.standard_normal((4, *shape)).astype(jnp.result_type(float))
-    layers = ordered(task, model, x)
-    reason = flaw(rng, task, model, x, layers)
+    layers = called_layers(task, model, x)
+    reason = why_no_chain(rng, task, model, x, layers)
     if reason:
         name = task.name or "the model"
         raise InputError(f"{name} is not a chain of dense and convolutional layers to match neurons in: {reason}")
     return layers
 
 
-def flaw(rng: np.random.Generator, task: Task, model: Model, x: np.ndarray, layers: Sequence[Layer]) -> str:
+def why_no_chain(rng: np.random.Generator, task: Task, model: Model, x: np.ndarray, layers: Sequence[Layer]) -> str:
     """Why these layers are no chain; nothing if they are."""
     if not layers:
         return "its parameters are not all layers with a kernel, each in an entry of its own"
@@ -68,7 +68,7 @@ def flaw(rng: np.random.Generator, task: Task, model: Model, x: np.ndarray, laye
     return "" if same else "with its hidden neurons shuffled it answers differently"
 
 
-def arbitrary(rng: np.random.Generator, shapes: Model) -> Model:
+def arbitrary_model(rng: np.random.Generator, shapes: Model) -> Model:
     """A model of these shapes none of whose vectors is constant, so that one left behind by a permutation shows."""
 
     def drawn(leaf: Any) -> np.ndarray:
@@ -81,9 +81,9 @@ def arbitrary(rng: np.random.Generator, shapes: Model) -> Model:
     return jax.tree.map(drawn, shapes)
 
 
-def ordered(task: Task, model: Model, x: np.ndarray) -> tuple[Layer, ...]:
+def called_layers(task: Task, model: Model, x: np.ndarray) -> tuple[Layer, ...]:
     """A model's entries in the order a call uses them: those with a kernel, each with the others that follow it."""
-    used = list(dict.fromkeys(path[1] for path in called(task, model, x) if len(path) == 3))
+    used = list(dict.fromkeys(path[1] for path in called_parameters(task, model, x) if len(path) == 3))
     known = {name for group in model.values() for name in group}
     if set(used) != known or any(len(path) != 3 for path, _ in jax.tree.leaves_with_path(model)):
         return ()

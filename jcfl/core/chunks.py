@@ -22,7 +22,7 @@ def gather(federation: Federation, split: Split, who: Array) -> Clients:
     position = jnp.arange(split.width)
     size = split.size[who][:, None]
     rows = split.rows[split.start[who][:, None] + position % jnp.maximum(size, 1)]  # [s, n]
-    return Clients(pixels(federation, rows), federation.y[rows], position < size)
+    return Clients(model_inputs(federation, rows), federation.y[rows], position < size)
 
 
 def owners(split: Split) -> Array:
@@ -37,7 +37,7 @@ def class_counts(federation: Federation) -> Array:
     return zeros.at[owners(split), federation.y[split.rows]].add(1.0)
 
 
-def pixels(federation: Federation, rows: Array) -> Array:
+def model_inputs(federation: Federation, rows: Array) -> Array:
     """Examples as the models see them: scaled to [0, 1] if stored as bytes, then standardised."""
     x = federation.x[rows]
     real = jnp.result_type(float)
@@ -45,23 +45,23 @@ def pixels(federation: Federation, rows: Array) -> Array:
     return (x - jnp.asarray(federation.mean, real)) / jnp.asarray(federation.std, real)
 
 
-def each(function, federation: Federation, who: Array, chunk: int) -> Any:
+def over_clients(function, federation: Federation, who: Array, chunk: int) -> Any:
     """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
 
     def part(who: Array):
         return jax.vmap(function)(who, gather(federation, federation.train, who))
 
-    return unchunked(jax.lax.map(part, padded(who, chunk)), who.size)
+    return unchunked(jax.lax.map(part, chunked(who, chunk)), who.size)
 
 
-def padded(array: Array, chunk: int) -> Array:
+def chunked(array: Array, chunk: int) -> Array:
     """`array` [s] cut into chunks, the last filled with copies of row 0 (of zeros for weights). [s / chunk, chunk]"""
     spare = -array.size % chunk
     filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
     return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
 
 
-def zero_padded(rows: Array, chunk: int) -> Array:
+def chunked_with_zeros(rows: Array, chunk: int) -> Array:
     """`rows` [s, ...] cut into chunks, the last filled with zeros. [s / chunk, chunk, ...]"""
     spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
     return jnp.pad(rows, spare).reshape(-1, chunk, *rows.shape[1:])
@@ -72,7 +72,7 @@ def unchunked(chunks: Any, count: int) -> Any:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], chunks)
 
 
-def cut(labels: Array, k: int, tile: int) -> Tiles:
+def tiles_of(labels: Array, k: int, tile: int) -> Tiles:
     """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
     r = labels.size
     most = r // tile + min(k, r)
@@ -93,7 +93,9 @@ def client_keys(key: Key, who: Array) -> Key:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, who)
 
 
-def mapped(function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None) -> Any:
+def over_devices(
+    function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None
+) -> Any:
     """`function(fixed, part)` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
 
     def inside(fixed: Any, parts: Any) -> Any:
@@ -104,11 +106,11 @@ def mapped(function: Callable[..., Any], fixed: Any, parts: Any, devices: int, b
     count = jax.tree.leaves(parts)[0].shape[0]
     even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
     specs = jax.P(), jax.P("clients")
-    shared_out = jax.shard_map(inside, mesh=across(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
+    shared_out = jax.shard_map(inside, mesh=device_mesh(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
     return jax.tree.map(lambda leaf: leaf[:count], shared_out(fixed, jax.tree.map(even, parts)))
 
 
-def across(devices: int) -> jax.sharding.Mesh:
+def device_mesh(devices: int) -> jax.sharding.Mesh:
     """The devices that clients are shared out among, those of all hosts."""
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])

@@ -18,7 +18,7 @@ from jcfl.core.terms import Correction
 from jcfl.errors import InputError
 from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
 
-Kept = dict[str, Callable[[Model], Any]]
+KeptStates = dict[str, Callable[[Model], Any]]
 """The states that clients keep between rounds: by name, what each begins with, from the first model."""
 
 
@@ -46,8 +46,8 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
     private = parts.names(context.task, train.private, "private")
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = usual) -> Upload:
-        unsent = parts.taken(sent.cluster, private)  # nobody's: what the models began with
-        start = parts.placed(sent.cluster, sent.own.get("private", {}))
+        unsent = parts.part_of(sent.cluster, private)  # nobody's: what the models began with
+        start = parts.with_part(sent.cluster, sent.own.get("private", {}))
         sent = sent.replace(cluster=start)
         if train.correction:
             slope = anchor_gradient(task, start, data)
@@ -56,11 +56,11 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
         memory = sent.own.get("optimizer", (None, None))
         model, after = trained(local, cluster_loss, start, memory[0], sent, data, key)
-        kept = {"private": parts.taken(model, private)} if "private" in sent.own else {}
+        kept = {"private": parts.part_of(model, private)} if "private" in sent.own else {}
         if "control" in sent.own:  # Karimireddy et al. 2020, Alg. 1, option II
             mean = local.mean_gradient(start["params"], model["params"], data)
             kept["control"] = jax.tree.map(jnp.subtract, mean, sent.extra)
-        model = parts.placed(model, unsent)
+        model = parts.with_part(model, unsent)
         if not method.trains_shared:
             common, memory = model if sums_shared(method) else (), (after,)
         else:
@@ -92,14 +92,14 @@ def sums_shared(method: Method) -> bool:
     return method.trains_shared or (differs and isinstance(method.aggregate.rule, Mean))
 
 
-def kept(method: Method, context: Context) -> Kept:
+def kept_states(method: Method, context: Context) -> KeptStates:
     """The states that clients keep between rounds, each by the piece that declares it.
 
     Raises:
         InputError: nobody can keep them, or all clients' together do not fit the memory.
     """
     train, task = method.train, context.task
-    found: Kept = {}
+    found: KeptStates = {}
     sizes: dict[str, int] = {}
     local = trainer(method, context)
     if local.keeps_state and train.active:
@@ -113,9 +113,9 @@ def kept(method: Method, context: Context) -> Kept:
         sizes["train.keep_optimizer_state"] = copies * model_bytes(task)
     if train.private:
         private = parts.names(task, train.private, "private")
-        found["private"] = lambda first: parts.taken(first, private)
+        found["private"] = lambda first: parts.part_of(first, private)
         first = jax.eval_shape(task.init, jax.random.key(0))
-        sizes["private parameters"] = 4 * trees.parameters(parts.taken(first, private))
+        sizes["private parameters"] = 4 * trees.parameters(parts.part_of(first, private))
     if train.control:
         found["control"] = lambda first: jax.tree.map(jnp.zeros_like, first["params"])
         sizes["control variates"] = model_bytes(task)

@@ -24,14 +24,14 @@ def compile(method: Method, context: Context) -> Algorithm:
     end = sum(phase.rounds for phase in method.before)
     for phase in reversed(method.before):
         first = rounds.algorithm(warm_up(phase, method), context)
-        algorithm = phases.preceded(phase, end, first, context, algorithm)
+        algorithm = phases.after_phase(phase, end, first, context, algorithm)
         end -= phase.rounds
     vote = method.answer.vote
     if vote is None:
         return algorithm
     alone = method.with_answer(vote=None)
     other = algorithm if vote.method is None else compile(vote.method.with_answer(tune=alone.answer.tune), context)
-    return phases.voted(context, algorithm, other, vote.copies)
+    return phases.with_votes(context, algorithm, other, vote.copies)
 
 
 def warm_up(phase: Phase, method: Method) -> Method:

@@ -91,7 +91,7 @@ def context(
     cohort = max(1, round(participation * eligible))
     budget = memory_budget() if budget is None else budget
     width = federation.train.width
-    batch, _ = trainer.turns(width)
+    batch, _ = trainer.rows_and_steps(width)
     population = Population(
         clients=held_out.size,
         groups=int(np.max(federation.groups, initial=0)) + 1,

@@ -27,7 +27,7 @@ class Description(NamedTuple):
 
     task: Task
     form: Form
-    short: bool  # whether Ψ is made of gradients alone, so that it can be had in coordinates
+    has_coordinates: bool  # whether Ψ is made of gradients alone, so that it can be had in coordinates
 
     def __call__(self, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
         """Ψ as a tree of parameters, and how far to trust its length."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core.chunks import across, client_keys, gather, padded, unchunked
+from jcfl.core.chunks import chunked, client_keys, device_mesh, gather, unchunked
 from jcfl.errors import InputError, unknown
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
 
@@ -25,16 +25,16 @@ class Sums(NamedTuple):
     shared: Model  # the weighted mean over the cohort
 
 
-class Visit(struct.PyTreeNode):
+class Participants(struct.PyTreeNode):
     """A cohort on its way to training."""
 
     who: Array  # [s] int32
     label: Array  # [s] int32, the cluster
-    near: Array  # [s] what a client counts in its cluster; these add up to one in every cluster that has clients
-    far: Array  # [s] what it counts in the whole cohort, by size
+    in_cluster: Array  # [s] what a client counts in its cluster; these add up to one in every cluster that has clients
+    in_cohort: Array  # [s] what it counts in the whole cohort, by size
 
 
-Stream = Callable[[Key, State, Visit, Federation, bool], tuple[Models, Model, Upload]]
+CohortTraining = Callable[[Key, State, Participants, Federation, bool], tuple[Models, Model, Upload]]
 """Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
 
 A cluster in which nobody trains keeps its model. The states that clients keep are uploaded whether or not the models
@@ -65,7 +65,7 @@ class Engine(Protocol):
         """Whether this way is expected to take less time than training in general."""
         ...
 
-    def stream(self, work: Work, context: Any) -> Stream:
+    def training(self, work: Work, context: Any) -> CohortTraining:
         """The work done this way, on one device."""
         ...
 
@@ -74,8 +74,8 @@ SERVER_SIDE = ("model", "description")
 """States of clients that the server keeps for its own use and does not send back to them."""
 
 
-def stream(
-    client: Client, chunk: int, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
+def train_in_chunks(
+    client: Client, chunk: int, key: Key, state: State, participants: Participants, federation: Federation, keep: bool
 ) -> tuple[Models, Model, Upload]:
     """Every client of the cohort trained from what the server sends it, and the uploads' means.
 
@@ -89,45 +89,51 @@ def stream(
     Returns:
         the means of the clusters [k, ...] and of the cohort, and the uploads stacked `[s, ...]` if kept.
     """
-    common = in_common(state, federation)
+    common = common_broadcast(state, federation)
 
-    def body(sums, part: Visit):
+    def body(sums, part: Participants):
         data = gather(federation, federation.train, part.who)
-        upload = serve(client, broadcast(state, part.label, part.who, common), data, client_keys(key, part.who))
-        return added(sums, part, upload), upload if keep else Upload((), (), upload.own)
+        upload = train_chunk(client, broadcast(state, part.label, part.who, common), data, client_keys(key, part.who))
+        return sums_with(sums, part, upload), upload if keep else Upload((), (), upload.own)
 
-    parts = jax.tree.map(lambda array: padded(array, chunk), visit)
-    (clusters, mean), uploads = jax.lax.scan(body, zeros(state), parts)
-    uploads = unchunked(uploads, visit.who.size)
-    return trees.select(counted(visit, state), clusters, state.clusters), mean, uploads
+    parts = jax.tree.map(lambda array: chunked(array, chunk), participants)
+    (clusters, mean), uploads = jax.lax.scan(body, empty_sums(state), parts)
+    uploads = unchunked(uploads, participants.who.size)
+    return trees.select(trained_clusters(participants, state), clusters, state.clusters), mean, uploads
 
 
-def chain(
-    client: Client, one_model: bool, key: Key, state: State, visit: Visit, federation: Federation, keep: bool
+def train_in_turn(
+    client: Client,
+    one_model: bool,
+    key: Key,
+    state: State,
+    participants: Participants,
+    federation: Federation,
+    keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `stream`, one client after another, each starting from the shared model the previous one left.
+    """As `train_in_chunks`, but one client after another, each starting from the shared model the previous one left.
 
     Args:
         one_model: whether a client trains the shared model alone, as in FedAvg, and not beside its cluster's.
         keep: nothing can be kept.
     """
-    common = in_common(state, federation)
+    common = common_broadcast(state, federation)
 
-    def body(carry, part: Visit):
+    def body(carry, part: Participants):
         handed, sums = carry
         data = jax.tree.map(lambda leaf: leaf[0], gather(federation, federation.train, part.who[None]))
         start = handed if one_model else trees.take(state.clusters, part.label)
         sent = common.replace(label=part.label, cluster=start, shared=handed)
         upload = client(sent, data, jax.random.fold_in(key, part.who))
         rows, alone = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in (upload, part))
-        handed = trees.select(part.far > 0, upload.cluster if one_model else upload.shared, handed)
-        return (handed, added(sums, alone, rows)), None
+        handed = trees.select(part.in_cohort > 0, upload.cluster if one_model else upload.shared, handed)
+        return (handed, sums_with(sums, alone, rows)), None
 
-    (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, zeros(state)), visit)
-    return trees.select(counted(visit, state), clusters, state.clusters), common, Upload((), ())
+    (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, empty_sums(state)), participants)
+    return trees.select(trained_clusters(participants, state), clusters, state.clusters), common, Upload((), ())
 
 
-def in_common(state: State, federation: Federation) -> Broadcast:
+def common_broadcast(state: State, federation: Federation) -> Broadcast:
     """What the server sends to all clients alike; label, cluster model and the client's own state are still empty."""
     shares = cluster_shares(state, federation)
     live = metrics.sizes(state.labels, shares.size) > 0
@@ -149,43 +155,43 @@ SENT = ("control", "gradient")
 """What the server keeps for a cluster and sends to its clients."""
 
 
-def spread(stream: Stream, devices: int) -> Stream:
+def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
     """`stream` with the cohort's clients shared out among devices, its sums added up across them."""
     if devices == 1:
         return stream
-    mesh = across(devices)
+    mesh = device_mesh(devices)
     each, all_ = jax.P("clients"), jax.P()
 
-    def whole(key: Key, state: State, visit: Visit, federation: Federation, keep: bool):
-        def part(key: Key, state: State, visit: Visit, federation: Federation):
-            clusters, common, uploads = stream(key, state, visit, federation, keep)
-            mine = trees.select(counted(visit, state), clusters, jax.tree.map(jnp.zeros_like, clusters))
+    def whole(key: Key, state: State, participants: Participants, federation: Federation, keep: bool):
+        def part(key: Key, state: State, participants: Participants, federation: Federation):
+            clusters, common, uploads = stream(key, state, participants, federation, keep)
+            mine = trees.select(trained_clusters(participants, state), clusters, jax.tree.map(jnp.zeros_like, clusters))
             return jax.lax.psum((mine, common), "clients"), uploads
 
-        parts = jax.tree.map(lambda array: padded(array, devices).reshape(-1), visit)
+        parts = jax.tree.map(lambda array: chunked(array, devices).reshape(-1), participants)
         shared_out = jax.shard_map(
             part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
         )
         (clusters, common), uploads = shared_out(key, state, parts, federation)
-        clusters = trees.select(counted(visit, state), clusters, state.clusters)
-        return clusters, common, jax.tree.map(lambda leaf: leaf[: visit.who.size], uploads)
+        clusters = trees.select(trained_clusters(participants, state), clusters, state.clusters)
+        return clusters, common, jax.tree.map(lambda leaf: leaf[: participants.who.size], uploads)
 
     return whole
 
 
-def visited(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Visit, Array]:
+def participants_of(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Participants, Array]:
     """A cohort's labels and weights in the averages, and the weight of every cluster [k]; the absent count nothing."""
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
     weights = jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
     labels = jnp.maximum(state.labels[cohort.who], 0)
     total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
     near = weights / jnp.where(total > 0, total, 1.0)[labels]
-    return Visit(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
+    return Participants(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
 
 
-def counted(visit: Visit, state: State) -> Array:
+def trained_clusters(participants: Participants, state: State) -> Array:
     """Whether anybody of a cohort counts in a cluster. [k]"""
-    return jnp.zeros(trees.count(state.clusters)).at[visit.label].add(visit.near) > 0
+    return jnp.zeros(trees.count(state.clusters)).at[participants.label].add(participants.in_cluster) > 0
 
 
 def cluster_shares(state: State, federation: Federation) -> Array:
@@ -196,23 +202,23 @@ def cluster_shares(state: State, federation: Federation) -> Array:
     return held / jnp.maximum(size.sum(), 1)
 
 
-def zeros(state: State) -> tuple[Models, Model]:
+def empty_sums(state: State) -> tuple[Models, Model]:
     """Empty sums: by cluster, and over the cohort."""
     return trees.zeros_after(state.labels[0] >= -1, (state.clusters, state.shared))
 
 
-def added(sums: tuple[Models, Model], part: Visit, rows: Upload) -> tuple[Models, Model]:
+def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> tuple[Models, Model]:
     """Sums with the uploads `rows` [c, ...] added; a shared part that is not uploaded (`()`) adds nothing."""
     clusters, common = sums
-    clusters = trees.add_by(clusters, part.label, part.near, rows.cluster)
+    clusters = trees.add_by(clusters, part.label, part.in_cluster, rows.cluster)
     if not jax.tree.leaves(rows.shared):
         return clusters, common
     lone = jax.tree.map(lambda leaf: leaf[None], common)
-    lone = trees.add_by(lone, jnp.zeros_like(part.label), part.far, rows.shared)
+    lone = trees.add_by(lone, jnp.zeros_like(part.label), part.in_cohort, rows.shared)
     return clusters, jax.tree.map(lambda leaf: leaf[0], lone)
 
 
-def serve(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
+def train_chunk(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
     """One chunk: `client` vmapped over what differs between its clients."""
     axes: Any = Broadcast(0, 0, None, None, None, None, None, 0, None, None, 0)  # pyright: ignore[reportArgumentType]
     return jax.vmap(client, (axes, 0, 0))(sent, data, keys)
@@ -231,12 +237,12 @@ class General:
         """It is the measure of the others."""
         return True
 
-    def stream(self, work: Work, context: Any) -> Stream:
+    def training(self, work: Work, context: Any) -> CohortTraining:
         """Clients in chunks of `context.resources.chunk`."""
-        return partial(stream, work.make(work.task), context.resources.chunk)
+        return partial(train_in_chunks, work.make(work.task), context.resources.chunk)
 
 
-def chosen(work: Work, context: Any) -> tuple[str, Stream]:
+def chosen_engine(work: Work, context: Any) -> tuple[str, CohortTraining]:
     """The engine's name and the stream of the first engine that can do the work and is cheaper than the general one.
 
     Raises:
@@ -249,8 +255,8 @@ def chosen(work: Work, context: Any) -> tuple[str, Stream]:
             raise InputError(f"engine {engine.name!r} cannot be used: {why_not}; take engine 'auto' or 'general'")
         wanted = context.engine == engine.name or (context.engine == "auto" and engine.is_cheaper(work, context))
         if not why_not and wanted:
-            return engine.name, spread(engine.stream(work, context), context.resources.devices)
+            return engine.name, shared_out(engine.training(work, context), context.resources.devices)
     if context.engine not in ("auto", general.name):
         names = [general.name, *(engine.name for engine in context.engines)]
         raise unknown("engine", context.engine, names)
-    return general.name, spread(general.stream(work, context), context.resources.devices)
+    return general.name, shared_out(general.training(work, context), context.resources.devices)

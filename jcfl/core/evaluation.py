@@ -14,7 +14,7 @@ from jcfl.core.method import Method
 from jcfl.core.streams import Stream, stream
 from jcfl.types import Array, Federation, Grouping, Model, Models, State, Task, Upload
 
-Answer = Callable[[Model, Model, Array], Array]
+LogitsFunction = Callable[[Model, Model, Array], Array]
 Predict = Callable[[State, Federation], tuple[Array, Array]]
 
 
@@ -44,7 +44,7 @@ def predictor(method: Method, context: Context, grouping: Grouping, client: Call
 
     Clients in no cluster (-1) are answered by ω. With `answer: sum` they are answered by ω alone.
     """
-    answer = answers(context.task, method.is_summed)
+    answer = logits_function(context.task, method.is_summed)
     private = method.train.private
 
     def majority(state: State, federation: Federation) -> tuple[Array, Array]:
@@ -52,19 +52,21 @@ def predictor(method: Method, context: Context, grouping: Grouping, client: Call
 
     def mixture(state: State, federation: Federation) -> tuple[Array, Array]:
         weights = memberships(context, state, federation)
-        return soft.hard(weights), mixed(context, state, federation, weights)
+        return soft.hard(weights), mixture_logits(context, state, federation, weights)
 
     def own(state: State, federation: Federation) -> tuple[Array, Array]:
-        labels = served(method, context, grouping, state, federation)
+        labels = serving_clusters(method, context, grouping, state, federation)
         alone = jax.tree.map(jnp.zeros_like, state.shared) if method.is_summed else state.shared
         if method.answer.tune or private:
-            return labels, one_by_one(method, context, answer, client, state, alone, federation, labels)
+            return labels, individual_predictions(method, context, answer, client, state, alone, federation, labels)
         return labels, predictions(context, answer, state.clusters, state.shared, alone, federation, labels)
 
     return {"majority": majority, "mixture": mixture}.get(method.answer.model, own)
 
 
-def served(method: Method, context: Context, grouping: Grouping, state: State, federation: Federation) -> Array:
+def serving_clusters(
+    method: Method, context: Context, grouping: Grouping, state: State, federation: Federation
+) -> Array:
     """The cluster that serves each client, those outside the training placed by the grouping. [m]
 
     Before the method's own phase begins, nobody is in a cluster.
@@ -75,7 +77,7 @@ def served(method: Method, context: Context, grouping: Grouping, state: State, f
     return jnp.where(state.round >= sum(phase.rounds for phase in method.before), labels, -1)
 
 
-def answers(task: Task, added: bool) -> Answer:
+def logits_function(task: Task, added: bool) -> LogitsFunction:
     """How a client answers `x` [n, ...] from its cluster's model and ω: logits [n, c]."""
 
     def answer(cluster: Model, shared: Model, x: Array) -> Array:
@@ -103,29 +105,29 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
         return soft.prior(q, data.mask)
 
     def found() -> Array:
-        everybody = chunks.each(fresh, federation, jnp.arange(kept.shape[0]), context.resources.chunk)
+        everybody = chunks.over_clients(fresh, federation, jnp.arange(kept.shape[0]), context.resources.chunk)
         return jnp.where(state.seen[:, None], kept, everybody)
 
     return jax.lax.cond(state.seen.all(), lambda: kept, found)
 
 
-def mixed(context: Context, state: State, federation: Federation, weights: Array) -> Array:
+def mixture_logits(context: Context, state: State, federation: Federation, weights: Array) -> Array:
     """The answer to every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
     rows, owner = federation.test.rows, chunks.owners(federation.test)
     tile = tile_sizes(rows.size, 1, 1, 1)[0]
 
     def part(rows: Array) -> Array:
-        x = chunks.pixels(federation, rows)
+        x = chunks.model_inputs(federation, rows)
         return jax.lax.map(lambda model: context.task.apply(model, x)[0], state.clusters)  # [k, n, c]
 
-    logits = jax.lax.map(part, chunks.padded(rows, tile))  # [t, k, n, c]
+    logits = jax.lax.map(part, chunks.chunked(rows, tile))  # [t, k, n, c]
     logits = jnp.moveaxis(logits, 1, 0).reshape(logits.shape[1], -1, logits.shape[-1])[:, : rows.size]
     return soft.mixture(logits, weights[owner])
 
 
 def predictions(
     context: Context,
-    answer: Answer,
+    answer: LogitsFunction,
     clusters: Models,
     shared: Model,
     alone: Model,
@@ -143,23 +145,23 @@ def predictions(
     k, rows = trees.count(clusters), federation.test.rows
     labels = labels[chunks.owners(federation.test)]
     tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, context.resources.room)
-    tiles = chunks.cut(jnp.where(labels < 0, k, labels), k + 1, tile)
+    tiles = chunks.tiles_of(jnp.where(labels < 0, k, labels), k + 1, tile)
 
     def part(fixed, args):
         (clusters, shared, alone, federation), (label, row) = fixed, args
         model = trees.select(label < k, trees.take(clusters, jnp.minimum(label, k - 1)), alone)
-        return answer(model, shared, chunks.pixels(federation, federation.test.rows[row]))
+        return answer(model, shared, chunks.model_inputs(federation, federation.test.rows[row]))
 
     fixed = clusters, shared, alone, federation
-    logits = chunks.mapped(part, fixed, (tiles.label, tiles.row), context.resources.devices, batch)  # [t, n, c]
+    logits = chunks.over_devices(part, fixed, (tiles.label, tiles.row), context.resources.devices, batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
     return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
 
 
-def one_by_one(
+def individual_predictions(
     method: Method,
     context: Context,
-    answer: Answer,
+    answer: LogitsFunction,
     client: Callable[..., Upload],
     state: State,
     alone: Model,
@@ -175,22 +177,25 @@ def one_by_one(
         alone, labels: as for `predictions`.
     """
     steps, local = method.answer.tune, clients.trainer(method, context)
-    common, test = engine.in_common(state, federation), federation.test
+    common, test = engine.common_broadcast(state, federation), federation.test
     m = context.population.clients
 
     def one(who: Array, data: Any) -> Array:
         label = labels[who]
         sent = engine.broadcast(state, jnp.maximum(label, 0), who, common)
         sent = sent.replace(label=label, cluster=trees.select(label >= 0, sent.cluster, alone))
-        model, shared = parts.placed(sent.cluster, sent.own.get("private", {})), state.shared
+        model, shared = parts.with_part(sent.cluster, sent.own.get("private", {})), state.shared
         if steps:
             sent = sent.replace(own={name: kept for name, kept in sent.own.items() if name != "optimizer"})
             upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
-            model, shared = parts.placed(upload.cluster, upload.own.get("private", {})), upload.shared or state.shared
+            model, shared = (
+                parts.with_part(upload.cluster, upload.own.get("private", {})),
+                upload.shared or state.shared,
+            )
         rows = test.rows[test.start[who] + jnp.arange(test.width) % jnp.maximum(test.size[who], 1)]
-        return answer(model, shared, chunks.pixels(federation, rows))
+        return answer(model, shared, chunks.model_inputs(federation, rows))
 
-    logits = chunks.each(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
+    logits = chunks.over_clients(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
     spot = jnp.arange(test.rows.size) - test.start[chunks.owners(federation.test)]
     return logits[chunks.owners(federation.test), spot]
 

@@ -36,7 +36,7 @@ class Trainer(Protocol):
         """The optimizer's state before the first step."""
         ...
 
-    def turns(self, n: int) -> tuple[int, int]:
+    def rows_and_steps(self, n: int) -> tuple[int, int]:
         """Rows in a step, and steps in a round, of a client with `n` examples."""
         ...
 
@@ -116,7 +116,7 @@ class Local(NamedTuple):
         """The optimizer's state before the first step."""
         return self.optimizer().init(start["params"])
 
-    def turns(self, n: int) -> tuple[int, int]:
+    def rows_and_steps(self, n: int) -> tuple[int, int]:
         """Rows in a step, and steps in a round, of a client with `n` examples."""
         if self.batch_size == "full" or self.batch_size >= n:
             return n, self.steps or self.epochs or 1
@@ -154,7 +154,7 @@ class Local(NamedTuple):
         """(start − after) / (steps · η), of parameters: the mean gradient of plain SGD (SCAFFOLD, option II)."""
         if not (is_zero(self.momentum) and is_zero(self.weight_decay)):
             raise InputError("control variates need plain SGD: set train.momentum and train.weight_decay to 0")
-        rows, steps = self.turns(data.mask.shape[0])
+        rows, steps = self.rows_and_steps(data.mask.shape[0])
         if not self.steps and rows < data.mask.shape[0]:  # a smaller client's passes have fewer batches
             steps = jnp.maximum((self.epochs or 1) * -(-data.size // rows), 1)
         return jax.tree.map(lambda a, b: (a - b) / (steps * self.lr), start, after)
@@ -201,7 +201,7 @@ def schedule(local: Local, data: Clients, key: Key):
         the longest one's), and the number of steps.
     """
     n = data.mask.shape[0]
-    b, total = local.turns(n)
+    b, total = local.rows_and_steps(n)
     if b == n:
         return (lambda turn: data), False, total
     real = jnp.maximum(data.size, 1)

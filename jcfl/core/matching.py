@@ -16,7 +16,7 @@ from optax.assignment import hungarian_algorithm
 from pydantic import Field
 
 from jcfl import trees
-from jcfl.core.averaging import present, sum_by, weighted_mean
+from jcfl.core.averaging import present_labels, sum_by, weighted_mean
 from jcfl.core.chain import Layer, permuted, reordered
 from jcfl.core.objective import Part, everything
 from jcfl.types import Array, Model, Models
@@ -66,7 +66,7 @@ def matched_mean(
     def aligned(client: tuple[Array, Model]) -> Model:
         label, model = client
         centre = trees.take(default, label)
-        return permuted(model, matched(model, centre, layers, sigma=sigma, sigma_bias=sigma_bias), layers)
+        return permuted(model, matching_orders(model, centre, layers, sigma=sigma, sigma_bias=sigma_bias), layers)
 
     uploads = jax.lax.map(aligned, (jnp.clip(labels, 0), uploads), batch_size=min(at_once, labels.size))
     means = weighted_mean(labels, weights, uploads, default)
@@ -82,7 +82,7 @@ def class_means(labels: Array, weights: Array, uploads: Models, default: Models,
         [k, ..., c]
     """
     k = trees.count(default)
-    group = present(labels, weights, k)
+    group = present_labels(labels, weights, k)
     near = jnp.minimum(group, k - 1)
     counts = jnp.where((group < k)[:, None], class_counts, 0).astype(float)
     total = jnp.zeros((k, counts.shape[1])).at[near].add(counts)  # [k, c]
@@ -97,7 +97,7 @@ def class_means(labels: Array, weights: Array, uploads: Models, default: Models,
     return jax.tree.map(mean, uploads, default)
 
 
-def matched(
+def matching_orders(
     model: Model, centre: Model, layers: Sequence[Layer], *, sigma: float | Array = 1.0, sigma_bias: float | Array = 1.0
 ) -> tuple[Array, ...]:
     """For every hidden layer, which neuron of the model takes the place of each of the centre's.
@@ -121,7 +121,7 @@ def matched(
     for layer in layers[:-1]:
         ours = neurons(model, layer, found[-1] if found else None, sigma, sigma_bias)
         theirs = neurons(centre, layer, None, sigma, sigma_bias)
-        found.append(assignment(costs(ours, theirs)))
+        found.append(assignment(assignment_costs(ours, theirs)))
     return tuple(found)
 
 
@@ -138,7 +138,7 @@ def matched_distance(
     """The squared distance of every model to every centre, its neurons matched to the centre's (Xie et al. 2020, §5.1).
 
     It does not depend on the order of hidden neurons, as what a network computes does not. Over all parameters, with
-    sigmas of 1, it is twice the cost of the assignments in `matched` plus the squared distance of the last layers.
+    sigmas of 1, it is twice the cost of the assignments in `matching_orders` plus the squared distance of the last layers.
 
     Args:
         points, centres: models. [s, ...], [k, ...]
@@ -150,7 +150,7 @@ def matched_distance(
     """
 
     def to_centre(model: Model, centre: Model) -> Array:
-        found = permuted(model, matched(model, centre, layers, sigma=sigma, sigma_bias=sigma_bias), layers)
+        found = permuted(model, matching_orders(model, centre, layers, sigma=sigma, sigma_bias=sigma_bias), layers)
         return jnp.asarray(optax.tree.norm(optax.tree.sub(on(found), on(centre)), squared=True))
 
     to_all = lambda model: jax.vmap(to_centre, (None, 0))(model, centres)
@@ -172,7 +172,7 @@ def neurons(model: Model, layer: Layer, inputs: Array | None, sigma: float | Arr
     return jnp.concatenate(rows).T
 
 
-def costs(ours: Array, theirs: Array) -> Array:
+def assignment_costs(ours: Array, theirs: Array) -> Array:
     """-log N(ours; theirs, 1) of every pair of neurons, less its constant. [w, f], [w, f] -> [w, w].
 
     A client whose weights are not finite costs the same everywhere: no search need face such numbers.

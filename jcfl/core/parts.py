@@ -60,7 +60,7 @@ def prefixes(leaf: tuple[str, ...]) -> Iterator[str]:
     return ("/".join(leaf[: depth + 1]) for depth in range(len(leaf)))
 
 
-def taken(model: Model, selection: Sequence[str]) -> Any:
+def part_of(model: Model, selection: Sequence[str]) -> Any:
     """The part of a model under some paths: parameters, and what else the layers keep."""
     if not selection:
         return {}
@@ -69,7 +69,7 @@ def taken(model: Model, selection: Sequence[str]) -> Any:
     return {kind: unflatten_dict({leaf: tree[leaf] for leaf in tree if within(leaf)}) for kind, tree in flat.items()}
 
 
-def placed(model: Model, part: Any) -> Model:
+def with_part(model: Model, part: Any) -> Model:
     """The model with a part in place of its own."""
     if not part:
         return model

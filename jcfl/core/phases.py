@@ -14,7 +14,7 @@ from jcfl.core.streams import Stream, stream
 from jcfl.types import VOTER, Algorithm, Array, Cohort, Federation, Key, State
 
 
-def preceded(phase: Phase, end: int, first: Algorithm, context: Context, algorithm: Algorithm) -> Algorithm:
+def after_phase(phase: Phase, end: int, first: Algorithm, context: Context, algorithm: Algorithm) -> Algorithm:
     """`algorithm` after a phase in which `first` trains what the phase says.
 
     The method's own clock, `State.clock`, begins when the last phase before it ends.
@@ -80,7 +80,7 @@ class Votes(struct.PyTreeNode):
     others: State  # [v, ...] the other runs
 
 
-def voted(context: Context, main: Algorithm, other: Algorithm, copies: int) -> Algorithm:
+def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int) -> Algorithm:
     """`main` and `copies` independent runs of `other`, which answer by the mean of their class probabilities.
 
     Clusters and labels are those of `main`, whose start and cohorts are those it has without votes.

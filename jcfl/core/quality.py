@@ -59,7 +59,7 @@ def quality(
     gradients, losses = local_gradients(task, federation, state, added, min(chunk, m))
     rows = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
     centres = rows(state.clusters)  # [k, p]
-    models = rows(state.clients["model"]) if kept(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
+    models = rows(state.clients["model"]) if keeps_models(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
     live = sizes(labels, k) > 0
     return {
         "clusterability": clusterability(gradients, labels, weights, k),
@@ -70,7 +70,7 @@ def quality(
     }
 
 
-def kept(state: State) -> bool:
+def keeps_models(state: State) -> bool:
     """Whether the clients' own last models are part of a state."""
     return "model" in state.clients
 
@@ -85,11 +85,11 @@ def local_gradients(task: Task, federation: Federation, state: State, added: boo
 
     def one(who: Array, data: Clients) -> tuple[Array, Array]:
         centre = trees.take(state.clusters, state.labels[who])
-        own = trees.take(state.clients["model"], who) if kept(state) else centre
+        own = trees.take(state.clients["model"], who) if keeps_models(state) else centre
         gradient = jax.grad(loss)(own["params"], own, data)
         return ravel_pytree(gradient)[0], loss(centre["params"], centre, data)
 
-    return chunks.each(one, federation, jnp.arange(state.labels.size), chunk)
+    return chunks.over_clients(one, federation, jnp.arange(state.labels.size), chunk)
 
 
 def products(rows: Array) -> Array:

@@ -41,7 +41,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
-    kept = clients.kept(method, context)
+    kept = clients.kept_states(method, context)
 
     def init(key: Key, federation: Federation) -> State:
         return grouping.init(first_state(method, context, tied, kept, key), federation)
@@ -65,7 +65,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method)
 
 
-def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: clients.Kept, key: Key) -> State:
+def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: clients.KeptStates, key: Key) -> State:
     """The state before the first round, nobody in a cluster."""
     task, m = context.task, context.population.clients
     model_key, run_key = stream(key, Stream.MODEL), stream(key, Stream.RUN)
@@ -73,7 +73,7 @@ def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: c
     distinct = method.train.distinct
     models = jax.vmap(task.init)(jax.random.split(model_key, k)) if distinct else trees.stack(first, k)
     if tied:
-        models = parts.placed(models, trees.stack(parts.taken(first, tied), k))
+        models = parts.with_part(models, trees.stack(parts.part_of(first, tied), k))
     shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
     own = {name: trees.stack(begin(first), m) for name, begin in kept.items()}
     return initial(run_key, models, shared, m).replace(clients=own, server=server.fresh(method, first, k))
@@ -111,15 +111,15 @@ def training(method: Method, context: Context, keep: bool):
     Args:
         keep: whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come.
     """
-    way, stream = engine_of(method, context)
+    way, train_cohort = engine_of(method, context)
     weigh = server.WEIGHTS[method.aggregate.weights]
 
     def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation):
         if method.train.correction:
             state = with_mean_gradient(context, keys.group, state, federation)
         view = as_one_cluster(state) if method.train.models == "all" else state
-        visit, weight = engine.visited(view, cohort, federation, weigh)
-        models, common, uploads = stream(keys.train, view, visit, federation, keep)
+        participants, weight = engine.participants_of(view, cohort, federation, weigh)
+        models, common, uploads = train_cohort(keys.train, view, participants, federation, keep)
         if method.train.models == "all":
             models = jax.tree.map(lambda leaf: leaf[0], models)
             weight = jnp.broadcast_to(weight[0], (trees.count(state.clusters),))
@@ -135,8 +135,8 @@ def as_one_cluster(state: State) -> State:
     )
 
 
-def engine_of(method: Method, context: Context) -> tuple[str, engine.Stream]:
-    """The name and the stream of the engine that trains a method's clients.
+def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTraining]:
+    """The name of the engine that trains a method's clients, and the function by which it does.
 
     Raises:
         InputError: an engine was asked for that the model or the method does not allow.
@@ -151,12 +151,12 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.Stream]:
         alone=not (train.correction or train.control or train.chained or train.private or train.models == "all"),
     )
     if not train.chained:
-        return engine.chosen(work, context)
+        return engine.chosen_engine(work, context)
     if context.engine not in ("auto", "general"):
         raise InputError(
             f"engine {context.engine!r} cannot be used: clients train one after another; take engine 'auto'"
         )
-    return "chained", partial(engine.chain, work.make(context.task), not work.shared)
+    return "chained", partial(engine.train_in_turn, work.make(context.task), not work.shared)
 
 
 def with_mean_gradient(context: Context, key: Key, state: State, federation: Federation) -> State:
@@ -167,8 +167,8 @@ def with_mean_gradient(context: Context, key: Key, state: State, federation: Fed
 
     asked = sample(key, context.population, state.round, federation)
     view = state.replace(clients={})
-    visit, _ = engine.visited(view, asked, federation, server.by_size)
-    found, _, _ = engine.stream(slope, context.resources.chunk, key, view, visit, federation, False)
+    participants, _ = engine.participants_of(view, asked, federation, server.by_size)
+    found, _, _ = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
     return state.replace(server=state.server | {"gradient": found["params"]})
 
 

@@ -107,7 +107,7 @@ def updated(method: Method, tied: tuple[str, ...], private: tuple[str, ...], sta
     server = dict(state.server)
     clusters, server = stepped(method, state.clusters, sums.clusters, sums.weight > 0, server, "optimizer")
     if private:
-        clusters = parts.placed(clusters, parts.taken(state.clusters, private))
+        clusters = parts.with_part(clusters, parts.part_of(state.clusters, private))
     share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
     mean = jax.tree.map(lambda leaf: leaf[0], trees.mix(share[None], clusters))
     shared = mean
@@ -118,10 +118,12 @@ def updated(method: Method, tied: tuple[str, ...], private: tuple[str, ...], sta
             stack, server = stepped(method, one(state.shared), one(shared), total[None] > 0, server, "shared_optimizer")
             shared = jax.tree.map(lambda leaf: leaf[0], stack)
     if private and not method.trains_shared:
-        shared = parts.placed(shared, parts.taken(state.shared, private))
+        shared = parts.with_part(shared, parts.part_of(state.shared, private))
     if tied:
-        same = trees.stack(parts.taken(mean, tied), trees.count(clusters))
-        clusters = trees.select(jnp.broadcast_to(total > 0, sums.weight.shape), parts.placed(clusters, same), clusters)
+        same = trees.stack(parts.part_of(mean, tied), trees.count(clusters))
+        clusters = trees.select(
+            jnp.broadcast_to(total > 0, sums.weight.shape), parts.with_part(clusters, same), clusters
+        )
     return state.replace(clusters=clusters, shared=trees.select(total > 0, shared, state.shared), server=server)
 
 

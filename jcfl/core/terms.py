@@ -96,7 +96,7 @@ class Proximal(LossTerm):
 
     def __str__(self) -> str:
         """What it pulls to."""
-        return f"proximal term to the {TARGETS[self.reference]}{acting(self.on)}, weight {number(self.weight)}"
+        return f"proximal term to the {TARGETS[self.reference]}{on_parameters(self.on)}, weight {number(self.weight)}"
 
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.proximal`."""
@@ -114,7 +114,7 @@ class Contrastive(LossTerm):
 
     def __str__(self) -> str:
         """What is compared, and how strongly."""
-        return f"contrastive term{acting(self.on)}, weight {number(self.weight)}"
+        return f"contrastive term{on_parameters(self.on)}, weight {number(self.weight)}"
 
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.contrastive`."""
@@ -150,7 +150,7 @@ class Sharing(LossTerm):
 
     def __str__(self) -> str:
         """What it pulls to."""
-        return f"proximal term to the other clusters' models{acting(self.on)}, weight {number(self.weight)}"
+        return f"proximal term to the other clusters' models{on_parameters(self.on)}, weight {number(self.weight)}"
 
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.sharing`."""
@@ -169,7 +169,7 @@ class Correction(LossTerm):
         return linear(lambda sent: sent.extra)
 
 
-def acting(on: str) -> str:
+def on_parameters(on: str) -> str:
     """The parameters that a term acts on, where it is not all of them."""
     return "" if on == "everything" else f" on the {on}"
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.dataset import Dataset, drawn, examples, features, labels
+from jcfl.data.dataset import Dataset, examples, features, labels, test_mask
 from jcfl.data.files import corrupt
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -45,7 +45,7 @@ def arrays(
         )
     if place.suffix == ".npy":
         place = place.parent
-    given = opened(place, [name for known in NAMES.values() for name in known])
+    given = read_arrays(place, [name for known in NAMES.values() for name in known])
     named = {key: given[name] for key, known in NAMES.items() for name in known if name in given}
     for key in ("x", "y"):
         if key not in named:
@@ -112,7 +112,7 @@ def _shared(x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: float,
     """The arrays split in two, a share of every client's (or class's) examples in the second."""
     if not 0 < test < 1:
         raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {test}")
-    mask = drawn(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), test, seed)
+    mask = test_mask(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), test, seed)
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 
 
@@ -142,7 +142,7 @@ def _count(ids: Any) -> int:
     return 0 if ids is None else len(ids)
 
 
-def opened(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of the named arrays that an `.npz` file, or a folder of `.npy` files, holds.
 
     Raises:

@@ -100,7 +100,7 @@ def labels(y: np.ndarray, where: str | Path) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def drawn(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:
+def test_mask(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:
     """A random share of every stratum, for testing: a mask. `[n]` bool.
 
     A stratum of n examples gives round(fraction · n) of them, and never all.

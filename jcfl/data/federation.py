@@ -76,7 +76,7 @@ def federation(
     whole = (
         _tabled(made, classes, name) if drawn else _packed(topped_up(top, made, common["min_examples"]), classes, name)
     )
-    return _scaled(_attended(whole, streams, common), common["scale"])
+    return _scaled(_with_attendance(whole, streams, common), common["scale"])
 
 
 def place(federation: Federation) -> Federation:
@@ -169,26 +169,30 @@ def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
     return Split(*leaves, width=int(sizes.max()))
 
 
-def _attended(federation: Federation, streams: Sequence[np.random.Generator], common: dict[str, Any]) -> Federation:
+def _with_attendance(
+    federation: Federation, streams: Sequence[np.random.Generator], common: dict[str, Any]
+) -> Federation:
     """The federation with the clients drawn that are held out, come late and leave."""
     holding, coming, leaving = streams
     groups, held_out, arrive, depart = (
         np.array(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
     )
     if common["held_out"]:
-        held_out = _drawn(holding, groups, ~held_out, common["held_out"], "held_out")
+        held_out = _drawn_clients(holding, groups, ~held_out, common["held_out"], "held_out")
     if held_out.all():
         raise InputError(f"held_out: {common['held_out']:g} of {len(groups)} clients leaves none to train")
     for moment, share in sorted(common["arrivals"].items()):
-        arrive[_drawn(coming, groups, arrive == 0, share, f"arrivals in round {moment}")] = moment
+        arrive[_drawn_clients(coming, groups, arrive == 0, share, f"arrivals in round {moment}")] = moment
     for moment, share in sorted(common["departures"].items()):
         there = (depart == NEVER) & (arrive < moment)
-        depart[_drawn(leaving, groups, there, share, f"departures in round {moment}")] = moment
+        depart[_drawn_clients(leaving, groups, there, share, f"departures in round {moment}")] = moment
     leaves: dict[str, Any] = {"held_out": held_out, "arrive": arrive, "depart": depart}
     return replace(federation, **leaves)
 
 
-def _drawn(rng: np.random.Generator, groups: np.ndarray, among: np.ndarray, share: float, what: str) -> np.ndarray:
+def _drawn_clients(
+    rng: np.random.Generator, groups: np.ndarray, among: np.ndarray, share: float, what: str
+) -> np.ndarray:
     """A share of all clients, drawn among some of them in proportion to the groups: [m] bool."""
     number = round(share * len(groups))
     left = np.flatnonzero(among)

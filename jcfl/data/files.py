@@ -22,7 +22,7 @@ def located(folders: Sequence[Path], files: Sequence[str]) -> list[Path] | None:
     """
     partial = None
     for folder in folders:
-        paths = [found(folder, file) for file in files]
+        paths = [existing_file(folder, file) for file in files]
         present = [path for path in paths if path is not None]
         if len(present) == len(files):
             return present
@@ -34,7 +34,7 @@ def located(folders: Sequence[Path], files: Sequence[str]) -> list[Path] | None:
     return None
 
 
-def found(folder: Path, file: str) -> Path | None:
+def existing_file(folder: Path, file: str) -> Path | None:
     """The path of a file in a folder, plain or with `.gz` added; None where there is neither."""
     return next((path for path in (folder / file, folder / f"{file}.gz") if path.is_file()), None)
 

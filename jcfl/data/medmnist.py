@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.arrays import opened
+from jcfl.data.arrays import read_arrays
 from jcfl.data.dataset import Dataset, examples
 from jcfl.data.files import corrupt, missing
 from jcfl.errors import InputError
@@ -65,7 +65,7 @@ def from_medmnist(path: Path, validation: str, classes: int | None) -> Dataset:
     """
     names = ["train_images", "train_labels", "test_images", "test_labels"]
     names += [] if validation == "drop" else ["val_images", "val_labels"]
-    given = opened(path, names)
+    given = read_arrays(path, names)
     for name in names:
         if name not in given:
             raise corrupt(path, f"no array {name!r}")

@@ -82,13 +82,13 @@ def copied(dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarra
 def shared(rng: np.random.Generator, dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarray]]) -> Pool:
     """One random equal share of the dataset for every version of its inputs; version p is part p."""
     whole = pool(dataset)
-    part = allotted(rng, whole.part, whole.trains, np.ones((1, len(versions))))
+    part = random_owners(rng, whole.part, whole.trains, np.ones((1, len(versions))))
     for index, version in enumerate(versions):
         whole.x[part == index] = version(whole.x[part == index])
     return whole._replace(part=part)
 
 
-def layout(clients: int, groups: int, sizes: Literal["equal", "uneven"] | Sequence[int]) -> np.ndarray:
+def client_groups(clients: int, groups: int, sizes: Literal["equal", "uneven"] | Sequence[int]) -> np.ndarray:
     """The group of every client, each group's clients side by side, `[m]`.
 
     Uneven sizes are eq. 2 of Bhattacharya and Aridi: ⌊m / ((i+1) Σ_j 1/(j+1))⌋ for group i.
@@ -117,12 +117,12 @@ def layout(clients: int, groups: int, sizes: Literal["equal", "uneven"] | Sequen
     return np.repeat(np.arange(groups), numbers)
 
 
-def members(groups: np.ndarray) -> np.ndarray:
-    """Equal shares of part g for every client of group g, as `allotted` takes them, `[k, m]`."""
+def group_shares(groups: np.ndarray) -> np.ndarray:
+    """Equal shares of part g for every client of group g, as `random_owners` takes them, `[k, m]`."""
     return (np.arange(groups.max() + 1)[:, None] == groups).astype(float)
 
 
-def allotted(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Share out every cell's examples at random, its training and its test examples in the same proportions.
 
     A client's number of examples is its exact share rounded up or down. What is rounded up is drawn at random, so a

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data import skew as skew
-from jcfl.data.dataset import Dataset, drawn
+from jcfl.data.dataset import Dataset, test_mask
 from jcfl.data.partition import (
     NOBODY,
     Count,
@@ -20,11 +20,11 @@ from jcfl.data.partition import (
     Partition,
     Pool,
     Sizes,
-    allotted,
+    client_groups,
     copied,
-    layout,
-    members,
+    group_shares,
     pool,
+    random_owners,
     shared,
 )
 from jcfl.data.rotation import rotated_images
@@ -72,7 +72,7 @@ def rotated(
     turns = angles if angles is not None else tuple(360 * group / steps for group in range(groups))
     versions = [partial(rotated_images, angle=angle) for angle in turns]
     parts = copied(dataset, versions) if copies else shared(rng, dataset, versions)
-    return _dealt(rng, parts, layout(clients, len(turns), sizes))
+    return _dealt(rng, parts, client_groups(clients, len(turns), sizes))
 
 
 @register("scenario", "crowd")
@@ -99,7 +99,7 @@ def crowd(
         InputError: not images, or a quarter turn of images that are not square.
     """
     parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
-    groups = layout(clients, len(angles), sizes)
+    groups = client_groups(clients, len(angles), sizes)
     whole, part = len(dataset.train) + len(dataset.test), len(dataset.train)
     first = groups.astype(np.int32)[:, None] * whole
     train = first + rng.integers(0, part, (clients, examples[0]), np.int32)
@@ -126,7 +126,7 @@ def shifted(
     versions = [np.asarray] * len(shifts)
     parts = copied(dataset, versions) if copies else shared(rng, dataset, versions)
     labels = (parts.y + np.asarray(shifts)[parts.part]) % dataset.classes
-    return _dealt(rng, parts._replace(y=labels), layout(clients, len(shifts), sizes))
+    return _dealt(rng, parts._replace(y=labels), client_groups(clients, len(shifts), sizes))
 
 
 @register("scenario", "hybrid")
@@ -148,7 +148,7 @@ def hybrid(rng: np.random.Generator, *datasets: Dataset, clients: Count = 200, s
     pools = [pool(dataset) for dataset in datasets]
     part = np.repeat(np.arange(len(pools)), [len(one.y) for one in pools])
     x, y, trains = (np.concatenate([getattr(one, field) for one in pools]) for field in ("x", "y", "trains"))
-    return _dealt(rng, Pool(x, y, trains, part), layout(clients, len(datasets), sizes))
+    return _dealt(rng, Pool(x, y, trains, part), client_groups(clients, len(datasets), sizes))
 
 
 @register("scenario", "natural")
@@ -185,7 +185,7 @@ def natural(
 
 def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray) -> Partition:
     """Part g of the pool in random equal shares to the clients of group g."""
-    owner = allotted(rng, parts.part, parts.trains, members(groups))
+    owner = random_owners(rng, parts.part, parts.trains, group_shares(groups))
     return Partition(parts.x, parts.y, parts.trains, owner, groups)
 
 
@@ -196,5 +196,5 @@ def _user_pool(rng: np.random.Generator, dataset: Dataset, test_fraction: float)
         raise InputError(f"scenario 'natural' needs users, and {dataset.name} has none: choose another scenario")
     if dataset.test.user is not None and len(dataset.test.user) > 0:
         return pool(dataset), np.concatenate([users, dataset.test.user])
-    tests = drawn(users, test_fraction, seed=int(rng.integers(2**31)))
+    tests = test_mask(users, test_fraction, seed=int(rng.integers(2**31)))
     return Pool(dataset.train.x, dataset.train.y, ~tests, np.zeros(len(users), int)), users

@@ -14,11 +14,11 @@ from jcfl.data.partition import (
     Partition,
     Pool,
     Sizes,
-    allotted,
+    client_groups,
     copied,
-    layout,
-    members,
+    group_shares,
     pool,
+    random_owners,
 )
 from jcfl.data.rotation import rotated_images
 from jcfl.errors import InputError
@@ -52,7 +52,7 @@ def pathological(
         InputError: a label that does not exist, or one in two sets.
     """
     everything = pool(dataset)
-    return _own_labels(rng, everything, dataset.classes, label_sets, layout(clients, len(label_sets), sizes))
+    return _own_labels(rng, everything, dataset.classes, label_sets, client_groups(clients, len(label_sets), sizes))
 
 
 @register("scenario", "selected_classes")
@@ -69,7 +69,7 @@ def selected_classes(
     if groups > dataset.classes:
         raise InputError(f"groups: {groups} groups cannot share the {dataset.classes} classes of {dataset.name}")
     label_sets = tuple(tuple(labels) for labels in np.array_split(np.arange(dataset.classes), groups))
-    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, layout(clients, groups, sizes))
+    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, client_groups(clients, groups, sizes))
 
 
 @register("scenario", "rotated_pathological")
@@ -90,7 +90,7 @@ def rotated_pathological(
         InputError: a label that does not exist, or one in two sets; images that cannot be turned.
     """
     turned = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
-    groups = layout(clients, len(angles) * len(label_sets), sizes)
+    groups = client_groups(clients, len(angles) * len(label_sets), sizes)
     return _own_labels(rng, turned, dataset.classes, label_sets, groups)
 
 
@@ -120,7 +120,7 @@ def grouped_dirichlet(
     Raises:
         InputError: no draw of many gave every group enough.
     """
-    group = layout(clients, groups, sizes)
+    group = client_groups(clients, groups, sizes)
     need = np.bincount(group)[:, None] * np.asarray(min_examples)  # [k, 2]
     of_group = _workable_shares(rng, dataset, need, alpha_group)  # [c, k]
     shares = np.empty((dataset.classes, clients))
@@ -169,7 +169,7 @@ def grouped_n_class(
     """
     if not b <= a <= dataset.classes:
         raise InputError(f"a, b: expected b <= a <= {dataset.classes} classes of {dataset.name}, got a = {a}, b = {b}")
-    group = layout(clients, groups, sizes)
+    group = client_groups(clients, groups, sizes)
     of_group = np.zeros((groups, dataset.classes), bool)
     for row in of_group:
         row[np.lexsort((rng.random(dataset.classes), of_group.sum(0)))[:a]] = True  # the least used first
@@ -193,14 +193,14 @@ def _own_labels(
     set_of[labels] = np.repeat(np.arange(len(label_sets)), [len(labels) for labels in label_sets])
     mine = set_of[examples.y]
     cell = np.where(mine == NOBODY, NOBODY, examples.part * len(label_sets) + mine)
-    owner = allotted(rng, cell, examples.trains, members(groups))
+    owner = random_owners(rng, cell, examples.trains, group_shares(groups))
     return Partition(examples.x, examples.y, examples.trains, owner, groups)
 
 
 def _by_class(rng: np.random.Generator, dataset: Dataset, shares: np.ndarray, groups: np.ndarray) -> Partition:
     """Every class shared out by its row of shares [c, m]."""
     examples = pool(dataset)
-    owner = allotted(rng, examples.y, examples.trains, shares)
+    owner = random_owners(rng, examples.y, examples.trains, shares)
     return Partition(examples.x, examples.y, examples.trains, owner, groups)
 
 

@@ -16,9 +16,20 @@ from jcfl import trees
 from jcfl.core import chunks, engine
 from jcfl.core.chunks import Tiles
 from jcfl.core.context import Context
-from jcfl.core.engine import Client, Visit
+from jcfl.core.engine import Client, Participants
 from jcfl.core.objective import Pull, Term, own, shared
-from jcfl.fast.coordinates import Rows, folded, kernel, layer, lead, seen, short, summed, unfolded, whole
+from jcfl.fast.coordinates import (
+    RowNumbers,
+    example_products,
+    first_kernel,
+    first_layer,
+    first_of,
+    model_in_coordinates,
+    models_written_out,
+    sum_in_coordinates,
+    sum_written_out,
+    task_in_coordinates,
+)
 from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
 
 REFERENCES = (own, shared)
@@ -63,16 +74,16 @@ class Factored:
             return False
         plain, small = PACE.get(jax.default_backend(), PACE["gpu"])
         n, d, h = sizes(work.task, context)
-        batch, steps = work.trainer.turns(n)
+        batch, steps = work.trainer.rows_and_steps(n)
         general = 2 * steps * batch * d * h + UPDATE * steps * d * h
         general *= SHARED_OUT if context.resources.devices > 1 and jax.default_backend() == "cpu" else 1
         products = (references(work.terms, work.shared) + 1) * n * d * h
         return plain * products + small * (n * n * d + steps * batch * n * h) < general
 
-    def stream(self, work: engine.Work, context: Context) -> engine.Stream:
+    def training(self, work: engine.Work, context: Context) -> engine.CohortTraining:
         """Clients in tiles of one cluster."""
         count = references(work.terms, work.shared)
-        return partial(stream, work.make, work.task, count, tile_size(work.task, context, count))
+        return partial(train_in_tiles, work.make, work.task, count, tile_size(work.task, context, count))
 
 
 def references(terms: Sequence[Term], apart: bool) -> int:
@@ -99,7 +110,7 @@ def tile_size(task: Task, context: Context, references: int) -> int:
 
 def sizes(task: Task, context: Context) -> tuple[int, int, int]:
     """Examples of the largest client, features, and width of the first layer."""
-    h = kernel(lead(task), jax.eval_shape(task.init, jax.random.key(0))).shape[1]
+    h = first_kernel(first_of(task), jax.eval_shape(task.init, jax.random.key(0))).shape[1]
     return context.population.width, int(np.prod(context.population.shape)), h
 
 
@@ -111,18 +122,18 @@ def takes_less_memory(task: Task, context: Context) -> bool:
     return n * (d + h) < d * h
 
 
-def stream(
+def train_in_tiles(
     make: Callable[[Task], Client],
     task: Task,
     references: int,
     tile: int,
     key: Key,
     state: State,
-    visit: Visit,
+    participants: Participants,
     federation: Federation,
     keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `engine.stream`, for clients that `make` makes of a task.
+    """As `engine.train_in_chunks`, for clients that `make` makes of a task.
 
     Clients are sorted by cluster and taken in tiles of one cluster, so that a tile's products are plain ones.
 
@@ -130,25 +141,25 @@ def stream(
         references: how many of `REFERENCES` the clients' training refers to.
         tile: clients trained at a time.
     """
-    k, s = trees.count(state.clusters), visit.who.size
+    k, s = trees.count(state.clusters), participants.who.size
     tile = min(tile, s)
-    train = partial(tiled, make, task, references, key, state, visit, federation, keep)
-    tiles = chunks.cut(visit.label, k, tile)
+    train = partial(train_tiles, make, task, references, key, state, participants, federation, keep)
+    tiles = chunks.tiles_of(participants.label, k, tile)
     if k * tile <= s or tile == 1:
         return train(tiles)
-    singly = chunks.cut(visit.label, k, 1)  # with many small clusters most of a tile may be empty
+    singly = chunks.tiles_of(participants.label, k, 1)  # with many small clusters most of a tile may be empty
     packed = tiles.used * tile <= 2 * s
     begun = train(tiles._replace(used=jnp.where(packed, tiles.used, 0)))
     return train(singly._replace(used=jnp.where(packed, 0, singly.used)), begun)
 
 
-def tiled(
+def train_tiles(
     make: Callable[[Task], Client],
     task: Task,
     references: int,
     key: Key,
     state: State,
-    visit: Visit,
+    participants: Participants,
     federation: Federation,
     keep: bool,
     tiles: Tiles,
@@ -159,25 +170,32 @@ def tiled(
     Args:
         begun: what other tiles have come to.
     """
-    first, s = lead(task), visit.who.size
-    held, counted = engine.cluster_shares(state, federation), engine.counted(visit, state)
-    starts, count = runs(tiles)
+    first, s = first_of(task), participants.who.size
+    held, counted = engine.cluster_shares(state, federation), engine.trained_clusters(participants, state)
+    starts, count = label_starts(tiles)
 
     def part(turn: Array, models: Sequence[Model]) -> tuple[Upload, Upload]:
         """A tile's weighted sums, and the models themselves where they are kept."""
         label, row = tiles.label[turn], tiles.row[turn]
         real, row = row >= 0, jnp.maximum(row, 0)
-        who, near, far = visit.who[row], jnp.where(real, visit.near[row], 0), jnp.where(real, visit.far[row], 0)
-        layers = [layer(first, model) for model in models[:references]]
+        who, near, far = (
+            participants.who[row],
+            jnp.where(real, participants.in_cluster[row], 0),
+            jnp.where(real, participants.in_cohort[row], 0),
+        )
+        layers = [first_layer(first, model) for model in models[:references]]
         data = chunks.gather(federation, federation.train, who)
         x = data.x.reshape(*data.y.shape, -1)  # [t, n, d]
         own_model, common = (
-            folded(first, model, min(j, references - 1), references, x.shape[1]) for j, model in enumerate(models)
+            model_in_coordinates(first, model, min(j, references - 1), references, x.shape[1])
+            for j, model in enumerate(models)
         )
         sent = Broadcast(label, own_model, (), common, held, ())
-        uploads = trained(make, task, sent, layers, x, data, chunks.client_keys(key, who))
-        sums = Upload(summed(first, x, near, uploads.cluster), summed(first, x, far, uploads.shared))
-        full = Upload(*(unfolded(first, layers, x, model) for model in (uploads.cluster, uploads.shared)))
+        uploads = train_tile(make, task, sent, layers, x, data, chunks.client_keys(key, who))
+        sums = Upload(
+            sum_in_coordinates(first, x, near, uploads.cluster), sum_in_coordinates(first, x, far, uploads.shared)
+        )
+        full = Upload(*(models_written_out(first, layers, x, model) for model in (uploads.cluster, uploads.shared)))
         return sums, full if keep else Upload((), ())
 
     def cluster(run: Array, carry):
@@ -197,8 +215,8 @@ def tiled(
 
         def close(_, carry):
             clusters, common = carry
-            layers = [layer(first, model) for model in models[:references]]
-            mean, more = whole(first, layers, sums.cluster), whole(first, layers, sums.shared)
+            layers = [first_layer(first, model) for model in models[:references]]
+            mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
             clusters = jax.tree.map(lambda all_, one: all_.at[label].set(one), clusters, mean)
             return clusters, optax.tree.add(common, more) if jax.tree.leaves(more) else common
 
@@ -212,7 +230,7 @@ def tiled(
     return jax.lax.fori_loop(0, count, cluster, begun)
 
 
-def runs(tiles: Tiles) -> tuple[Array, Array]:
+def label_starts(tiles: Tiles) -> tuple[Array, Array]:
     """Where the tiles of every label begin, and at last end, and how many labels there are. [t + 1], []"""
     turn = jnp.arange(tiles.label.size)
     begins = (turn < tiles.used) & ((turn == 0) | (tiles.label != jnp.roll(tiles.label, 1)))
@@ -220,10 +238,12 @@ def runs(tiles: Tiles) -> tuple[Array, Array]:
     return starts, begins.sum()
 
 
-def trained(make, task: Task, sent: Broadcast, layers: Sequence[Model], x: Array, data: Clients, keys: Key) -> Upload:
+def train_tile(
+    make, task: Task, sent: Broadcast, layers: Sequence[Model], x: Array, data: Clients, keys: Key
+) -> Upload:
     """A tile of clients trained, their first layers in coordinates. [t, ...]"""
 
     def one(rows: list[Array], gram: Array, y: Array, mask: Array, key: Key) -> Upload:
-        return make(short(task, layers, rows, gram))(sent, Clients(Rows(), y, mask), key)
+        return make(task_in_coordinates(task, layers, rows, gram))(sent, Clients(RowNumbers(), y, mask), key)
 
-    return jax.vmap(one)(*seen(layers, x), data.y, data.mask, keys)
+    return jax.vmap(one)(*example_products(layers, x), data.y, data.mask, keys)

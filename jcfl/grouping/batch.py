@@ -47,7 +47,7 @@ class Clustering(Group):
         """The algorithm with its options, for descriptions compared by `compare`."""
         raise NotImplementedError
 
-    def goes_on(self) -> bool:
+    def continues_from_models(self) -> bool:
         """Whether it goes on from the cluster models as centres, where descriptions are models."""
         return False
 
@@ -123,7 +123,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         anchor = describe.begin(context, key, state) if isinstance(describe, OfData) else ()
         blank: Any = ()
         if of_data:
-            one = jax.eval_shape(lambda: describe.of(context)(anchor, federation, jnp.zeros(1, jnp.int32)))  # pyright: ignore
+            one = jax.eval_shape(lambda: describe.for_clients(context)(anchor, federation, jnp.zeros(1, jnp.int32)))  # pyright: ignore
             blank = jnp.zeros((k, *one.shape[1:]))
         labels = first_labels(state, federation)
         state = state.replace(memory=Memory(anchor, blank, jnp.array(False)), labels=labels)
@@ -139,7 +139,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         weights, everyone = here.astype(float), jnp.arange(m)
         models = None
         if isinstance(describe, OfData):
-            points = describe.of(context)(state.memory.anchor, federation, everyone)
+            points = describe.for_clients(context)(state.memory.anchor, federation, everyone)
         elif isinstance(describe, Accumulated):
             points = state.clients["description"]
         else:
@@ -160,7 +160,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         )
 
     def near_centres(state: State, who: Array, federation: Federation) -> Array:
-        points = describe.of(context)(state.memory.anchor, federation, who)  # pyright: ignore[reportAttributeAccessIssue]
+        points = describe.for_clients(context)(state.memory.anchor, federation, who)  # pyright: ignore[reportAttributeAccessIssue]
         away = compare.distance(context, describe)(points, state.memory.centres)  # [h, k]
         used = metrics.sizes(state.labels, k) > 0
         return jnp.where(used | ~used.any(), away, jnp.inf).argmin(-1).astype(jnp.int32)
@@ -193,7 +193,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     k = group.slots(context)
     nearest, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
     of_models = isinstance(describe, TrainedModel)
-    continues = of_models and group.goes_on()
+    continues = of_models and group.continues_from_models()
 
     def init(state: State, federation: Federation) -> State:
         return state.replace(memory=Memory((), (), jnp.array(False)), labels=first_labels(state, federation))
@@ -252,9 +252,9 @@ def describing_client(method: Method, context: Context, epochs: int | None) -> e
 
 def trained_by_all(client: engine.Client, key: Key, state: State, federation: Federation, chunk: int) -> Models:
     """Every client's model after local training from ω. [m, ...]"""
-    common = engine.in_common(state, federation).replace(cluster=state.shared)
+    common = engine.common_broadcast(state, federation).replace(cluster=state.shared)
     train = lambda who, data: client(common, data, jax.random.fold_in(key, who)).cluster
-    return chunks.each(train, federation, jnp.arange(state.labels.size), chunk)
+    return chunks.over_clients(train, federation, jnp.arange(state.labels.size), chunk)
 
 
 def with_descriptions(method: Method, context: Context, state: State, members: Cohort, models: Models) -> State:

@@ -1,7 +1,7 @@
 """The answers to "describe": what the server knows a client by.
 
 A description made of data implements `begin(context, key, state)`, what it needs to remember (an anchor model), and
-`of(context)`, a function `(memory, federation, who [s]) -> [s, ...]`. A description made of what clients trained
+`for_clients(context)`, a function `(memory, federation, who [s]) -> [s, ...]`. A description made of what clients trained
 implements `vectors(context, sent, models)`: `[s, d]` from the models sent and trained, `[s, ...]` each.
 """
 
@@ -29,7 +29,7 @@ from jcfl.types import Array, Clients, Federation, Key, Models, State, Task
 Part = Literal["whole", "head", "backbone", "kernels", "first_kernel"]
 """What of a trained model is compared."""
 
-Described = Callable[[Any, Federation, Array], Array]
+DescribeClients = Callable[[Any, Federation, Array], Array]
 Epochs = Annotated[
     int | None, Field(ge=1, description="local epochs for the description; as many as in a round if not given")
 ]
@@ -45,17 +45,17 @@ class OfData(Describe):
         """What the server remembers to describe all clients alike."""
         return ()
 
-    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+    def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """`(memory, client [], its data) -> vector`: the description of one client."""
         raise NotImplementedError
 
-    def of(self, context: Context) -> Described:
+    def for_clients(self, context: Context) -> DescribeClients:
         """`(memory, federation, who [s]) -> [s, ...]`: the descriptions of clients, a chunk at a time."""
-        one = self.one(context)
+        one = self.for_one_client(context)
 
         def described(memory: Any, federation: Federation, who: Array) -> Array:
             describe = lambda client, data: one(memory, client, data)
-            return chunks.each(describe, federation, who, min(context.resources.chunk, who.size))
+            return chunks.over_clients(describe, federation, who, min(context.resources.chunk, who.size))
 
         return described
 
@@ -67,7 +67,7 @@ class Truth(OfData):
 
     name: ClassVar[str] = "truth"
 
-    def of(self, context: Context) -> Described:
+    def for_clients(self, context: Context) -> DescribeClients:
         """One-hot groups. [s, g]"""
         return lambda memory, federation, who: jax.nn.one_hot(federation.groups[who], context.population.groups)
 
@@ -107,7 +107,7 @@ class Gradient(OfData):
         """The anchor model: ω as it is now, or a new model of the other kind."""
         return state.shared if self.anchor is None else self.task(context).init(key)
 
-    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+    def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """The gradient as one vector."""
         found = self.description(context)
 
@@ -147,7 +147,7 @@ class Subspace(OfData):
     name: ClassVar[str] = "subspace"
     p: Annotated[int, Field(ge=1, description="singular vectors of a client")] = 3
 
-    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+    def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """An orthonormal basis. [d, p]"""
         return lambda memory, client, data: subspace.left_singular(
             data.x.reshape(data.x.shape[0], -1), data.mask, self.p
@@ -165,7 +165,7 @@ class Moments(OfData):
         """The model whose features are taken: ω as it is now."""
         return state.shared
 
-    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+    def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """The moments as one vector. [2 f]"""
         return lambda model, client, data: moments.moments(context.task.features(model, data.x), data.mask)
 
@@ -177,7 +177,7 @@ class LabelCounts(OfData):
 
     name: ClassVar[str] = "labels"
 
-    def one(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+    def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """The shares. [c]"""
         return lambda memory, client, data: moments.label_counts(data.y, data.mask, context.population.classes)
 

@@ -48,7 +48,7 @@ class KMeans(Clustering):
         """K."""
         return self.clusters
 
-    def goes_on(self) -> bool:
+    def continues_from_models(self) -> bool:
         """Unless it begins from fresh seeds in each round."""
         return not self.refit
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jcfl.core.calls import called
+from jcfl.core.calls import called_parameters
 from jcfl.core.objective import Part
 from jcfl.errors import InputError
 from jcfl.grouping.kmeans import Distance, kernel_distance
@@ -33,7 +33,7 @@ def convolutions(task: Task, shape: Sequence[int], *, only_first: bool = False) 
     model = jax.eval_shape(task.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
     is_kernel = lambda path: path[0] == "params" and leaf_at(model, path).ndim == 4
-    found = list(filter(is_kernel, called(task, model, x)))
+    found = list(filter(is_kernel, called_parameters(task, model, x)))
     if not found:
         name = task.name or "the model"
         raise InputError(f"{name} has no convolution, and the layer distance compares convolution kernels; use l1")

@@ -12,7 +12,7 @@ from pydantic import Field
 from jcfl import metrics, trees
 from jcfl.core import chunks, evaluation, parts
 from jcfl.core.context import Context
-from jcfl.core.evaluation import Answer
+from jcfl.core.evaluation import LogitsFunction
 from jcfl.core.method import Compare, Describe, Group, Method, Source
 from jcfl.core.neutral import Every, grouping_of
 from jcfl.core.objective import mean_loss
@@ -106,17 +106,17 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
     Args:
         joined: whether only clusters that have members are looked at; others may be slots never used.
     """
-    answer, chunk = evaluation.answers(context.task, method.is_summed), context.resources.chunk
+    answer, chunk = evaluation.logits_function(context.task, method.is_summed), context.resources.chunk
 
     def own_losses(state: State, who: Array, data: Clients) -> Array:
         """The losses [k] of one client, whose private parameters stand in every model."""
         part = trees.take(state.clients["private"], who)
-        loss = lambda model: mean_loss(context.task, answer(parts.placed(model, part), state.shared, data.x), data)
+        loss = lambda model: mean_loss(context.task, answer(parts.with_part(model, part), state.shared, data.x), data)
         return jax.lax.map(loss, state.clusters)
 
     def nearest(state: State, who: Array, federation: Federation) -> Array:
         if "private" in state.clients:
-            found = chunks.each(partial(own_losses, state), federation, who, chunk)
+            found = chunks.over_clients(partial(own_losses, state), federation, who, chunk)
         else:
             found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk)  # [s, k]
         if joined:
@@ -151,7 +151,7 @@ def with_newcomers(
 
 
 def losses(
-    task: Task, answer: Answer, clusters: Models, shared: Model, federation: Federation, who: Array, chunk: int
+    task: Task, answer: LogitsFunction, clusters: Models, shared: Model, federation: Federation, who: Array, chunk: int
 ) -> Array:
     """The mean loss of every cluster's model on every client's training data, a chunk of clients at a time. [s, k]"""
 
@@ -165,4 +165,4 @@ def losses(
 
         return jax.lax.map(loss, clusters).T  # [c, k]
 
-    return chunks.unchunked(jax.lax.map(part, chunks.padded(who, chunk)), who.size)
+    return chunks.unchunked(jax.lax.map(part, chunks.chunked(who, chunk)), who.size)

@@ -67,7 +67,7 @@ class Merge(Clustering):
         assert isinstance(method.compare, Cosine)
         description = method.describe.description(context, method.compare.corrected)
         task = method.describe.task(context)
-        in_coordinates = description.short and factored.takes_less_memory(task, context)
+        in_coordinates = description.has_coordinates and factored.takes_less_memory(task, context)
         settings = Settings(
             describe=description._replace(short=in_coordinates),
             tau=self.tau,

@@ -15,7 +15,7 @@ from jcfl.fast import slabs
 from jcfl.types import Array, Clients, Federation, Key, Model, Models
 
 
-class Merging(struct.PyTreeNode):
+class MergeMemory(struct.PyTreeNode):
     """What StoCFL's server remembers between rounds."""
 
     anchor: Model
@@ -41,7 +41,7 @@ class Settings(NamedTuple):
 
 
 def joint_gram(
-    settings: Settings, memory: Merging, who: Array, new: Array, federation: Federation
+    settings: Settings, memory: MergeMemory, who: Array, new: Array, federation: Federation
 ) -> tuple[Array, Any]:
     """Inner products of all clusters' sums and the new clients' Ψ. [k + s, k + s]
 
@@ -52,7 +52,7 @@ def joint_gram(
         the Gram matrix, and the Ψ `[s, ...]` or their coordinates, if they were held.
     """
     s, tile = who.size, settings.tile
-    if settings.describe.short:
+    if settings.describe.has_coordinates:
         psi = slabs.coordinates(settings.describe, memory.anchor, memory.key, who, new, federation)
         among, across = slabs.products(settings.describe, psi, memory.sums, federation, settings.budget)
         among, across, trust = among[:s, :s], across[:s], psi.trust[:s]
@@ -67,11 +67,11 @@ def joint_gram(
 
 
 def tiled_gram(
-    settings: Settings, memory: Merging, who: Array, new: Array, federation: Federation
+    settings: Settings, memory: MergeMemory, who: Array, new: Array, federation: Federation
 ) -> tuple[Array, Array, Array]:
     """`joint_gram`'s parts with at most two tiles of Ψ in memory: among the new [s, s], across [s, k], trust [s]."""
     s = who.size
-    tiles, valid = chunks.padded(who, settings.tile), chunks.zero_padded(new, settings.tile)
+    tiles, valid = chunks.chunked(who, settings.tile), chunks.chunked_with_zeros(new, settings.tile)
     whole = tiles.size
 
     def row(turn):
@@ -90,8 +90,8 @@ def tiled_gram(
     return lower + jnp.tril(lower, -1).T, across.reshape(whole, -1)[:s], trust.reshape(-1)[:s]
 
 
-def collected(
-    settings: Settings, memory: Merging, sums: Models, who: Array, slot: Array, psi: Any, federation: Federation
+def sums_with_clients(
+    settings: Settings, memory: MergeMemory, sums: Models, who: Array, slot: Array, psi: Any, federation: Federation
 ) -> Models:
     """The slots' `sums` with the new clients' Ψ added, from those held or computed again. [k, ...]
 
@@ -99,15 +99,15 @@ def collected(
         slot: of each of the clients `who` [s], -1 for one that is not new. [s]
     """
     k, new = memory.live.size, slot >= 0
-    if settings.describe.short:
-        return slabs.collected(settings.describe, psi, slot, sums, federation)
+    if settings.describe.has_coordinates:
+        return slabs.sums_with_clients(settings.describe, psi, slot, sums, federation)
     came = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     if psi is not None:
         return optax.tree.add(sums, trees.mix(came, psi))
     parts = (
-        chunks.padded(who, settings.tile),
-        chunks.zero_padded(new, settings.tile),
-        chunks.zero_padded(came.T, settings.tile),
+        chunks.chunked(who, settings.tile),
+        chunks.chunked_with_zeros(new, settings.tile),
+        chunks.chunked_with_zeros(came.T, settings.tile),
     )
 
     def add(sums, part):
@@ -117,23 +117,23 @@ def collected(
     return jax.lax.scan(add, sums, parts)[0]
 
 
-def projections(settings: Settings, memory: Merging, who: Array, federation: Federation) -> Array:
+def projections(settings: Settings, memory: MergeMemory, who: Array, federation: Federation) -> Array:
     """Inner products of clients' Ψ with every cluster's sum, a tile of clients at a time. [h, k]"""
 
     def part(who: Array) -> Array:
         every = jnp.ones(who.shape, bool)
-        if settings.describe.short:
+        if settings.describe.has_coordinates:
             psi = slabs.coordinates(settings.describe, memory.anchor, memory.key, who, every, federation)
             across = slabs.products(settings.describe, psi, memory.sums, federation, settings.budget, pairs=False)[1]
             return across[: who.size]
         psi, _ = descriptions(settings, memory, who, every, federation)
         return trees.inner(psi, memory.sums)
 
-    return chunks.unchunked(jax.lax.map(part, chunks.padded(who, min(settings.tile, who.size))), who.size)
+    return chunks.unchunked(jax.lax.map(part, chunks.chunked(who, min(settings.tile, who.size))), who.size)
 
 
 def descriptions(
-    settings: Settings, memory: Merging, who: Array, new: Array, federation: Federation
+    settings: Settings, memory: MergeMemory, who: Array, new: Array, federation: Federation
 ) -> tuple[Model, Array]:
     """Ψ of the clients `who` [s] under `new`, zero for the rest, and how far to trust each. [s, ...], [s]"""
 
@@ -148,4 +148,6 @@ def descriptions(
         return jax.tree.map(lambda leaf: jnp.where(trees.wide(new, leaf), leaf, 0.0), psi), trust
 
     chunk = min(settings.chunk, who.size)
-    return chunks.unchunked(jax.lax.map(part, (chunks.padded(who, chunk), chunks.zero_padded(new, chunk))), who.size)
+    return chunks.unchunked(
+        jax.lax.map(part, (chunks.chunked(who, chunk), chunks.chunked_with_zeros(new, chunk))), who.size
+    )

@@ -12,7 +12,7 @@ from jcfl.core.neutral import grouping_of
 from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
 from jcfl.grouping.labels import with_overflow
-from jcfl.grouping.psi import Merging, Settings, collected, descriptions, joint_gram, projections
+from jcfl.grouping.psi import MergeMemory, Settings, descriptions, joint_gram, projections, sums_with_clients
 from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
 
@@ -25,14 +25,14 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         data = jax.tree.map(lambda leaf: leaf[0], chunks.gather(federation, federation.train, jnp.zeros(1, jnp.int32)))
         psi, _ = jax.eval_shape(settings.describe.__call__, model, data, key)
         sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), leaf.dtype), psi)
-        memory = Merging(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key)
+        memory = MergeMemory(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key)
         return state.replace(memory=memory)
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         new = cohort.present & (state.labels[cohort.who] < 0)
         changed = new.any()
         if settings.departures:
-            state, left = leave(settings, state, federation)
+            state, left = after_departures(settings, state, federation)
             changed |= left
         order = jnp.argsort(~new, stable=True)  # the new ones first, so that whole chunks can be skipped
 
@@ -63,7 +63,7 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     target, gram = settings.merge(gram, alive, settings.tau)
 
     root = alive & (target == jnp.arange(target.size))
-    slot, overflow = slots(root, k)  # [k + s], meant for roots
+    slot, overflow = assigned_slots(root, k)  # [k + s], meant for roots
     to = slot[target]
     source = (
         jnp.full(k, -1, jnp.int32)
@@ -74,19 +74,19 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
 
     moved = jax.nn.one_hot(jnp.where(memory.live, to[:k], -1), k, axis=0)  # [k, k] old clusters -> slots
     came = jnp.where(new, to[k:], -1)  # [s] new clients -> slots
-    sums = collected(settings, memory, trees.remixed(moved, memory.sums), who, came, psi, federation)
+    sums = sums_with_clients(settings, memory, trees.remixed(moved, memory.sums), who, came, psi, federation)
     gram = jnp.where(live[:, None] & live, gram[source][:, source], 0.0)
     labels = jnp.where(state.labels >= 0, to[jnp.maximum(state.labels, 0)], -1)
     labels = labels.at[jnp.where(new, who, labels.size)].set(to[k:], mode="drop").astype(jnp.int32)
     return with_overflow(state, overflow).replace(
-        clusters=united(settings, state, moved, gram),
+        clusters=merged_models(settings, state, moved, gram),
         server=settings.follow(state.server, moved * trained_members(state, k), memory.first),
         labels=labels,
         memory=memory.replace(sums=sums, gram=gram, live=live),
     )
 
 
-def slots(root: Array, k: int) -> tuple[Array, Array]:
+def assigned_slots(root: Array, k: int) -> tuple[Array, Array]:
     """A slot for every root [k + s]: surviving clusters keep theirs, new ones take free slots in order.
 
     Returns:
@@ -99,7 +99,7 @@ def slots(root: Array, k: int) -> tuple[Array, Array]:
     return jnp.concatenate([jnp.arange(k), spots]).astype(jnp.int32), fresh.sum() > k - kept.sum()
 
 
-def united(settings: Settings, state: State, moved: Array, gram: Array) -> Models:
+def merged_models(settings: Settings, state: State, moved: Array, gram: Array) -> Models:
     """Cluster models after merging: the mean of those united, weighted by their members that have trained.
 
     A slot that holds nothing trained yet starts anew.
@@ -127,7 +127,7 @@ def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array,
     return trees.select(jnp.broadcast_to(trained.any(), (k,)), trees.take(mixed, near.argmax(1)), now)
 
 
-def leave(settings: Settings, state: State, federation: Federation) -> tuple[State, Array]:
+def after_departures(settings: Settings, state: State, federation: Federation) -> tuple[State, Array]:
     """Clients whose time is over are forgotten: their Ψ is taken off their cluster's sum (Zeng et al. 2023, §5).
 
     Returns:

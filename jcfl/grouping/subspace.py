@@ -40,10 +40,10 @@ def left_singular(x: Array, mask: Array, p: int) -> Array:
     kept = values > jnp.maximum(values[0], 0) * max(n, d) * jnp.finfo(x.dtype).eps
     length = jnp.linalg.norm(vectors, axis=0)
     vectors = jnp.where(kept, vectors / jnp.where(kept, length, 1), 0)
-    return jnp.pad(upright(vectors), ((0, 0), (0, p - vectors.shape[1])))
+    return jnp.pad(with_fixed_signs(vectors), ((0, 0), (0, p - vectors.shape[1])))
 
 
-def upright(vectors: Array) -> Array:
+def with_fixed_signs(vectors: Array) -> Array:
     """The columns [d, p], each with the sign that makes its entry of largest size positive."""
     peak = jnp.take_along_axis(vectors, jnp.abs(vectors).argmax(0)[None], 0)
     return vectors * jnp.where(peak < 0, -1, 1).astype(vectors.dtype)

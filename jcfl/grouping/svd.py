@@ -7,7 +7,7 @@ https://arxiv.org/abs/2010.06870.
 import jax.numpy as jnp
 
 from jcfl.grouping.merging import inverse_norm
-from jcfl.grouping.subspace import upright
+from jcfl.grouping.subspace import with_fixed_signs
 from jcfl.trees import EXACT
 from jcfl.types import Array
 
@@ -33,6 +33,6 @@ def decomposed(points: Array, present: Array, rank: int) -> Array:
     values, vectors = jnp.linalg.eigh(gram)
     values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
     kept = values > jnp.maximum(values[0], 0) * present.size * jnp.finfo(gram.dtype).eps
-    products = upright(jnp.where(kept & present[:, None], vectors * jnp.sqrt(jnp.where(kept, values, 0)), 0))
+    products = with_fixed_signs(jnp.where(kept & present[:, None], vectors * jnp.sqrt(jnp.where(kept, values, 0)), 0))
     found = products * inverse_norm(jnp.diagonal(gram))[:, None]
     return jnp.pad(found, ((0, 0), (0, rank - found.shape[1])))

@@ -13,15 +13,15 @@ from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
-from jcfl.runs.plan import described, federated
+from jcfl.runs.plan import config_and_objects, federation_of
 from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
 
-HANDED_ON = ("engine", "devices", "chunk", "budget", "seeds_in_one")
+KEPT_KEYS = ("engine", "devices", "chunk", "budget", "seeds_in_one")
 """The keys of a configuration, besides model and train, that every short run keeps."""
 
-USED = ("data", "scenario", "data_dir", "model", "train", *HANDED_ON)
+USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)
 """The keys that may be given beside `choose_k`'s own arguments."""
 
 RESAMPLES = 1000
@@ -77,8 +77,8 @@ def choose_k(
     """
     for key in settings.keys() & Config.model_fields.keys() - set(USED):
         raise InputError(f"choose_k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}")
-    config, objects = described(what, settings)
-    federation = objects.federation if objects.federation is not None else federated(config)
+    config, objects = config_and_objects(what, settings)
+    federation = objects.federation if objects.federation is not None else federation_of(config)
     short = sample(np.random.default_rng(seed), federation, clients, held_back)
     ks = checked(ks, criterion, len(short.groups))
     piece = {"name": method} if isinstance(method, str) else dict(method)
@@ -93,14 +93,14 @@ def choose_k(
             evaluate_every=max(rounds, 1),
             seed=seed,
             seeds=seeds,
-            **{key: getattr(config, key) for key in HANDED_ON},
+            **{key: getattr(config, key) for key in KEPT_KEYS},
         )
         values.append(found.accuracy_clients[:, -1] if criterion == "accuracy" else distances(found))
     weights = short.test.size if criterion == "accuracy" else np.ones(len(short.groups))
-    return decided(np.random.default_rng(seed), ks, np.stack(values), np.asarray(weights), criterion)
+    return choice_from(np.random.default_rng(seed), ks, np.stack(values), np.asarray(weights), criterion)
 
 
-def decided(
+def choice_from(
     rng: np.random.Generator, ks: Sequence[int], values: np.ndarray, weights: np.ndarray, criterion: Criterion
 ) -> Choice:
     """The choice that figures of every k, seed and client lead to.

@@ -23,7 +23,7 @@ RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")
 KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
 """The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
 
-GIVEN = "given"
+PLACEHOLDER = "given"
 """The name that stands for an object from Python, which a configuration file cannot describe."""
 
 
@@ -44,9 +44,9 @@ class Piece(BaseModel):
         return dict(self.model_extra or {})
 
     @property
-    def is_given(self) -> bool:
+    def is_placeholder(self) -> bool:
         """Whether this piece stands for an object from Python."""
-        return self.name == GIVEN
+        return self.name == PLACEHOLDER
 
     @model_serializer
     def _plain(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def overridden(settings: dict[str, Any], overrides: list[tuple[list[str], Any]])
     for path, value in overrides:
         if path[0] not in Config.model_fields:
             raise unknown("key", ".".join(path), Config.model_fields)
-        settings = replaced(settings, path, value)
+        settings = with_value(settings, path, value)
         section, rival = RIVALS.get(".".join(path[:2]), ("", ""))
         if rival and value is not None and [section, rival] not in paths and isinstance(settings[section], dict):
             settings[section].pop(rival, None)
@@ -229,7 +229,7 @@ def renamed(section: str, piece: Any, name: str) -> Any:
     return {key: value for key, value in piece.items() if key in known}
 
 
-def replaced(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = ()) -> Any:
+def with_value(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = ()) -> Any:
     """A copy of nested mappings and lists with one value replaced or added.
 
     Written by hand: OmegaConf's `update` replaces a single value by a mapping without an error (`rounds.x=1`), loses
@@ -243,10 +243,12 @@ def replaced(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = ()
     if isinstance(tree, list | tuple):
         if not (head.isdigit() and int(head) < len(tree)):
             raise InputError(f"{'.'.join(above)} has {len(tree)} entries, counted from 0; got {head!r}")
-        return [replaced(item, rest, value, (*above, head)) if i == int(head) else item for i, item in enumerate(tree)]
+        return [
+            with_value(item, rest, value, (*above, head)) if i == int(head) else item for i, item in enumerate(tree)
+        ]
     if tree is not None and not isinstance(tree, dict):
         raise InputError(f"{'.'.join(above)} is a single value; {'.'.join([*above, *path])} cannot be set")
-    return {**(tree or {}), head: replaced((tree or {}).get(head), rest, value, (*above, head))}
+    return {**(tree or {}), head: with_value((tree or {}).get(head), rest, value, (*above, head))}
 
 
 def checked(settings: dict[str, Any]) -> Config:
@@ -265,7 +267,7 @@ def checked(settings: dict[str, Any]) -> Config:
 
 def resolved(config: Config) -> Config:
     """The configuration with every option of every piece checked, converted and written out."""
-    seeded = {"seed": config.seed} if not config.scenario.is_given else {}
+    seeded = {"seed": config.seed} if not config.scenario.is_placeholder else {}
     scenario = Piece.model_validate({**seeded, **dict(config.scenario)})
     changes = {section: completed(section, getattr(config, section)) for section in SECTIONS if section != "scenario"}
     changes |= {"scenario": completed("scenario", scenario)}

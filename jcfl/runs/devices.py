@@ -16,7 +16,7 @@ HEARTBEAT = 10
 """Seconds after which a host that says nothing counts as dead; the others then stop."""
 
 
-def granted(wanted: int | None) -> int:
+def device_count(wanted: int | None) -> int:
     """How many devices clients are shared out among: as many as wanted, or all there are, on all hosts.
 
     A CPU counts as one device unless more are wanted before JAX has started.
@@ -24,31 +24,31 @@ def granted(wanted: int | None) -> int:
     Raises:
         InputError: there are fewer.
     """
-    if wanted is not None and wanted > 1 and not joined():
+    if wanted is not None and wanted > 1 and not has_several_hosts():
         with contextlib.suppress(RuntimeError):  # JAX has started, with what there is
             jax.config.update("jax_num_cpu_devices", wanted)
     there = jax.device_count()
-    if wanted is not None and wanted > there and not joined():
+    if wanted is not None and wanted > there and not has_several_hosts():
         raise InputError(
             f"devices: {wanted} were asked for, there are {there}; a CPU counts as more only before JAX has started, "
             f"for instance by XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
         )
-    return there if wanted is None or joined() else wanted
+    return there if wanted is None or has_several_hosts() else wanted
 
 
-def placed(tree: Any, devices: int) -> Any:
+def on_devices(tree: Any, devices: int) -> Any:
     """`tree` on all of the devices."""
-    return jax.device_put(tree, whole(devices)) if devices > 1 else jax.device_put(tree)
+    return jax.device_put(tree, on_every_device(devices)) if devices > 1 else jax.device_put(tree)
 
 
-def whole(devices: int) -> jax.sharding.NamedSharding:
+def on_every_device(devices: int) -> jax.sharding.NamedSharding:
     """Everything on every device."""
-    return jax.NamedSharding(chunks.across(devices), jax.P())
+    return jax.NamedSharding(chunks.device_mesh(devices), jax.P())
 
 
-def keyed(data: np.ndarray, devices: int) -> jax.Array:
+def keys_on_devices(data: np.ndarray, devices: int) -> jax.Array:
     """Random keys from their data, on all of the devices."""
-    make = jax.jit(jax.random.wrap_key_data, out_shardings=whole(devices) if devices > 1 else None)
+    make = jax.jit(jax.random.wrap_key_data, out_shardings=on_every_device(devices) if devices > 1 else None)
     return make(data)
 
 
@@ -64,52 +64,52 @@ def join(coordinator: str | None, hosts: int | None, host: int | None) -> None:
         raise InputError(f"--distributed: {next(iter(str(error).splitlines()), error)}") from None
 
 
-def joined() -> bool:
+def has_several_hosts() -> bool:
     """Whether this is a run of several hosts."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
-def leads() -> bool:
+def is_first_host() -> bool:
     """Whether this host is the one that writes and reports."""
-    return not joined() or jax.process_index() == 0
+    return not has_several_hosts() or jax.process_index() == 0
 
 
-def agreed(value: Any, settle: Callable[..., Any] = np.max) -> Any:
+def over_hosts(value: Any, settle: Callable[..., Any] = np.max) -> Any:
     """One number for all hosts, of those that they have: the largest, unless they settle it otherwise."""
-    if not joined():
+    if not has_several_hosts():
         return value
     from jax.experimental import multihost_utils
 
     return float(settle(multihost_utils.process_allgather(np.float32(value))))
 
 
-def meet() -> None:
+def wait_for_hosts() -> None:
     """Wait until every host has come this far."""
-    agreed(0)
+    over_hosts(0)
 
 
 def folder(path: Path) -> Folder:
     """A run's folder, to be written by the host that leads and only read by the others."""
-    if not joined():
+    if not has_several_hosts():
         return Folder(path)
-    return Leader(path) if leads() else Witness(path)
+    return WritingFolder(path) if is_first_host() else ReadingFolder(path)
 
 
-class Leader(Folder):
+class WritingFolder(Folder):
     """A run's folder as the host sees it that writes."""
 
     def begin(self, config: str, measured: bool = True) -> None:
         """Make the folder, and let the others go on."""
         super().begin(config, measured)
-        meet()
+        wait_for_hosts()
 
 
-class Witness(Folder):
+class ReadingFolder(Folder):
     """A run's folder as hosts see it that do not write."""
 
     def begin(self, config: str, measured: bool = True) -> None:
         """Wait until the folder is there."""
-        meet()
+        wait_for_hosts()
 
     def append(self, records: Iterable[Record]) -> None:
         """Write nothing."""

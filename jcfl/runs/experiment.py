@@ -14,7 +14,7 @@ from jcfl.nested import plain
 from jcfl.results import History
 from jcfl.runs import devices, loop, programs, trackers
 from jcfl.runs.config import Config, read
-from jcfl.runs.plan import Plan, described, planned, smaller
+from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
 from jcfl.runs.replicas import OnProgress, Run, train
 from jcfl.runs.representation import representation
 from jcfl.types import Federation
@@ -63,14 +63,14 @@ def run(
     """
     given = {"method": method, "model": model, "train": train, "rounds": rounds, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
-    config, objects = described(what, {key: value for key, value in given.items() if value is not None})
+    config, objects = config_and_objects(what, {key: value for key, value in given.items() if value is not None})
     folder = Path(out) if out is not None else None
     if resume and folder is not None:
         config = resumed(folder, config)
     plan = planned(config, objects)
     if folder is not None and not resume:
         refuse_taken(folder)
-    devices.meet()  # before the first word is written
+    devices.wait_for_hosts()  # before the first word is written
     return execute(plan, folder, on_progress)
 
 
@@ -119,7 +119,7 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     tracking = {title: trackers.tracking(plan.config.track, title, place) for title, place in places.items()}
     if out is not None and several:
         devices.folder(out).begin(plan.config.text(), measured=False)
-    here = plan._replace(federation=jax.device_get(plan.federation)) if devices.joined() else plan
+    here = plan._replace(federation=jax.device_get(plan.federation)) if devices.has_several_hosts() else plan
     clients = functools.cache(lambda: representation(here))  # the same for all methods
     histories: dict[str, History] = {}
     stop = threading.Event()
@@ -130,8 +130,10 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
             if folder is not None:
                 folder.federation(clients)
             one = Run(title, plan._replace(config=config), plan.algorithms[title], folder, tracking[title])
-            histories[title] = alone(one, on_progress or (lambda progress: None), stop, keep_state and not histories)
-            if out is not None and several and devices.leads():
+            histories[title] = train_run(
+                one, on_progress or (lambda progress: None), stop, keep_state and not histories
+            )
+            if out is not None and several and devices.is_first_host():
                 table = {name: item.summary for name, item in histories.items()}
                 results.write_json(out / "comparison.json", table)
     main, *rest = histories.values()
@@ -140,28 +142,28 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
     return main
 
 
-def alone(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
+def train_run(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
     """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out."""
     run.begin()
     try:
         while True:
             try:
-                trained(run, on_progress, stop, keep)
-                return run.written()
+                train_seeds(run, on_progress, stop, keep)
+                return run.write_results()
             except jax.errors.JaxRuntimeError as error:
                 less = smaller(run.plan) if "RESOURCE_EXHAUSTED" in str(error) else None
                 if less is None:
                     raise
                 run.replan(less)
     except TrainingError:
-        run.written()
+        run.write_results()
         raise
     except KeyboardInterrupt:
         run.tracking.end({})
         raise
 
 
-def trained(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> None:
+def train_seeds(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> None:
     """The run's programs compiled, and driven to the last round."""
     plan = run.plan
     lanes = plan.config.seeds if plan.config.seeds_in_one else 1

@@ -14,7 +14,7 @@ import numpy as np
 from jcfl import metrics
 from jcfl.errors import TrainingError
 from jcfl.results import Record
-from jcfl.runs.devices import agreed
+from jcfl.runs.devices import over_hosts
 from jcfl.runs.programs import Programs, Running, keys
 from jcfl.types import OVERFLOW, VOTER, Federation, State
 
@@ -62,7 +62,7 @@ class Clock:
 
 
 @dataclass
-class Sitting:
+class LoopSettings:
     """What lanes trained side by side need besides their programs."""
 
     seeds: Sequence[int]  # of every lane
@@ -79,7 +79,7 @@ class Sitting:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def train(programs: Programs, federation: Federation, sitting: Sitting) -> Running:
+def train(programs: Programs, federation: Federation, sitting: LoopSettings) -> Running:
     """Train to the last round, evaluating, reporting and checkpointing on the way; goes on from a checkpoint if any.
 
     Raises:
@@ -90,14 +90,14 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> Runni
     found = sitting.checkpoints.newest(programs.joined(state)) if sitting.checkpoints else None
     state, earlier = (programs.parted(found[0]), found[1]) if found else (state, 0.0)
     watch = Stopwatch(sitting, programs.joined, earlier)
-    round, size = at(state), 1
+    round, size = rounds_done(state), 1
     sitting.on_start(round if found else -1)
     try:
         if not found and 0 in sitting.evaluated:
             sitting.on_records(evaluated(programs, federation, sitting, state, 0))
         sitting.on_block(round)
         while round < sitting.rounds:
-            if agreed(sitting.stop.is_set()):
+            if over_hosts(sitting.stop.is_set()):
                 watch.save(round, state)
                 raise Interrupted
             until = min(round + size, next(due for due in sitting.evaluated if due > round))
@@ -106,12 +106,12 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> Runni
             if failed:
                 sitting.on_failed(failed)
             sitting.clock.add((until - round) * len(sitting.seeds), seconds)
-            size = max(1, min(2 * size, int(BLOCK * (until - round) / max(agreed(seconds), 1e-6))))
+            size = max(1, min(2 * size, int(BLOCK * (until - round) / max(over_hosts(seconds), 1e-6))))
             round = until
             if round in sitting.evaluated:
                 sitting.on_records(evaluated(programs, federation, sitting, state, round))
             sitting.on_block(round)
-            if round < sitting.rounds and agreed(watch.due()):
+            if round < sitting.rounds and over_hosts(watch.due()):
                 watch.save(round, state)
         watch.save(round, state)
     finally:
@@ -122,7 +122,7 @@ def train(programs: Programs, federation: Federation, sitting: Sitting) -> Runni
 class Stopwatch:
     """When to write the next checkpoint, and how long a batch has taken."""
 
-    def __init__(self, sitting: Sitting, joined: Callable[[Any], State], earlier: float):
+    def __init__(self, sitting: LoopSettings, joined: Callable[[Any], State], earlier: float):
         self.sitting, self.joined, self.earlier = sitting, joined, earlier
         self.began = self.saved = time.perf_counter()
         self.cost = 0.0
@@ -153,12 +153,14 @@ def advanced(programs: Programs, federation: Federation, state: Running, until: 
     return state, time.perf_counter() - start
 
 
-def at(state: Running) -> int:
+def rounds_done(state: Running) -> int:
     """The number of rounds that a state, or every one of several, has behind it."""
     return int(np.min(state.round))
 
 
-def evaluated(programs: Programs, federation: Federation, sitting: Sitting, state: Running, round: int) -> list[Record]:
+def evaluated(
+    programs: Programs, federation: Federation, sitting: LoopSettings, state: Running, round: int
+) -> list[Record]:
     """The records of one evaluation, one per seed; the scores are computed here, on the host."""
     found = jax.device_get(programs.evaluate(state, federation))
     if len(sitting.seeds) == 1:

@@ -18,7 +18,7 @@ from jcfl.errors import InputError
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import devices
-from jcfl.runs.config import GIVEN, KINDS, Config, Method, Piece, Trainer, checked, loaded
+from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.types import Algorithm, Federation, Task
 
@@ -53,26 +53,26 @@ class Plan(NamedTuple):
     objects: Objects = Objects()  # those that the configuration has no name for
 
 
-def described(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
+def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
     """The configuration that was meant, and the objects in it that have no name."""
     objects, base = Objects(), {}
     if isinstance(what, Federation):
         objects = objects._replace(federation=what)
-        base = standing_in(what)
+        base = config_of_federation(what)
     elif isinstance(what, Config):
         base = what.model_dump()
     else:
         base = loaded(what)
-    more, settings = handed_over({**base, **given})
+    more, settings = objects_and_settings({**base, **given})
     return checked(settings), more._replace(federation=objects.federation)
 
 
-def standing_in(federation: Federation) -> dict[str, Any]:
+def config_of_federation(federation: Federation) -> dict[str, Any]:
     """What a configuration says of a federation that was handed over in Python."""
-    return {"data": GIVEN, "scenario": {"name": GIVEN, "federation": federation.name}, "method": "stocfl"}
+    return {"data": PLACEHOLDER, "scenario": {"name": PLACEHOLDER, "federation": federation.name}, "method": "stocfl"}
 
 
-def handed_over(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
+def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
     """The objects without a name among what was given, and what was given with a stand-in for each."""
     objects = Objects()
     for section in ("method", "model", "train"):
@@ -80,7 +80,9 @@ def handed_over(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
         if isinstance(value, PLAIN):
             continue
         objects = objects._replace(**{section: value})
-        given = given | {section: {"name": GIVEN, "object": getattr(value, "__qualname__", type(value).__qualname__)}}
+        given = given | {
+            section: {"name": PLACEHOLDER, "object": getattr(value, "__qualname__", type(value).__qualname__)}
+        }
     return objects, given
 
 
@@ -93,8 +95,8 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     Raises:
         InputError: data that is missing or corrupt, a federation that cannot be had, options that do not go together.
     """
-    several = devices.granted(config.devices)
-    federation = objects.federation if objects.federation is not None else federated(config)
+    several = devices.device_count(config.devices)
+    federation = objects.federation if objects.federation is not None else federation_of(config)
     shape, classes = federation.x.shape[1:], federation.classes
     build = lambda name, **options: registry.find("model", name)(
         shape, classes, **registry.options("model", name, options)
@@ -102,17 +104,17 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
         federation,
-        tasked(config, objects, build, shape, classes),
+        task_of(config, objects, build, shape, classes),
         trainer(config.train, objects),
         config.participation,
         chunk=config.chunk,
-        budget=config.budget or int(devices.agreed(memory.memory_budget(), np.min)) // share,
+        budget=config.budget or int(devices.over_hosts(memory.memory_budget(), np.min)) // share,
         build=build,
         engine=config.engine,
         engines=(Factored(),),
         devices=several,
     )
-    federation = devices.placed(federation, context.resources.devices)
+    federation = devices.on_devices(federation, context.resources.devices)
     algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
     most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:
@@ -133,19 +135,19 @@ def smaller(plan: Plan) -> Plan | None:
     return plan._replace(config=config, context=context, algorithms=algorithms)
 
 
-def federated(config: Config) -> Federation:
+def federation_of(config: Config) -> Federation:
     """The federation that a configuration describes."""
     pieces = config.data if isinstance(config.data, tuple) else (config.data,)
-    datasets = [data.load(named(piece, "data"), config.data_dir, **piece.options) for piece in pieces]
-    name = named(config.scenario, "scenario")
+    datasets = [data.load(registered_name(piece, "data"), config.data_dir, **piece.options) for piece in pieces]
+    name = registered_name(config.scenario, "scenario")
     make = registry.find("federation", "options")
     return make(datasets[0] if len(datasets) == 1 else datasets, name, **config.scenario.options)
 
 
-def tasked(config: Config, objects: Objects, build: Callable[..., Task], shape, classes: int) -> Task:
+def task_of(config: Config, objects: Objects, build: Callable[..., Task], shape, classes: int) -> Task:
     """The task that a configuration, or a model handed over in Python, describes."""
     if objects.model is None:
-        return build(named(config.model, "model"), **config.model.options)
+        return build(registered_name(config.model, "model"), **config.model.options)
     if isinstance(objects.model, Task):
         return objects.model
     from jcfl import models
@@ -162,21 +164,21 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     Raises:
         InputError: an Algorithm was to get other answers or add-ons.
     """
-    if method.is_given and objects.method is not None:
+    if method.is_placeholder and objects.method is not None:
         found = objects.method
     else:
-        found = registry.find("method", named(method, "method"))(**without(method.options, QUESTIONS))
+        found = registry.find("method", registered_name(method, "method"))(**without(method.options, QUESTIONS))
     found = found if isinstance(found, Value) else found(context)
     if isinstance(found, Value):
-        whole = answered(found, method.options)
-        return compiled(whole, [dict(addon) for addon in method.addons], context)
+        whole = with_answers(found, method.options)
+        return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
     changed = [*(q for q in QUESTIONS if method.options.get(q) is not None), *(addon.name for addon in method.addons)]
     if changed:
         raise InputError(f"method {method.name!r} is no Method with answers, so {changed[0]!r} cannot change it")
     return found
 
 
-def compiled(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) -> Algorithm:
+def compiled_with_addons(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) -> Algorithm:
     """The algorithm of a method with its add-ons, each `{name, options…}` with its options checked.
 
     Raises:
@@ -203,7 +205,7 @@ def takes(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) 
     return True
 
 
-def answered(value: Value, options: Mapping[str, Any]) -> Value:
+def with_answers(value: Value, options: Mapping[str, Any]) -> Value:
     """The method with the answers that a configuration gives in place of its own."""
     given = {question: options[question] for question in QUESTIONS if options.get(question) is not None}
     pieces = {question: answer(question, piece) for question, piece in given.items()}
@@ -223,10 +225,12 @@ def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def trainer(train: Trainer, objects: Objects) -> Any:
     """The local trainer that a section describes, or that was handed over in Python."""
-    return objects.train or registry.find("train", named(train, "train"))(**train.options)
+    return objects.train or registry.find("train", registered_name(train, "train"))(**train.options)
 
 
-def variable(config: Config, context: Context, objects: Objects) -> Callable[[Mapping[str, Any]], Algorithm]:
+def algorithm_by_options(
+    config: Config, context: Context, objects: Objects
+) -> Callable[[Mapping[str, Any]], Algorithm]:
     """The main method's algorithm as a function of some of its and of the trainer's options, by dotted name.
 
     It can be called while it is traced: nothing is checked, and an option may be an array.
@@ -236,8 +240,8 @@ def variable(config: Config, context: Context, objects: Objects) -> Callable[[Ma
         method, train = config.method, config.train
         for name, value in scalars.items():
             section, *path = name.split(".")
-            method = method if section == "train" else placed(method, path, value)
-            train = placed(train, path, value) if section == "train" else train
+            method = method if section == "train" else with_option(method, path, value)
+            train = with_option(train, path, value) if section == "train" else train
         trained = any(name.startswith("train.") for name in scalars)
         local = trainer(train, objects) if trained else context.trainer
         return algorithm(method, context._replace(trainer=local), objects)
@@ -245,14 +249,14 @@ def variable(config: Config, context: Context, objects: Objects) -> Callable[[Ma
     return make
 
 
-def placed(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
+def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
     """A piece with one option's value replaced; `addons.0.mu` is an option of its first add-on."""
     if len(path) == 1:
         return piece.model_copy(update={path[0]: value})
     if path[0] in QUESTIONS:
         return piece.model_copy(update={path[0]: {**dict(piece.options[path[0]]), path[1]: value}})
     addons = list(getattr(piece, path[0]))
-    addons[int(path[1])] = placed(addons[int(path[1])], path[2:], value)
+    addons[int(path[1])] = with_option(addons[int(path[1])], path[2:], value)
     return piece.model_copy(update={path[0]: tuple(addons)})
 
 
@@ -262,8 +266,8 @@ def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
-def named(piece: Piece, section: str) -> str:
+def registered_name(piece: Piece, section: str) -> str:
     """A piece's name, unless it is a stand-in for an object that only its own program has."""
-    if piece.is_given:
+    if piece.is_placeholder:
         raise InputError(f"{section}: this was a run in Python with a {section} of its own; only Python can repeat it")
     return piece.name

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jcfl.runs.devices import keyed, whole
+from jcfl.runs.devices import keys_on_devices, on_every_device
 from jcfl.types import Algorithm, Array, Federation, State
 
 Scalars = Mapping[str, Array]
@@ -62,7 +62,7 @@ class Family(NamedTuple):
     parted: Callable[[State], Running] = lambda state: state
     joined: Callable[[Any], State] = lambda state: state
 
-    def at(self, scalars: Scalars) -> Programs:
+    def with_values(self, scalars: Scalars) -> Programs:
         """The programs for these values, one for each lane. [lanes] each"""
         return Programs(
             lambda keys, federation: self.init(keys, scalars, federation),
@@ -77,7 +77,7 @@ class Family(NamedTuple):
 
 def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
     """An algorithm compiled for a federation, for one seed or for several side by side."""
-    return family(lambda scalars: algorithm, {}, federation, seeds, devices).at({})
+    return family(lambda scalars: algorithm, {}, federation, seeds, devices).with_values({})
 
 
 def family(
@@ -107,7 +107,7 @@ def compiled(
     stop_early: bool = True,
 ) -> Family:
     """Programs that have an axis of lanes where there are several; those with `stop_early` end where all failed."""
-    where = whole(devices) if devices > 1 else None
+    where = on_every_device(devices) if devices > 1 else None
     several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
     init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
     init = jax.jit(init, out_shardings=where)
@@ -160,7 +160,7 @@ def threaded(
     make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int
 ) -> Family:
     """One lane's programs, run for several lanes by as many threads as there are cores."""
-    where = whole(devices) if devices > 1 else None
+    where = on_every_device(devices) if devices > 1 else None
     split = jax.jit(lambda tree: [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(lanes)], out_shardings=where)
     join = jax.jit(lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), out_shardings=where)
     one = compiled(make, split(like)[0], federation, 1, devices, stop_early=False)
@@ -174,7 +174,7 @@ def threaded(
     def advance(lanes: Lanes, scalars: Scalars, federation: Federation, until: Array) -> Lanes:
         turns = 1 if len(lanes.states) % workers == 0 else workers  # a thread more or less is busy for a part of a lane
         stops = np.linspace(np.min(lanes.round), until, turns + 1).astype(np.int32)[1:]
-        values, running = split(scalars), [settled(state) for state in lanes.states]
+        values, running = split(scalars), [finished_future(state) for state in lanes.states]
 
         def go(before: Future[State], values: Scalars, stop: np.int32) -> State:
             return jax.block_until_ready(one.advance(before.result(), values, federation, stop))
@@ -191,7 +191,7 @@ def threaded(
     return Family(init, advance, evaluate, one.seconds, devices, parted, joined)
 
 
-def settled(state: State) -> Future[State]:
+def finished_future(state: State) -> Future[State]:
     """A future that has come."""
     future = Future()
     future.set_result(state)
@@ -206,4 +206,4 @@ def cores() -> int:
 def keys(seeds: Sequence[int], devices: int = 1) -> Array:
     """The run keys of seeds run together, on all devices: one key, or `[seeds]` keys."""
     made = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
-    return keyed(made[0] if len(made) == 1 else made, devices)
+    return keys_on_devices(made[0] if len(made) == 1 else made, devices)

@@ -15,7 +15,7 @@ from jcfl.errors import TrainingError
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
 from jcfl.runs import loop
-from jcfl.runs.loop import Clock, Progress, Sitting
+from jcfl.runs.loop import Clock, LoopSettings, Progress
 from jcfl.runs.plan import Plan
 from jcfl.runs.programs import Programs, Running
 from jcfl.runs.trackers import Tracking
@@ -87,15 +87,15 @@ class Run:
     def save(self) -> None:
         """Write what goes before a checkpoint."""
         if self.folder is not None:
-            self.folder.clusters(self.so_far())
+            self.folder.clusters(self.history_so_far())
 
-    def so_far(self) -> History:
+    def history_so_far(self) -> History:
         """The history until now."""
         return results.history(self.name, self.seeds, self.due, self.records, np.asarray(self.plan.federation.groups))
 
-    def written(self) -> History:
+    def write_results(self) -> History:
         """The history until now with its summary, both written."""
-        found = self.so_far()
+        found = self.history_so_far()
         failure = {"failed": str(self.failed)} if self.failed is not None else {}
         found.summary = results.final(found) | self.timing() | failure
         if self.folder is not None:
@@ -162,15 +162,15 @@ def train(
     for start in range(0, config.seeds, batch):
         seeds = first.seeds[start : start + batch]
         done = before + start * config.rounds * len(runs)
-        watch = Watch(runs, seeds, on_progress, done, total or config.rounds * config.seeds * len(runs))
-        state = sat(runs, programs, seeds, watch, stop)
+        watch = Reporter(runs, seeds, on_progress, done, total or config.rounds * config.seeds * len(runs))
+        state = train_batch(runs, programs, seeds, watch, stop)
         states.append(numpy(programs.joined(state), len(runs) * batch == 1) if keep else None)
     for index, run in enumerate(runs if keep else ()):
         own = [jax.tree.map(lambda leaf: leaf[index * batch : (index + 1) * batch], state) for state in states]
         run.state = own[0] if len(own) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)
 
 
-class Watch:
+class Reporter:
     """Tells whoever watches where runs are."""
 
     def __init__(self, runs: Sequence[Run], seeds: Sequence[int], on_progress: OnProgress, done: int, total: int):
@@ -184,12 +184,12 @@ class Watch:
         self.on_progress(Progress(last.method, self.seeds[0], round, done, self.total, scores))
 
 
-def sat(
+def train_batch(
     runs: Sequence[Run], programs: Programs, seeds: Sequence[int], watch: Callable[[int], None], stop: threading.Event
 ) -> Running:
     """The final state of one batch of seeds of all runs."""
     n, clock = len(seeds), Clock()
-    stores = Stores([store for run in runs if (store := run.checkpoints(seeds))], n, len(runs) * n == 1)
+    stores = JointCheckpoints([store for run in runs if (store := run.checkpoints(seeds))], n, len(runs) * n == 1)
 
     def rewind(round: int) -> None:
         for run in runs:
@@ -210,7 +210,7 @@ def sat(
         if all(run.failed for run in runs):
             loop.stop_at(failed)
 
-    sitting = Sitting(
+    sitting = LoopSettings(
         seeds=[*seeds] * len(runs),
         rounds=runs[0].plan.config.rounds,
         evaluated=runs[0].due,
@@ -235,7 +235,7 @@ def sat(
             run.compiling = programs.seconds / len(runs) if run.compiling == 0 else run.compiling
 
 
-class Stores:
+class JointCheckpoints:
     """The checkpoints of several runs, whose states are the parts of one."""
 
     def __init__(self, parts: Sequence[Checkpoints], seeds: int, single: bool):

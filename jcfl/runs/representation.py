@@ -37,7 +37,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     size = 4 * trees.parameters(jax.eval_shape(task.init, jax.random.key(0)))
     tile = max(2, plan.context.resources.budget // (4 * size))  # two tiles of gradients take half of what there is
     order = rng.permutation(m)[: min(COMPARED, TILES * tile)]
-    pictured = np.sort(order[: pictures(federation)])
+    pictured = np.sort(order[: picture_count(federation)])
     key = stream(jax.random.key(config.seed), Stream.MODEL)
     compared = np.sort(order)
     return {
@@ -50,7 +50,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     }
 
 
-def pictures(federation: Federation) -> int:
+def picture_count(federation: Federation) -> int:
     """How many images are kept."""
     if federation.x.ndim != 4:
         return 0
@@ -72,7 +72,7 @@ def cosines(task: Task, key: jax.Array, federation: Federation, who: np.ndarray,
     def psi(key, federation, who):
         anchor = task.init(key)
         describe = lambda client, data: normalised(anchor_gradient(task, anchor, data))
-        return chunks.each(describe, federation, who, chunk)
+        return chunks.over_clients(describe, federation, who, chunk)
 
     described, inner = jax.jit(psi), jax.jit(trees.inner)
     parts = np.resize(who, (-(-len(who) // tile), tile))  # the last one filled up with the first clients

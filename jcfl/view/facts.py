@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import yaml
@@ -127,19 +127,19 @@ def facts(kind: str, name: str) -> Facts:
     """
     if kind == "score":
         one = metrics.scores()[name]
-        return Facts(kind, name, one.meaning, "", "", [], [], example(kind, name), foreign(one.function))
+        return Facts(kind, name, one.meaning, "", "", [], [], example(kind, name), outside_package(one.function))
     function = registry.find(kind, name)
     _, text, deviations = sections(function)
     shared = [row for other in registry.shared(kind) for row in options(other)]
     line, more = registry.line(function), {}
-    if kind == "method" and (value := answered(name)) is not None:
+    if kind == "method" and (value := method_value(name)) is not None:
         clusters = getattr(value.group, "clusters", None) or 1  # one where the number is found or not given
         more = {"answers": value.answers(), "costs": costs(value, clusters)}
     found = Facts(kind, name, line, text, deviations, options(function), shared, example(kind, name))
-    return found._replace(package=foreign(function), **more)
+    return found._replace(package=outside_package(function), **more)
 
 
-def answered(name: str) -> Any:
+def method_value(name: str) -> Any:
     """A method's value, with its defaults or what its example sets; None where it needs more than that."""
     words = dict(word.split("=", 1) for word in NEEDED.get(name, "").split() if word.startswith("method."))
     given = {key.removeprefix("method."): yaml.safe_load(value) for key, value in words.items()}
@@ -150,14 +150,14 @@ def answered(name: str) -> Any:
     return value if hasattr(value, "answers") else None
 
 
-def foreign(function: Any) -> str:
+def outside_package(function: Any) -> str:
     """The module and the package of a function, where it is not one of jcfl's."""
     if function is None or function.__module__.partition(".")[0] == "jcfl":
         return ""
     return registry.origin(function)
 
 
-def found(word: str, beside: Iterable[str] = ()) -> list[Facts]:
+def facts_by_name(word: str, beside: Iterable[str] = ()) -> list[Facts]:
     """The descriptions of all pieces with this name, at most one of every kind.
 
     Raises:

@@ -12,7 +12,7 @@ from pydantic import Field
 from jcfl import models
 from jcfl.core.method import Method, Train
 from jcfl.data import Dataset, Examples
-from jcfl.data.partition import Count, Partition, allotted, pool
+from jcfl.data.partition import Count, Partition, pool, random_owners
 from jcfl.grouping.compare import PrincipalAngles
 from jcfl.grouping.describe import Subspace
 from jcfl.grouping.groups import Linkage
@@ -61,7 +61,7 @@ def har(data_dir: Path, *, size: Annotated[int, Field(ge=10, description="exampl
 def placements(rng: np.random.Generator, dataset: Dataset, *, clients: Count = 6, places: Count = 2) -> Partition:
     """Random equal shares; every placement of the sensor mixes the features in a way of its own."""
     whole, groups = pool(dataset), np.arange(clients) % places
-    owner = allotted(rng, whole.part, whole.trains, np.ones((1, clients)))
+    owner = random_owners(rng, whole.part, whole.trains, np.ones((1, clients)))
     turns = np.stack([np.linalg.qr(rng.standard_normal((whole.x.shape[1],) * 2))[0] for _ in range(places)])
     x = np.einsum("nd,nde->ne", whole.x, turns[groups[owner]]).astype(np.float32)
     return Partition(x, whole.y, whole.trains, owner, groups)

@@ -31,11 +31,11 @@ def main() -> None:
     from jcfl import metrics
     from jcfl.runs import loop, programs
     from jcfl.runs.environment import use_cache
-    from jcfl.runs.plan import described, planned
+    from jcfl.runs.plan import config_and_objects, planned
     from jcfl.version import __version__
 
     use_cache()
-    plan = planned(*described(federation(asked), configured(asked)))
+    plan = planned(*config_and_objects(federation(asked), configured(asked)))
     algorithm, seconds, start = plan.algorithms["fedavg"], [], time.perf_counter()
     compiled = programs.programs(algorithm, plan.federation, 1)
     state = compiled.init(jax.random.key(asked.seed), plan.federation)

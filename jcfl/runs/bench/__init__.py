@@ -48,10 +48,10 @@ def measured(
             raise unknown("row", name, ROWS)
     if data_dir is not None and not (data_dir / "mnist").is_dir():
         raise InputError(f"--data-dir: expected a folder with mnist/ in it, got {str(data_dir)!r}")
-    results, load = [], loaded()
+    results, load = [], load_average()
     for name in rows or ROWS:
         for case in ROWS[name].cases(quick):
-            results.append({"row": name, "case": case} | apart(name, case, quick, data_dir, threads))
+            results.append({"row": name, "case": case} | measured_apart(name, case, quick, data_dir, threads))
             on_result(results[-1])
     return {
         "machine": machine(load),
@@ -62,10 +62,10 @@ def measured(
     }
 
 
-def apart(row: str, case: str, quick: bool, data_dir: Path | None, threads: int | None) -> Result:
+def measured_apart(row: str, case: str, quick: bool, data_dir: Path | None, threads: int | None) -> Result:
     """A case measured in a fresh process, so that memory and compiled programs are its own."""
     asked = json.dumps([row, case, quick, str(data_dir.resolve()) if data_dir else None, threads])
-    before = loaded()
+    before = load_average()
     paths = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
     surroundings = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)} | (HASTY if quick else {})
     command = [sys.executable, "-m", "jcfl.runs.bench", asked]
@@ -75,7 +75,7 @@ def apart(row: str, case: str, quick: bool, data_dir: Path | None, threads: int 
         return {"failed": f"not done after {LIMIT} s"}
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
-    return json.loads(done.stdout.splitlines()[-1]) | {"load": [before, loaded()]}
+    return json.loads(done.stdout.splitlines()[-1]) | {"load": [before, load_average()]}
 
 
 def machine(load_before: float) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def machine(load_before: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "load_before": load_before,
-        "load_after": loaded(),
+        "load_after": load_average(),
     }
 
 
-def loaded() -> float:
+def load_average() -> float:
     """The machine's load average over the last minute."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
 
@@ -152,7 +152,7 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
     return [text, figures]
 
 
-def placed(text: str, title: str, section: str) -> str:
+def with_section(text: str, title: str, section: str) -> str:
     """A Markdown text with the section under `## title` replaced, or put before the others."""
     head, *sections = text.split("\n## ")
     titles = [part.split("\n", 1)[0] for part in sections]

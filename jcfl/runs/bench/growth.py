@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from jcfl.runs.bench.work import bare, made_up, medians, settled, timed
-from jcfl.runs.plan import described, planned
+from jcfl.runs.bench.work import compiled_step, made_up_federation, medians, settled_state, timed
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.trees import parameters
 
 SGD = {"lr": 0.1, "epochs": 5, "batch_size": "full"}
@@ -20,7 +20,7 @@ GROWTH: dict[str, Callable[[bool], Sequence[str]]] = {
 """The cases of each row: clients (and after a stroke the cohort), cohort, width, clusters."""
 
 
-def grown(row: str, case: str, quick: bool) -> dict[str, Any]:
+def growth_figures(row: str, case: str, quick: bool) -> dict[str, Any]:
     """Seconds a round of one case, its first apart; the process' peak memory is added by whoever asked."""
     first, _, second = case.partition("/")
     value, cohort = int(first), 4 if quick else int(second or 100)
@@ -30,9 +30,9 @@ def grown(row: str, case: str, quick: bool) -> dict[str, Any]:
     ifca = {"name": "ifca", "clusters": value if row == "clusters" else 4}
     method = ifca if row in ("clients", "clusters") else {"name": "stocfl", "capacity": 64}
     given = {"model": {"name": "mlp", "hidden": hidden}, "method": method, "train": SGD}
-    plan = planned(*described(made_up(clients, 50), {**given, "participation": cohort / clients}))
-    state = settled(plan)
-    times = timed(bare(plan, state), state, plan.federation, 2 if quick else 4)
+    plan = planned(*config_and_objects(made_up_federation(clients, 50), {**given, "participation": cohort / clients}))
+    state = settled_state(plan)
+    times = timed(compiled_step(plan, state), state, plan.federation, 2 if quick else 4)
     (algorithm,) = plan.algorithms.values()
     size = parameters(jax.eval_shape(plan.context.task.init, jax.random.key(0)))
     counts = {

@@ -17,10 +17,10 @@ import numpy as np
 from jcfl import metrics
 from jcfl.core.memory import most_resident
 from jcfl.runs import programs
-from jcfl.runs.bench.growth import GROWTH, grown
-from jcfl.runs.bench.work import bare, gap, medians, seconds_of, settled, table_one, timed
+from jcfl.runs.bench.growth import GROWTH, growth_figures
+from jcfl.runs.bench.work import compiled_step, largest_difference, medians, seconds_of, settled_state, table_one, timed
 from jcfl.runs.experiment import execute
-from jcfl.runs.plan import Plan, described, planned
+from jcfl.runs.plan import Plan, config_and_objects, planned
 
 Figures = dict[str, Any]
 
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 def engines(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """The general and the factored engine turn about from the same state, beside the matrix products alone."""
     plans = {name: table_one(quick, data_dir, engine=name) for name in ("general", "factored")}
-    states = {name: settled(plan) for name, plan in plans.items()}
-    steps = {name: bare(plan, states[name]) for name, plan in plans.items()}
+    states = {name: settled_state(plan) for name, plan in plans.items()}
+    steps = {name: compiled_step(plan, states[name]) for name, plan in plans.items()}
     one, products = plans["factored"], []
     passes, arguments = plain_products(one)
     times: dict[str, list[float]] = {name: [] for name in plans}
@@ -55,7 +55,7 @@ def engines(case: str, quick: bool, data_dir: Path | None) -> Figures:
         "times_faster": general / factored,
         "plain_products_s": plain,
         "times_the_products": factored / plain,
-        "difference": gap(states["general"].clusters, states["factored"].clusters),
+        "difference": largest_difference(states["general"].clusters, states["factored"].clusters),
     }
 
 
@@ -87,8 +87,8 @@ PART = 10
 def full(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """All clients at once."""
     plan = table_one(quick, data_dir, participation=1.0)
-    state = settled(plan)
-    times = timed(bare(plan, state), state, plan.federation, 3)
+    state = settled_state(plan)
+    times = timed(compiled_step(plan, state), state, plan.federation, 3)
     return {"clients": plan.context.population.cohort, "first_s": times[0], "round_s": medians(times[1:])[0]}
 
 
@@ -99,7 +99,7 @@ def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
     (algorithm,) = plan.algorithms.values()
     init = jax.jit(algorithm.init)
     state = init(jax.random.key(0), plan.federation)
-    step, times = bare(plan, state), []
+    step, times = compiled_step(plan, state), []
     for seed in range(2):
         seconds, state = seconds_of(step, init(jax.random.key(seed), plan.federation), plan.federation)
         times.append(seconds)
@@ -115,7 +115,7 @@ def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
 def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """Five seeds in one program, and one, turn about."""
     small = {"scenario": {"name": "rotated", "clients": 20}} if quick else {}
-    plan = planned(*described("quickstart", {"compare": (), **small}))
+    plan = planned(*config_and_objects("quickstart", {"compare": (), **small}))
     (algorithm,) = plan.algorithms.values()
     count, rounds = (2, 2) if quick else (5, 25)
     compiled = {n: programs.programs(algorithm, plan.federation, n, plan.context.resources.devices) for n in (1, count)}
@@ -149,7 +149,7 @@ def overhead(case: str, quick: bool, data_dir: Path | None) -> Figures:
     plan = table_one(quick, data_dir, **changes, **sizes)
     (algorithm,) = plan.algorithms.values()
     state = jax.jit(algorithm.init)(jax.random.key(0), plan.federation)
-    step = bare(plan, state)
+    step = compiled_step(plan, state)
     evaluate = jax.jit(algorithm.evaluate).lower(state, plan.federation).compile()
     runs, alone = [], []
     for turn in range(2 if quick else 4):
@@ -184,7 +184,7 @@ def start(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 def growth(name: str, about: str) -> Row:
     """A row of `jcfl.runs.bench.growth`."""
-    return Row(about, lambda case, quick, data_dir: grown(name, case, quick), GROWTH[name])
+    return Row(about, lambda case, quick, data_dir: growth_figures(name, case, quick), GROWTH[name])
 
 
 ROWS: dict[str, Row] = {

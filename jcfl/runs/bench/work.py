@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl.data.federation import assembled, packed
-from jcfl.runs.plan import Plan, described, planned
+from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Models, Split, State
 
 IMAGES = 60_000
@@ -30,11 +30,11 @@ def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
         for key, value in changes.items()
     }
     if data_dir is None or quick:
-        return planned(*described(made_up(80 if quick else 4800, 50), {**preset, **merged}))
-    return planned(*described("stocfl_rotated_mnist", {**preset, "data_dir": data_dir, **merged}))
+        return planned(*config_and_objects(made_up_federation(80 if quick else 4800, 50), {**preset, **merged}))
+    return planned(*config_and_objects("stocfl_rotated_mnist", {**preset, "data_dir": data_dir, **merged}))
 
 
-def made_up(clients: int, size: int, groups: int = 4) -> Federation:
+def made_up_federation(clients: int, size: int, groups: int = 4) -> Federation:
     """A federation in MNIST's shapes, whose groups see noise around ten prototypes of their own.
 
     Clients share a pool of images, so that index tables are all that grows with their number.
@@ -56,7 +56,7 @@ def made_up(clients: int, size: int, groups: int = 4) -> Federation:
     return assembled(x.reshape(-1, 28, 28, 1), y, true, share(size), share(10), 10, "made up")
 
 
-def settled(plan: Plan) -> State:
+def settled_state(plan: Plan) -> State:
     """A state in which every client has been seen and is in its group's cluster."""
     (algorithm,) = plan.algorithms.values()
 
@@ -70,7 +70,7 @@ def settled(plan: Plan) -> State:
     return jax.jit(begin)(jax.random.key(0), plan.federation)
 
 
-def bare(plan: Plan, state: State) -> Callable[..., State]:
+def compiled_step(plan: Plan, state: State) -> Callable[..., State]:
     """One round compiled, without anything around it; the state handed in is used up."""
     (algorithm,) = plan.algorithms.values()
     return jax.jit(algorithm.step, donate_argnums=0).lower(state, plan.federation).compile()
@@ -98,6 +98,6 @@ def medians(*times: Sequence[float]) -> list[float]:
     return [statistics.median(some) for some in times]
 
 
-def gap(one: Models, two: Models) -> float:
+def largest_difference(one: Models, two: Models) -> float:
     """The largest difference between two trees of parameters."""
     return float(max(jnp.abs(a - b).max() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)))

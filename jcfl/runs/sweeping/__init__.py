@@ -89,7 +89,7 @@ def sweep(
     if folder is not None and not resume:
         experiment.refuse_taken(folder)
     if folder is not None and resume:
-        whole = whole._replace(points=[begun(folder, point) for point in whole.points])
+        whole = whole._replace(points=[resumed_point(folder, point) for point in whole.points])
     training = Training(whole, folder, on_progress or (lambda progress: None))
     training.check()
     if folder is not None:
@@ -106,7 +106,7 @@ def sweep(
     return found
 
 
-def begun(folder: Path, point: Point) -> Point:
+def resumed_point(folder: Path, point: Point) -> Point:
     """A point that goes on as it began, if it has begun."""
     if not (folder / "runs" / point.name / "config.yaml").is_file():
         return point

@@ -18,7 +18,7 @@ from jcfl.nested import flat, plain
 from jcfl.results import Folder, History
 from jcfl.runs import trackers
 from jcfl.runs.config import Config
-from jcfl.runs.plan import SMALL, Plan, federated, planned, state_bytes, variable
+from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, state_bytes
 from jcfl.runs.programs import Family, Scalars, family
 from jcfl.runs.replicas import OnProgress, Run, train
 from jcfl.runs.representation import representation
@@ -44,43 +44,43 @@ class Training:
         self.done = 0  # rounds, over all points and seeds
         self.total = sum(point.config.rounds * point.config.seeds for point in whole.points)
         self.compilations = 0
-        self.federation = Newest()
-        self.clients = Newest()
+        self.federation = LastMade()
+        self.clients = LastMade()
 
     def check(self) -> None:
         """Build every point's method, and train nothing."""
         for group in grouped(self.whole.points):
             plan = self.plan(group[0])
             for point in group:
-                variable(point.config, plan.context, point.objects)({})
-                trackers.tracking(point.config.track, point.name, self.place(point))
+                algorithm_by_options(point.config, plan.context, point.objects)({})
+                trackers.tracking(point.config.track, point.name, self.folder_of(point))
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
         left = []
         for point in self.whole.points:
-            place = self.place(point)
+            place = self.folder_of(point)
             if place is not None and is_complete(place, point.config.rounds):
                 self.histories[point.name] = results.loaded(place)
                 self.done += point.config.rounds * point.config.seeds
             else:
                 left.append(point)
         for group in grouped(left):
-            self.train_group(group, differing(group), stop)
+            self.train_group(group, differing_options(group), stop)
         self.write()
 
     def train_group(self, group: Sequence[Point], names: Sequence[str], stop: threading.Event) -> None:
         """Train points that differ only in `names`; where one of these cannot be an array, its values one by one."""
         plan = self.plan(group[0])
         seeds = group[0].config.seeds
-        make = variable(plan.config, plan.context, plan.objects)
+        make = algorithm_by_options(plan.config, plan.context, plan.objects)
         width = side_by_side(group, plan, state_bytes(make({}), plan.federation))
         batch = seeds if plan.config.seeds_in_one else 1
         if width > 1:
             plan = self.plan(group[0], width * batch)
-            make = variable(plan.config, plan.context, plan.objects)
+            make = algorithm_by_options(plan.config, plan.context, plan.objects)
         runs = [self.run(point, plan) for point in group]
-        parts = [part for far in equally_far(runs) for part in batches(far, width)]
+        parts = [part for far in grouped_by_progress(runs) for part in batches(far, width)]
         families: dict[int, Family] = {}
         for part in parts:
             lanes, values = len(part) * batch, scalars(plan, part, names, batch)
@@ -90,7 +90,7 @@ class Training:
                 except (TypeError, InputError):  # an option that is branched on, or an array where none can be
                     if not names:
                         raise
-                    self.train_apart(group, names, fixed(make, values, plan.federation), stop)
+                    self.train_apart(group, names, untraceable_options(make, values, plan.federation), stop)
                     return
                 self.compilations += 1
             sharing = sum(len(other) * batch == lanes for other in parts)
@@ -101,7 +101,7 @@ class Training:
         self, group: Sequence[Point], names: Sequence[str], fixed: Sequence[str], stop: threading.Event
     ) -> None:
         """Train points again of whose options those in `fixed` cannot be arrays: a group for each of their values."""
-        value = lambda point: tuple(floats(point.config)[name] for name in fixed)
+        value = lambda point: tuple(real_options(point.config)[name] for name in fixed)
         for _, alike in itertools.groupby(sorted(group, key=value), key=value):
             self.train_group(list(alike), [name for name in names if name not in fixed], stop)
 
@@ -109,12 +109,12 @@ class Training:
         """Train runs side by side, and write what is known of the sweep."""
         for run in part:
             if run.folder is not None:
-                key = key_of(run.plan.config, CLIENTS)
+                key = key_text(run.plan.config, CLIENTS)
                 run.folder.federation(lambda: self.clients(key, lambda: representation(run.plan)))
             run.begin()
         watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
         try:
-            train(part, shared.at(values), watch, stop, before=self.done, total=self.total)
+            train(part, shared.with_values(values), watch, stop, before=self.done, total=self.total)
         except TrainingError:  # nobody is left; each run knows its own failure
             pass
         except KeyboardInterrupt:
@@ -122,7 +122,7 @@ class Training:
                 run.tracking.end({})
             raise
         self.done += sum(run.plan.config.rounds * len(run.seeds) for run in part)
-        self.histories |= {run.name: run.written() for run in part}
+        self.histories |= {run.name: run.write_results() for run in part}
         self.write()
 
     def plan(self, point: Point, lanes: int | None = None) -> Plan:
@@ -130,7 +130,7 @@ class Training:
         config, objects = point.config, point.objects
         if objects.federation is None:
             objects = objects._replace(
-                federation=self.federation(key_of(config, FEDERATION), lambda: jax.device_put(federated(config)))
+                federation=self.federation(key_text(config, FEDERATION), lambda: jax.device_put(federation_of(config)))
             )
         return planned(config, objects, lanes)
 
@@ -140,13 +140,13 @@ class Training:
         command = {key: value for key, value in point.config.made_by.items() if key == "command"}
         machine["made_by"] = plan.config.made_by | command
         config = point.config.model_copy(update=machine)
-        algorithm = variable(point.config, plan.context, point.objects)(floats(point.config))
-        place = self.place(point)
+        algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))
+        place = self.folder_of(point)
         tracking = trackers.tracking(config.track, point.name, place)
         folder = Folder(place) if place is not None else None
         return Run(config.method.title, plan._replace(config=config), algorithm, folder, tracking, point.name)
 
-    def place(self, point: Point) -> Path | None:
+    def folder_of(self, point: Point) -> Path | None:
         """A point's folder."""
         return self.folder / "runs" / point.name if self.folder is not None else None
 
@@ -160,7 +160,7 @@ class Training:
             results.write_json(self.folder / "comparison.json", {one.name: one.summary for one in self.ordered()})
 
 
-class Newest:
+class LastMade:
     """What was made last: asked for again under the same key, it is not made again."""
 
     def __init__(self):
@@ -180,7 +180,7 @@ def is_complete(place: Path, rounds: int) -> bool:
     return file.is_file() and json.loads(file.read_text("utf-8"))["rounds"] == rounds
 
 
-def key_of(config: Config, keys: Sequence[str]) -> str:
+def key_text(config: Config, keys: Sequence[str]) -> str:
     """A part of a configuration as text."""
     return json.dumps({key: plain(getattr(config, key)) for key in keys})
 
@@ -189,21 +189,21 @@ def grouped(points: Sequence[Point]) -> list[list[Point]]:
     """Points that differ only in numbers that no shape depends on, together; groups of one federation in a row."""
     groups: dict[str, dict[str, list[Point]]] = {}
     for point in points:
-        rest = point.config.flat() | dict.fromkeys(floats(point.config))
-        federation = groups.setdefault(key_of(point.config, FEDERATION), {})
+        rest = point.config.flat() | dict.fromkeys(real_options(point.config))
+        federation = groups.setdefault(key_text(point.config, FEDERATION), {})
         federation.setdefault(json.dumps(rest), []).append(point)
     return [group for federation in groups.values() for group in federation.values()]
 
 
-def floats(config: Config) -> dict[str, float]:
+def real_options(config: Config) -> dict[str, float]:
     """The options of method, add-ons and trainer that are real numbers, by dotted name."""
     options = flat({"method": config.method, "train": config.train})
     return {name: value for name, value in options.items() if isinstance(value, float) and OWN.fullmatch(name)}
 
 
-def differing(group: Sequence[Point]) -> list[str]:
+def differing_options(group: Sequence[Point]) -> list[str]:
     """The real options that are not the same at all points of a group."""
-    tables = [floats(point.config) for point in group]
+    tables = [real_options(point.config) for point in group]
     return [name for name in tables[0] if len({table[name] for table in tables}) > 1]
 
 
@@ -220,11 +220,11 @@ def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -
     """The values of options at the points run side by side, each as often as there are seeds; in the models' type."""
     model = jax.eval_shape(plan.context.task.init, jax.random.key(0))
     kind = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(model["params"])))
-    values = {name: np.repeat([floats(run.plan.config)[name] for run in part], batch) for name in names}
+    values = {name: np.repeat([real_options(run.plan.config)[name] for run in part], batch) for name in names}
     return {name: jnp.asarray(value[0] if value.size == 1 else value, kind) for name, value in values.items()}
 
 
-def fixed(make: Callable[..., Any], values: Scalars, federation: Federation) -> list[str]:
+def untraceable_options(make: Callable[..., Any], values: Scalars, federation: Federation) -> list[str]:
     """The options with which an algorithm cannot be traced as arrays; all, if no one alone is in the way."""
 
     def once(value: Scalars, federation: Federation) -> Any:
@@ -242,7 +242,7 @@ def fixed(make: Callable[..., Any], values: Scalars, federation: Federation) -> 
     return [name for name in values if is_fixed(name)] or list(values)
 
 
-def equally_far(runs: Sequence[Run]) -> list[list[Run]]:
+def grouped_by_progress(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs whose newest checkpoints are of the same rounds, together: these can go on side by side."""
 
     def far(run: Run) -> list[tuple[str, str]]:

@@ -11,8 +11,8 @@ import yaml
 from jcfl.errors import InputError
 from jcfl.nested import plain
 from jcfl.runs import config
-from jcfl.runs.config import GIVEN, OPTIONAL, Config, checked, overridden
-from jcfl.runs.plan import Objects, handed_over, standing_in
+from jcfl.runs.config import OPTIONAL, PLACEHOLDER, Config, checked, overridden
+from jcfl.runs.plan import Objects, config_of_federation, objects_and_settings
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -21,7 +21,7 @@ Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 KEYS = ("base", "grid", "list")
 """The keys that a sweep's file has beside a configuration's."""
 
-HANDED = ("method", "model", "train")
+OBJECT_SECTIONS = ("method", "model", "train")
 """The sections in whose place Python can hand over an object."""
 
 LONGEST = 100
@@ -62,32 +62,32 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
         InputError: an unknown key, a value out of bounds, no values, the same point twice, an option of an object that
             was handed over in Python.
     """
-    base, grid, entries = parts(what)
+    base, grid, entries = base_grid_and_list(what)
     if isinstance(over, Mapping):
         grid = {**grid, **over}
     elif over is not None:
         entries = list(over)
-    below, base = handed_over(base)
-    above, settings = handed_over(settings)
+    below, base = objects_and_settings(base)
+    above, settings = objects_and_settings(settings)
     objects = Objects(*(new if new is not None else old for old, new in zip(below, above, strict=True)))
     if isinstance(what, Federation):
         objects = objects._replace(federation=what)
     base = overridden(base, [(key.split("."), value) for key, value in settings.items()])
     base.pop("compare", None)
-    chosen, own = stood_in(combined(grid, entries), objects)
-    names = named([plain(values) for values in chosen])
+    chosen, own = with_placeholders(all_values(grid, entries), objects)
+    names = point_names([plain(values) for values in chosen])
     found = []
     for name, values, others in zip(names, chosen, own, strict=True):
-        made = configured(base, name, values)
-        found.append(Point(name, values, made, meant(made, objects, others)))
+        made = point_config(base, name, values)
+        found.append(Point(name, values, made, objects_of(made, objects, others)))
     refuse_twins(found)
     return Points(base, found)
 
 
-def parts(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+def base_grid_and_list(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """The unchecked configuration in `what`, and the grid and the list beside it."""
     if isinstance(what, Federation):
-        return standing_in(what), {}, []
+        return config_of_federation(what), {}, []
     if isinstance(what, Config):
         return what.model_dump(), {}, []
     found = dict(what) if isinstance(what, Mapping) else config.parsed(*config.source_text(what))
@@ -102,7 +102,7 @@ def parts(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     return found, dict(grid or {}), list(entries or [])
 
 
-def combined(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
+def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
     """Every entry of the list, combined with every point of the grid."""
     for key, values in grid.items():
         if isinstance(values, str | Mapping | Task) or not hasattr(values, "__iter__") or not len(values):
@@ -117,10 +117,10 @@ def combined(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[
     for key in dict.fromkeys(key for values in whole for key in values):
         if key.split(".")[0] == "compare":
             raise InputError("a sweep varies the main method; compare methods by sweeping over method.name")
-    return [{key: scalar(value) for key, value in values.items()} for values in whole]
+    return [{key: python_number(value) for key, value in values.items()} for values in whole]
 
 
-def swept(text: str) -> tuple[str, list[Any]]:
+def key_and_values(text: str) -> tuple[str, list[Any]]:
     """The key and the values of `key=1,2,3`, each value read as YAML.
 
     >>> swept("method.lam=0,0.05")
@@ -138,12 +138,12 @@ def swept(text: str) -> tuple[str, list[Any]]:
     return key.strip(), found[0] if len(found) == 1 and isinstance(found[0], list) else found
 
 
-def scalar(value: Any) -> Any:
+def python_number(value: Any) -> Any:
     """The value, a NumPy number as a Python number."""
     return value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
 
 
-def configured(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> Config:
+def point_config(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> Config:
     """A point's configuration."""
     try:
         found = checked(overridden(base, [(key.split("."), value) for key, value in values.items()]))
@@ -151,7 +151,7 @@ def configured(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> Co
         raise InputError(f"{error} (point {name})") from None
     for key in values:
         section, *path = key.split(".")
-        if section in HANDED and getattr(found, section).is_given and path and path[0] not in OPTIONAL:
+        if section in OBJECT_SECTIONS and getattr(found, section).is_given and path and path[0] not in OPTIONAL:
             raise InputError(
                 f"{key}: the {section} was handed over in Python and has no options to sweep over; "
                 f"hand over several, {{'{section}': [...]}}, as a list"
@@ -159,16 +159,16 @@ def configured(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> Co
     return found
 
 
-def stood_in(points: Sequence[Mapping[str, Any]], base: Objects) -> tuple[list[dict[str, Any]], list[Objects]]:
+def with_placeholders(points: Sequence[Mapping[str, Any]], base: Objects) -> tuple[list[dict[str, Any]], list[Objects]]:
     """Values with a stand-in for every object handed over in Python, and each point's objects.
 
     Different objects get different stand-ins: the second of one class is `Net-2`. The sweep's own object is the first.
     """
     known: dict[str, list[Any]] = {}  # objects by their class's name, in the order in which they first come
     chosen, objects = [], []
-    for values in ({key: value for key, value in base._asdict().items() if key in HANDED}, *points):
-        own, values = handed_over(dict(values))
-        for section in HANDED:
+    for values in ({key: value for key, value in base._asdict().items() if key in OBJECT_SECTIONS}, *points):
+        own, values = objects_and_settings(dict(values))
+        for section in OBJECT_SECTIONS:
             thing = getattr(own, section)
             if thing is not None:
                 title = values[section]["object"]
@@ -182,17 +182,17 @@ def stood_in(points: Sequence[Mapping[str, Any]], base: Objects) -> tuple[list[d
     return chosen[1:], objects[1:]
 
 
-def meant(config: Config, base: Objects, own: Objects) -> Objects:
+def objects_of(config: Config, base: Objects, own: Objects) -> Objects:
     """A point's objects: its own or else the sweep's, where its configuration has a stand-in for one."""
     chosen = {
         section: next((thing for thing in (getattr(own, section), getattr(base, section)) if thing is not None), None)
-        for section in HANDED
+        for section in OBJECT_SECTIONS
         if getattr(config, section).is_given
     }
     return Objects(federation=base.federation, **chosen)
 
 
-def named(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each point, made of its values, that can be the name of a folder."""
     keys = list(dict.fromkeys(key for values in points for key in values))
     last = [key.rpartition(".")[2] for key in keys]
@@ -205,8 +205,8 @@ def named(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def label(value: Any) -> str:
     """A value as part of a point's name; a piece is written as its name and its options."""
-    if isinstance(value, Mapping) and value.get("name") == GIVEN:
-        return label(value.get("object", GIVEN))
+    if isinstance(value, Mapping) and value.get("name") == PLACEHOLDER:
+        return label(value.get("object", PLACEHOLDER))
     if isinstance(value, Mapping):
         return "_".join(label(item) if key == "name" else f"{key}_{label(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):

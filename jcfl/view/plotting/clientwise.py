@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jcfl import results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.cosines import bare, labels_of, strip
+from jcfl.view.plotting.cosines import draw_strip, labels_of, remove_axes
 from jcfl.view.plotting.style import (
     COLUMN,
     PAGE,
@@ -108,7 +108,7 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
         mine = np.flatnonzero(labels == kind)
         mine = mine[np.linspace(0, len(mine) - 1, min(IMAGES, len(mine))).round().astype(int)]
         for axis in row:
-            bare(axis)
+            remove_axes(axis)
         for axis, i in zip(row, mine, strict=False):
             thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
         name = "none" if kind < 0 else f"cluster {kind + 1}"
@@ -119,10 +119,10 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
 def label_map(counts: np.ndarray, groups: np.ndarray, width: float = PAGE) -> Figure:
     """The heat map of a federation's labels, from examples of every class of every client `[m, c]` and groups `[m]`."""
     with matplotlib.rc_context(STYLE):
-        return drawn(np.asarray(counts), np.asarray(groups), width)
+        return draw_label_map(np.asarray(counts), np.asarray(groups), width)
 
 
-def drawn(counts: np.ndarray, groups: np.ndarray, width: float) -> Figure:
+def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figure:
     """`label_map`, in whatever style is set."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     order = np.lexsort((share.argmax(1), groups)) if (groups >= 0).any() else np.arange(len(groups))
@@ -131,7 +131,7 @@ def drawn(counts: np.ndarray, groups: np.ndarray, width: float) -> Figure:
     known = bool((groups >= 0).any())
     grid = shown.add_gridspec(2, 1, height_ratios=(0.06 if known else 0.001, 1), hspace=0.01)
     if known:
-        top = strip(shown.add_subplot(grid[0]), np.unique(groups, return_inverse=True)[1][order][None])
+        top = draw_strip(shown.add_subplot(grid[0]), np.unique(groups, return_inverse=True)[1][order][None])
         label_groups(top, groups[order])
     axis = shown.add_subplot(grid[1])
     look: dict[str, Any] = {"vmin": 0, "vmax": max(float(share.max()), 1e-9), "interpolation": "nearest"}

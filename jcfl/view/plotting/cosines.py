@@ -38,10 +38,10 @@ def embedding(
         columns: panels in a row.
     """
     facts = results.federation(run)
-    who, cosine = facts["compared"], square(facts["cosine"], len(facts["compared"]))
-    points = (neighbours if by == "tsne" and len(who) > 5 else principal)(cosine)
+    who, cosine = facts["compared"], full_matrix(facts["cosine"], len(facts["compared"]))
+    points = (tsne if by == "tsne" and len(who) > 5 else principal_axes)(cosine)
     labels = ranked(labels_of(run, seed))[:, who]
-    shots = [turn(run, round) for round in at] or [len(run.rounds) - 1]
+    shots = [evaluation_index(run, round) for round in at] or [len(run.rounds) - 1]
     groups = matched(labels[-1], run.groups[who])
     truth = bool((groups >= 0).any())
     shown, axes = panels(len(shots) + truth, columns, 2.9)
@@ -70,16 +70,16 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     labels = ranked(labels_of(run, seed))[-1, who]
     groups = matched(labels, run.groups[who])
     order = np.lexsort((groups, np.where(labels < 0, len(who), labels)))
-    cosine = square(facts["cosine"], len(who))[np.ix_(order, order)]
+    cosine = full_matrix(facts["cosine"], len(who))[np.ix_(order, order)]
     truth = (groups >= 0).any()
     shown = Picture(figsize=(COLUMN, COLUMN * 0.9))
     tight(shown)
     grid = shown.add_gridspec(
         2, 3, width_ratios=(0.035, 1, 0.035), height_ratios=(0.035 if truth else 0.001, 1), hspace=0.02, wspace=0.02
     )
-    strip(shown.add_subplot(grid[1, 0]), labels[order][:, None]).set_ylabel(f"{len(who)} clients by cluster")
+    draw_strip(shown.add_subplot(grid[1, 0]), labels[order][:, None]).set_ylabel(f"{len(who)} clients by cluster")
     if truth:
-        strip(shown.add_subplot(grid[0, 1]), groups[order][None]).set_title("true group", fontsize=7, pad=2)
+        draw_strip(shown.add_subplot(grid[0, 1]), groups[order][None]).set_title("true group", fontsize=7, pad=2)
     axis = shown.add_subplot(grid[1, 1])
     aside = cosine[np.triu_indices(len(who), 1)]
     low, high = np.percentile(aside, (0.5, 99.5)) if aside.size else (0.0, 1.0)
@@ -87,7 +87,7 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     for edge in np.flatnonzero(np.diff(labels[order])):
         axis.axhline(edge + 0.5, color="white", linewidth=0.5)
         axis.axvline(edge + 0.5, color="white", linewidth=0.5)
-    bare(axis)
+    remove_axes(axis)
     bar = shown.colorbar(image, cax=shown.add_subplot(grid[1, 2]), extend="both")
     bar.set_label("cosine similarity")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
@@ -107,19 +107,19 @@ def labels_of(run: History, seed: int | None) -> np.ndarray:
     return run.labels[0 if seed is None else run.seeds.index(seed)]
 
 
-def turn(run: History, round: int) -> int:
+def evaluation_index(run: History, round: int) -> int:
     """The place of the last evaluation until a round."""
     return max(0, int(np.searchsorted(run.rounds, round, side="right")) - 1)
 
 
-def square(upper: np.ndarray, n: int) -> np.ndarray:
+def full_matrix(upper: np.ndarray, n: int) -> np.ndarray:
     """The matrix of cosines from its upper triangle. [n, n]"""
     full = np.eye(n)
     full[np.triu_indices(n, 1)] = upper
     return full + np.triu(full, 1).T
 
 
-def principal(cosine: np.ndarray) -> np.ndarray:
+def principal_axes(cosine: np.ndarray) -> np.ndarray:
     """Coordinates along the two principal axes of unit vectors with these cosines. [n, 2]"""
     centred = cosine - cosine.mean(0) - cosine.mean(1)[:, None] + cosine.mean()
     values, vectors = np.linalg.eigh(centred)
@@ -128,12 +128,12 @@ def principal(cosine: np.ndarray) -> np.ndarray:
     return axes * signs * np.sqrt(np.maximum(values, 0))
 
 
-def neighbours(cosine: np.ndarray) -> np.ndarray:
+def tsne(cosine: np.ndarray) -> np.ndarray:
     """t-SNE of cosine distances, begun from the principal axes so that it comes out the same every time. [n, 2]"""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    start = principal(cosine)
+    start = principal_axes(cosine)
     start = 1e-4 * start / max(start[:, 0].std(), 1e-12)
     near = min(30.0, (len(cosine) - 1) / 3)
     chart = TSNE(perplexity=near, metric="precomputed", init=start, random_state=0)  # pyright: ignore[reportArgumentType]
@@ -152,22 +152,22 @@ def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names
         axis.scatter(*points[mine].T, s=size, linewidths=0.25, edgecolors="white", **look)
         name = "none" if label < 0 else str(label + 1 if names is None else names[mine][0])
         handles.append(Line2D([], [], linestyle="", label=name, markersize=4, **look))
-    bare(axis)
+    remove_axes(axis)
     if len(handles) <= NAMED:
         place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 6}
         axis.legend(handles=handles, title=what, title_fontsize=7, columnspacing=0.8, handletextpad=0.1, **place)
 
 
-def strip(axis: Axes, labels: np.ndarray) -> Axes:
+def draw_strip(axis: Axes, labels: np.ndarray) -> Axes:
     """A strip of clusters' or groups' colours."""
     shades = [colour(-1), *(colour(i) for i in range(max(int(labels.max()), 0) + 1))]
     look: dict[str, Any] = {"vmin": 0, "vmax": len(shades) - 1, "aspect": "auto", "interpolation": "nearest"}
     axis.imshow(labels + 1, cmap=ListedColormap(shades), **look)
-    bare(axis)
+    remove_axes(axis)
     return axis
 
 
-def bare(axis: Axes) -> None:
+def remove_axes(axis: Axes) -> None:
     """Take ticks, grid and frame off."""
     axis.set(xticks=[], yticks=[])
     axis.grid(False)

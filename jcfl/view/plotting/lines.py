@@ -34,7 +34,7 @@ def curves(runs: Sequence[History], scores: Sequence[str] | None = None, columns
         scores: the scores, one panel each; by default those that the table of scores gives to this plot.
         columns: panels in a row.
     """
-    return against_rounds(runs, scores or there(runs, "curves"), columns)
+    return against_rounds(runs, scores or shown_scores(runs, "curves"), columns)
 
 
 @figure(single=False)
@@ -48,7 +48,7 @@ def clusters(runs: Sequence[History], columns: int | None = None) -> Figure:
     grouped = [run for run in runs if (run.labels >= 0).any()]
     if not grouped:
         raise InputError("no run has clusters")
-    scores = there(grouped, "clusters")
+    scores = shown_scores(grouped, "clusters")
     shown = against_rounds(grouped, scores, columns)
     groups = np.unique(grouped[0].groups[grouped[0].groups >= 0])
     if "clusters" in scores and groups.size:
@@ -83,20 +83,20 @@ def effect(
         raise unknown("option that differs between the runs:", key, varied)
     others = [name for name in varied if name != key]
     hues = [tuple(varied[name][i] for name in others) for i in range(len(runs))]
-    scores = [name for name in scores or there(runs, "effect") if any(known(run, name) for run in runs)]
+    scores = [name for name in scores or shown_scores(runs, "effect") if any(has_score(run, name) for run in runs)]
     shown, axes = panels(len(scores), columns, 2.2)
     for score, axis in zip(scores, axes, strict=True):
         for index, hue in enumerate(sorted(set(hues))):
-            name = ", ".join(f"{short(other)} = {value:g}" for other, value in zip(others, hue, strict=True))
-            chosen = [i for i, own in enumerate(hues) if own == hue and known(runs[i], score)]
+            name = ", ".join(f"{option_name(other)} = {value:g}" for other, value in zip(others, hue, strict=True))
+            chosen = [i for i, own in enumerate(hues) if own == hue and has_score(runs[i], score)]
             chosen.sort(key=lambda i: varied[key][i])
             last = [runs[i][score][:, -1] for i in chosen]
             x, mean = [varied[key][i] for i in chosen], [np.nanmean(values) for values in last]
             look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
             axis.errorbar(x, mean, [np.nanstd(values) for values in last], label=name or None, **look)
-        scaled(axis, score)
+        scale_axis(axis, score)
         axis.set_xlabel(key)
-        if spread(varied[key]):
+        if spans_decades(varied[key]):
             axis.set_xscale("log")
     legend_above(shown, axes)
     return shown
@@ -105,21 +105,21 @@ def effect(
 def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int | None) -> Figure:
     """Panels of scores against rounds."""
     for score in scores:
-        if not any(known(run, score) for run in runs):
+        if not any(has_score(run, score) for run in runs):
             raise unknown("score", score, {name for run in runs for name in run.scores})
     shown, axes = panels(len(scores), columns, 2.1)
     for score, axis in zip(scores, axes, strict=True):
         for index, (run, name) in enumerate(zip(runs, titles(runs), strict=True)):
-            if known(run, score):
-                banded(axis, run, score, name, line(index))
-        scaled(axis, score)
+            if has_score(run, score):
+                draw_run(axis, run, score, name, line(index))
+        scale_axis(axis, score)
         axis.set_xlabel("round")
         whole_numbers(axis.xaxis)
     legend_above(shown, axes)
     return shown
 
 
-def banded(axis: Axes, run: History, score: str, name: str, look: Mapping[str, Any]) -> None:
+def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str, Any]) -> None:
     """One run's line, with a band where there are several seeds."""
     values = run[score]
     there = ~np.isnan(values).all(0)
@@ -130,7 +130,7 @@ def banded(axis: Axes, run: History, score: str, name: str, look: Mapping[str, A
         axis.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def scaled(axis: Axes, score: str) -> None:
+def scale_axis(axis: Axes, score: str) -> None:
     """Name a score's axis, and give it the scale that suits it."""
     one = metrics.score(score)
     axis.set_ylabel(one.title)
@@ -143,19 +143,19 @@ def scaled(axis: Axes, score: str) -> None:
         axis.set_ylim(min(axis.get_ylim()[0], -0.03), 1.05)
 
 
-def there(runs: Sequence[History], place: metrics.Place) -> list[str]:
+def shown_scores(runs: Sequence[History], place: metrics.Place) -> list[str]:
     """The scores that a place shows and that some run has.
 
     Raises:
         InputError: no run has any.
     """
-    found = [name for name in metrics.scores(place) if any(known(run, name) for run in runs)]
+    found = [name for name in metrics.scores(place) if any(has_score(run, name) for run in runs)]
     if not found:
         raise InputError(f"no run has a score that this plot shows: {', '.join(metrics.scores(place))}")
     return found
 
 
-def known(run: History, score: str) -> bool:
+def has_score(run: History, score: str) -> bool:
     """Whether a run has a score at any round."""
     return score in run.scores and bool((~np.isnan(run.scores[score])).any())
 
@@ -173,11 +173,11 @@ def differing(settings: Sequence[Mapping[str, float]]) -> dict[str, list[float]]
     return {key: values for key, values in table.items() if len(set(values)) > 1}
 
 
-def short(key: str) -> str:
+def option_name(key: str) -> str:
     """An option's name without its section."""
     return key.rpartition(".")[2]
 
 
-def spread(values: Sequence[float]) -> bool:
+def spans_decades(values: Sequence[float]) -> bool:
     """Whether values span so many powers of ten that a logarithmic axis shows them better."""
     return min(values) > 0 and max(values) / min(values) >= 50

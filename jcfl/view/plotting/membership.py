@@ -9,7 +9,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from jcfl.results import History
-from jcfl.view.plotting.cosines import bare, labels_of
+from jcfl.view.plotting.cosines import labels_of, remove_axes
 from jcfl.view.plotting.style import COLUMN, NOBODY, colour, figure, panels, ranked, whole_numbers
 
 SHOWN = 8
@@ -30,19 +30,19 @@ def sizes(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = merged(ranked(labels_of(run, seed)))
+    labels = with_rest_merged(ranked(labels_of(run, seed)))
     kinds = [kind for kind in (*range(SHOWN + 1), -1) if (labels == kind).any()]
     counts = np.stack([(labels == kind).sum(1) for kind in kinds])  # [kinds, e]
     shown, (axis,) = panels(1, None, 2.3, COLUMN * 1.25)
     rounds, last = run.rounds, counts[:, -1]
     if len(rounds) == 1:
         rounds, counts = np.array([rounds[0] - 0.5, rounds[0] + 0.5]), np.repeat(counts, 2, axis=1)
-    axis.stackplot(rounds, counts, colors=[shade(kind) for kind in kinds], edgecolor="white", linewidth=0.4)
+    axis.stackplot(rounds, counts, colors=[cluster_colour(kind) for kind in kinds], edgecolor="white", linewidth=0.4)
     axis.set(xlabel="round", ylabel="clients", xlim=(rounds[0], rounds[-1]), ylim=(0, labels.shape[1]))
     whole_numbers(axis.xaxis)
     axis.grid(False)
-    names = [f"{called(kind)} ({count})" for kind, count in zip(kinds, last, strict=True)]
-    entries = [Patch(color=shade(kind), label=name) for kind, name in zip(kinds, names, strict=True)]
+    names = [f"{cluster_name(kind)} ({count})" for kind, count in zip(kinds, last, strict=True)]
+    entries = [Patch(color=cluster_colour(kind), label=name) for kind, name in zip(kinds, names, strict=True)]
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "handlelength": 1}
     axis.legend(handles=entries[::-1], title="cluster (clients)", title_fontsize=7, **place)
     return shown
@@ -60,47 +60,51 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
         at: the rounds shown, each taken as the last one evaluated until then; chosen by default.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = merged(ranked(labels_of(run, seed)))
-    turns = np.unique([np.searchsorted(run.rounds, r, side="right") - 1 for r in at]).clip(0) if at else stops(labels)
+    labels = with_rest_merged(ranked(labels_of(run, seed)))
+    turns = (
+        np.unique([np.searchsorted(run.rounds, r, side="right") - 1 for r in at]).clip(0)
+        if at
+        else chosen_evaluations(labels)
+    )
     labels = labels[turns]
     shown, (axis,) = panels(1, None, 2.6, COLUMN * 1.25)
     width = 0.0117 * max(len(turns) - 1, 1)  # of a block
     gap = labels.shape[1] * 0.02
     for turn, now in enumerate(labels):
-        blocks(axis, turn, now, places(now, now, gap), width)
+        blocks(axis, turn, now, heights(now, now, gap), width)
         if turn:
             bands(axis, turn, labels[turn - 1], now, gap, width)
-    bare(axis)
+    remove_axes(axis)
     axis.set_xticks(range(len(turns)), [str(run.rounds[turn]) for turn in turns])
     axis.tick_params(length=0)
     axis.set_xlabel("round")
     axis.set_ylabel(f"{labels.shape[1]} clients")
     axis.set_xlim(-width, max(len(turns) - 1, 0) + width)
-    axis.set_ylim(-gap, max(places(now, now, gap).max() for now in labels) + 1 + gap)
+    axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in labels) + 1 + gap)
     name_blocks(axis, len(turns) - 1, labels[-1], gap)
     return shown
 
 
-def merged(labels: np.ndarray) -> np.ndarray:
+def with_rest_merged(labels: np.ndarray) -> np.ndarray:
     """Labels with all clusters beyond those shown one by one as a single one."""
     return np.where(labels >= SHOWN, SHOWN, labels)
 
 
-def called(kind: int) -> str:
+def cluster_name(kind: int) -> str:
     """What a cluster is called."""
     if kind < 0:
         return "none"
     return str(kind + 1) if kind < SHOWN else "others"
 
 
-def shade(kind: int) -> str:
+def cluster_colour(kind: int) -> str:
     """The colour of a cluster, of all others together, or of clients without one."""
     if kind < 0:
         return NOBODY
     return colour(kind) if kind < SHOWN else REST
 
 
-def stops(labels: np.ndarray) -> np.ndarray:
+def chosen_evaluations(labels: np.ndarray) -> np.ndarray:
     """The first evaluation, the last one, and between them those after which most clients have another cluster."""
     last = len(labels) - 1
     moved = (labels[1:] != labels[:-1]).sum(1)  # [e - 1]
@@ -108,7 +112,7 @@ def stops(labels: np.ndarray) -> np.ndarray:
     return np.unique([0, *[turn for turn in order if turn < last][: STOPS - 2], last])
 
 
-def places(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
+def heights(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
     """How high every client stands in a column: by cluster, and in it by another round's. [m]
 
     >>> places(np.array([1, 0, 1]), np.array([1, 0, 0]), 0.5).tolist()
@@ -125,18 +129,18 @@ def blocks(axis: Axes, turn: int, labels: np.ndarray, place: np.ndarray, width: 
     """The clusters of one round, each a bar."""
     for kind in np.unique(labels):
         mine = place[labels == kind]
-        axis.bar(turn, mine.size, width, mine.min(), color=shade(kind), linewidth=0, zorder=3)
+        axis.bar(turn, mine.size, width, mine.min(), color=cluster_colour(kind), linewidth=0, zorder=3)
 
 
 def name_blocks(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
     """Write names and sizes beside the clusters of the last round, one above the other where these are small."""
-    place = places(labels, labels, gap)
+    place = heights(labels, labels, gap)
     kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
     line, lowest = 2.2 * gap, -np.inf
     for kind in kinds:
         mine = place[labels == kind]
         lowest = max(mine.mean() + 0.5, lowest + line)
-        text = f"{called(int(kind))} ({mine.size})"
+        text = f"{cluster_name(int(kind))} ({mine.size})"
         axis.annotate(text, (turn, lowest), (6, 0), textcoords="offset points", va="center", fontsize=7)
     spot = (turn, max(place.max() + 1, lowest))
     axis.annotate("cluster (clients)", spot, (2, 7), textcoords="offset points", fontsize=6.5, ha="center")
@@ -147,7 +151,7 @@ def bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float
     left, right = turn - 1 + width / 2, turn - width / 2
     middle = (left + right) / 2
     curve = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
-    leaving, coming = places(before, now, gap), places(now, before, gap)
+    leaving, coming = heights(before, now, gap), heights(now, before, gap)
     for old, new in np.unique(np.stack([before, now], 1), axis=0):
         mine = (before == old) & (now == new)
         start, end, size = leaving[mine].min(), coming[mine].min(), mine.sum()
@@ -156,4 +160,4 @@ def bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float
             (right, end + size), (middle, end + size), (middle, start + size), (left, start + size), (left, start),
         ]  # fmt: skip
         alpha = 0.35 if old == new else 0.65
-        axis.add_patch(PathPatch(Path(corners, curve), color=shade(new), alpha=alpha, linewidth=0))
+        axis.add_patch(PathPatch(Path(corners, curve), color=cluster_colour(new), alpha=alpha, linewidth=0))

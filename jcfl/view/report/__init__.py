@@ -64,7 +64,7 @@ def page(runs: Sequence[History]) -> str:
     titles = plotting.titles(runs)
     settings = [results.settings(run) for run in runs]
     return environment().get_template("page.html").render(
-        title=heading(runs),
+        title=page_title(runs),
         version=__version__,
         today=datetime.date.today().isoformat(),
         facts=numbers.facts(runs[0], settings[0], titles),
@@ -75,7 +75,7 @@ def page(runs: Sequence[History]) -> str:
         figures=figures(runs),
         clients=clients.table(runs, titles),
         differences=numbers.differences(settings, titles),
-        made=made(runs, titles),
+        made=how_made(runs, titles),
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def environment() -> jinja2.Environment:
     return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
 
 
-def heading(runs: Sequence[History]) -> str:
+def page_title(runs: Sequence[History]) -> str:
     """What the page is called: the runs' folder, or the runs."""
     folders = {str(run.folder.resolve()) if run.folder else run.name for run in runs}
     above = {str(results.home(run).resolve().parent.parent) for run in runs if results.home(run).parent.name == "runs"}
@@ -110,22 +110,22 @@ def figures(runs: Sequence[History]) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def made(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, Any]]:
+def how_made(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, Any]]:
     """How to make runs again, and what they were made with: an entry for each configuration that was run."""
     together: dict[Path, list[str]] = {}
     for run, title in zip(runs, titles, strict=True):
         if run.folder is not None:
-            together.setdefault(origin(results.home(run)), []).append(title)
-    return [{"title": ", ".join(names)} | configured(place) for place, names in together.items()]
+            together.setdefault(configured_folder(results.home(run)), []).append(title)
+    return [{"title": ", ".join(names)} | how_configured(place) for place, names in together.items()]
 
 
-def origin(home: Path) -> Path:
+def configured_folder(home: Path) -> Path:
     """The folder whose configuration was run: that of a comparison, for a run that is part of one."""
     top = home.parent.parent
     return top if home.parent.name == "runs" and (top / "config.yaml").exists() else home
 
 
-def configured(place: Path) -> dict[str, Any]:
+def how_configured(place: Path) -> dict[str, Any]:
     """What a folder's configuration says of how it was made."""
     file = place / "config.yaml"
     text = file.read_text("utf-8") if file.exists() else ""

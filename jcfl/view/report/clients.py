@@ -30,7 +30,7 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
     columns = [column("client", "id", np.arange(first.groups.size))]
     if (first.groups >= 0).any():
         columns.append(column("group", "name", first.groups, True))
-    columns += held(first)
+    columns += holding_columns(first)
     grouped = [i for i in alike if runs[i].labels.size and runs[i].labels.max() > 0]
     for i in grouped[:GROUPED]:
         of = f", {titles[i]}" if len(runs) > 1 else ""
@@ -42,7 +42,7 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
     return {"columns": columns, "rows": [list(row) for row in rows][:MOST], "clients": int(first.groups.size)}
 
 
-def held(run: History) -> list[dict[str, Any]]:
+def holding_columns(run: History) -> list[dict[str, Any]]:
     """What clients hold, where the run's folder says so."""
     try:
         facts = results.federation(run)
