@@ -1,12 +1,12 @@
-"""Rules by which the uploads of a round become one model for every cluster.
+"""Averaging rules: functions that make one model for every cluster from the uploads of a round.
 
-A rule is `rule(labels [s], weights [s], uploads [s, ...], default [k, ...]) -> [k, ...]`: a client of weight 0 is
-absent, as is one whose label is no cluster, and a cluster without clients keeps its `default`. Every public function
-is a rule once its options are bound by `functools.partial`. Leaves keep their dtype; those that are not floats
-(counters) are averaged as floats and rounded.
+A rule is `rule(labels [s], weights [s], uploads [s, ...], default [k, ...]) -> [k, ...]`. A client is absent if its
+weight is 0 or its label is no cluster. A cluster without clients keeps its `default`. A function with options is a rule
+once `functools.partial` has bound them. Leaves keep their dtype; leaves that are not floats (counters) are averaged as
+floats and rounded.
 
-The robust rules use weights only to tell who is present: a client states its own size, and a rule that believed it
-would hand an attacker the weight that the rule is there to take away. What is not a number counts as larger than any.
+The median, the trimmed mean and the median of means use weights only to know which clients are present. A client
+reports its own size, so an attacker could give itself any weight. NaN counts as larger than every number.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,17 @@ from jcfl import trees
 from jcfl.types import Array, Model, Models
 
 Averaging = Callable[[Array, Array, Models, Models], Models]
+"""The type of a rule."""
 
 
 def weighted_mean(labels: Array, weights: Array, uploads: Models, default: Models) -> Models:
-    """The weighted mean of a cluster's clients (McMahan et al. 2017).
+    """The weighted mean of a cluster's clients (McMahan et al. 2017, https://arxiv.org/abs/1602.05629).
 
     Args:
         labels: every client's cluster. [s] int
-        weights: what every client counts, at least 0. [s]
+        weights: every client's weight, at least 0. [s] float
         uploads: the clients' models. [s, ...]
-        default: what the clusters without clients keep. [k, ...]
+        default: the models that clusters without clients keep. [k, ...]
 
     Returns:
         the clusters' models. [k, ...]
@@ -39,12 +40,13 @@ def weighted_mean(labels: Array, weights: Array, uploads: Models, default: Model
 
 
 def median(labels: Array, weights: Array, uploads: Models, default: Models) -> Models:
-    """The coordinate-wise median of a cluster's clients, unweighted (Yin et al. 2018, Def. 1).
+    """The coordinate-wise median of a cluster's clients, unweighted.
 
-    Of an even number of clients it is the mean of the two in the middle.
+    Yin et al. 2018, Def. 1, https://arxiv.org/abs/1803.01498. For an even number of clients it is the mean of the two
+    values in the middle.
 
     Args, Returns:
-        as `weighted_mean`, weights telling only who is present.
+        as for `weighted_mean`; weights only say which clients are present.
     """
     k = trees.count(default)
     group = present_labels(labels, weights, k)
@@ -61,18 +63,19 @@ def median(labels: Array, weights: Array, uploads: Models, default: Models) -> M
 
 
 def trimmed_mean(labels: Array, weights: Array, uploads: Models, default: Models, *, beta: float = 0.1) -> Models:
-    """The coordinate-wise mean without the smallest and the largest, unweighted (Yin et al. 2018, Def. 2).
+    """The coordinate-wise mean without the smallest and the largest values, unweighted (Yin et al. 2018, Def. 2).
 
-    Of n clients the ⌊beta·n⌋ smallest and as many largest values of every coordinate are dropped; beta = 0 is the
-    unweighted mean.
+    In a cluster of n clients, the ⌊beta·n⌋ smallest and the ⌊beta·n⌋ largest values of every coordinate are dropped.
+    With beta = 0 this is the unweighted mean.
 
     Args, Returns:
-        as `weighted_mean`, weights telling only who is present; beta may be a traced scalar.
+        as for `weighted_mean`; weights only say which clients are present. `beta` lies in [0, 0.5) and may be a traced
+        scalar.
     """
     k = trees.count(default)
     group = present_labels(labels, weights, k)
     n, first = sizes(group, k), starts(group, k)
-    # beta * n may lie a rounding error below the whole number it stands for
+    # rounding may leave beta * n just below the whole number that it should be
     slack = 1 + 4 * jnp.finfo(jnp.result_type(float)).eps
     dropped = jnp.minimum(jnp.floor(beta * n * slack).astype(int), jnp.maximum(n - 1, 0) // 2)  # [k]
 
@@ -86,16 +89,17 @@ def trimmed_mean(labels: Array, weights: Array, uploads: Models, default: Models
 
 
 def median_of_means(labels: Array, weights: Array, uploads: Models, default: Models, *, buckets: int = 5) -> Models:
-    """The coordinate-wise median of the means of buckets of clients, unweighted (thesis, §2.4).
+    """The coordinate-wise median of the means of buckets of clients, unweighted (Ma 2023, §2.4).
 
-    A cluster's clients are dealt to its buckets in turn, in the order they come in; a cluster with fewer clients than
-    buckets has one bucket for each. One bucket is the unweighted mean, as many as clients the median.
+    A cluster's clients are put into its buckets in turn, in the order of the uploads. A cluster with fewer clients than
+    buckets has one bucket for each client. With one bucket this is the unweighted mean; with as many buckets as clients
+    it is the median.
 
     Args, Returns:
-        as `weighted_mean`, weights telling only who is present.
+        as for `weighted_mean`; weights only say which clients are present. `buckets` is at least 1.
 
     Deviations:
-        Buckets are dealt, not drawn at random with replacement as by the bootstrap the thesis cites: a rule has no key.
+        The thesis cites the bootstrap, which draws buckets at random with replacement. A rule here has no random key.
     """
     k, s = trees.count(default), labels.size
     group = present_labels(labels, weights, k)
@@ -111,32 +115,32 @@ def median_of_means(labels: Array, weights: Array, uploads: Models, default: Mod
 
 
 def present_labels(labels: Array, weights: Array, k: int) -> Array:
-    """Every client's cluster, and k for those that are absent or in none. [s]."""
+    """Every client's cluster, and k for clients that are absent or in no cluster. [s] int"""
     return jnp.where((weights > 0) & (labels >= 0) & (labels < k), labels, k)
 
 
 def sizes(group: Array, k: int) -> Array:
-    """The number of clients of every cluster. [s] -> [k]."""
+    """The number of clients of every cluster. [s] -> [k] int"""
     return jnp.zeros(k, int).at[group].add(1, mode="drop")
 
 
 def starts(group: Array, k: int) -> Array:
-    """The first row of every cluster among rows sorted by cluster. [s] -> [k]."""
+    """The first row of every cluster among rows that are sorted by cluster. [s] -> [k] int"""
     size = sizes(group, k)
     return jnp.cumsum(size) - size
 
 
 def sorted_by(group: Array, leaf: Array) -> Array:
-    """Values sorted by cluster and inside it by value, coordinate by coordinate: a cluster has the same rows in all.
+    """Each coordinate's values, sorted by cluster and then by value. [s, ...] -> [s, ...]
 
-    One sort serves all clusters, however many there are. [s, ...] -> [s, ...]
+    A cluster therefore has the same rows in all coordinates, and one sort serves all clusters.
     """
     keys = jnp.broadcast_to(trees.wide(group, leaf), leaf.shape)
     return lax.sort((keys, as_floats(leaf)), dimension=0, is_stable=False, num_keys=2)[1]
 
 
 def mean_by(group: Array, weights: Array, rows: Models, like: Models) -> Models:
-    """Weighted means of the rows of every cluster, zero where there are none, in the dtypes of `like` [k, ...]."""
+    """The weighted mean of every cluster's rows, in the dtypes of `like` [k, ...]; zero for a cluster without rows."""
     k = trees.count(like)
     weights = jnp.where(group < k, weights, 0.0)
     total = jnp.zeros(k, weights.dtype).at[group].add(weights, mode="drop")
@@ -145,10 +149,10 @@ def mean_by(group: Array, weights: Array, rows: Models, like: Models) -> Models:
 
 
 def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:
-    """Weighted sums of the rows of every cluster. [s, ...] -> [k, ...].
+    """The weighted sum of every cluster's rows. [s, ...] -> [k, ...]
 
-    They are matrix products, in which a number that is not finite would reach the other clusters as 0 · ∞; it is kept
-    out of them, and spoils its coordinate in its own cluster alone.
+    The sums are matrix products, in which a number that is not finite would also spoil the other clusters (0 · ∞ is
+    NaN). Such numbers are therefore left out of the products, and only their own cluster's sum becomes NaN.
     """
     here = group < k
     near = jnp.minimum(group, k - 1)
@@ -161,11 +165,11 @@ def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:
 
 
 def as_floats(leaf: Array) -> Array:
-    """A leaf as floats; one that is floats already as it is."""
+    """A leaf as floats; a leaf of floats is returned as it is."""
     return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.asarray(leaf, jnp.result_type(float))
 
 
 def rounded(value: Array, kept: Model) -> Array:
-    """A mean in the dtype of the leaf it is for, rounded where that is not a float's."""
+    """A mean in the dtype of the leaf `kept`; it is rounded if that dtype is not a float's."""
     whole = not jnp.issubdtype(kept.dtype, jnp.floating)
     return (jnp.rint(value) if whole else value).astype(kept.dtype)

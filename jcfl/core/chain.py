@@ -14,22 +14,21 @@ from jcfl.types import Array, Model, Task
 
 
 class Layer(NamedTuple):
-    """One step of a chain of dense and convolutional layers, by its entries in the parameters.
+    """One dense or convolutional layer of a chain, by the names of its entries in a model.
 
-    `name` has a kernel whose last axis is its neurons and whose last but one is its inputs: as many as the neurons of
-    the layer before, or, after convolutions that were flattened, positions × channels with the channel running fastest.
-    `along` are entries that hold one number a neuron, in the parameters or the statistics: a batch normalisation's.
+    The last axis of the layer's kernel is its neurons, the axis before it its inputs. There are as many inputs as
+    neurons in the layer before; after flattened convolutions, inputs are positions × channels, and the channel runs
+    fastest.
     """
 
-    name: str
-    along: tuple[str, ...] = ()
+    name: str  # of the entry with the kernel
+    along: tuple[str, ...] = ()  # of the entries that hold one number per neuron, such as a batch normalisation's
 
 
 def chain(task: Task, shape: Sequence[int]) -> tuple[Layer, ...]:
-    """The layers of a model that is a chain of dense and convolutional ones, in the order it calls them.
+    """The layers of a model that is a chain of dense and convolutional layers, in the order in which it calls them.
 
-    The order is that in which a call uses the parameters; whether it is a chain is then tried: with its hidden neurons
-    shuffled, the model has to answer the same.
+    That the model is a chain is tried out: after its hidden neurons were shuffled, it has to give the same logits.
 
     Args:
         task: the model.
@@ -50,7 +49,7 @@ def chain(task: Task, shape: Sequence[int]) -> tuple[Layer, ...]:
 
 
 def why_no_chain(rng: np.random.Generator, task: Task, model: Model, x: np.ndarray, layers: Sequence[Layer]) -> str:
-    """Why these layers are no chain; nothing if they are."""
+    """Why these layers are no chain; an empty string if they are one."""
     if not layers:
         return "its parameters are not all layers with a kernel, each in an entry of its own"
     kernels = {layer.name: model["params"][layer.name]["kernel"] for layer in layers}
@@ -69,7 +68,7 @@ def why_no_chain(rng: np.random.Generator, task: Task, model: Model, x: np.ndarr
 
 
 def arbitrary_model(rng: np.random.Generator, shapes: Model) -> Model:
-    """A model of these shapes none of whose vectors is constant, so that one left behind by a permutation shows."""
+    """A model of these shapes with random vectors, so that a vector which a permutation forgets changes the logits."""
 
     def drawn(leaf: Any) -> np.ndarray:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -82,7 +81,10 @@ def arbitrary_model(rng: np.random.Generator, shapes: Model) -> Model:
 
 
 def called_layers(task: Task, model: Model, x: np.ndarray) -> tuple[Layer, ...]:
-    """A model's entries in the order a call uses them: those with a kernel, each with the others that follow it."""
+    """The layers of a model in the order in which a call uses them; none if an entry cannot be part of a chain.
+
+    Entries without a kernel belong to the layer before them.
+    """
     used = list(dict.fromkeys(path[1] for path in called_parameters(task, model, x) if len(path) == 3))
     known = {name for group in model.values() for name in group}
     if set(used) != known or any(len(path) != 3 for path, _ in jax.tree.leaves_with_path(model)):
@@ -103,7 +105,8 @@ def permuted(model: Model, permutations: Sequence[Array], layers: Sequence[Layer
 
     Args:
         model: Flax variables: `params`, and `batch_stats` where there are any.
-        permutations: for each of `layers` but the last, the neuron that comes to each place. [width] int
+        permutations: for each of `layers` but the last, the old place of the neuron in each new place. [width] int
+        layers: the network's, from its input to its output.
     """
     groups = {group: dict(entries) for group, entries in model.items()}
     for layer, following, order in zip(layers[:-1], layers[1:], permutations, strict=True):
@@ -116,7 +119,7 @@ def permuted(model: Model, permutations: Sequence[Array], layers: Sequence[Layer
 
 
 def reordered(leaf: Array, order: Array, axis: int) -> Array:
-    """A leaf with one axis reordered: all of it, or, where it is longer than the order, every block of that length."""
+    """A leaf with one axis reordered. If the axis is longer than `order` [w], each block of w entries is reordered."""
     moved = jnp.moveaxis(leaf, axis, -1)
     blocks = moved.reshape(*moved.shape[:-1], -1, order.size)[..., order]
     return jnp.moveaxis(blocks.reshape(moved.shape), -1, axis)

@@ -1,4 +1,8 @@
-"""The examples of many clients: gathered, cut into chunks and tiles of one shape, and shared out among devices."""
+"""The examples of many clients, in arrays of one shape.
+
+A chunk is a number of clients that are worked on at a time; a tile is a number of rows that one model serves. The last
+chunk or tile is filled up, so that all have the same shape.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,11 +14,11 @@ from jcfl.types import Array, Clients, Federation, Key, Split
 
 
 class Tiles(NamedTuple):
-    """Rows sorted by the model that serves them and cut into tiles of one model each."""
+    """Rows sorted by label and cut into tiles, each of which holds rows of one label."""
 
-    label: Array  # [t] the model of every tile
-    row: Array  # [t, n] the row in every place of a tile, -1 where there is none
-    used: Array  # [] how many tiles, counted from the first, hold rows
+    label: Array  # [t] int32, the label of every tile
+    row: Array  # [t, n] int32, the row in every place of a tile, -1 where there is none
+    used: Array  # [] int32, how many tiles hold rows; the others come last
 
 
 def gather(federation: Federation, split: Split, who: Array) -> Clients:
@@ -38,7 +42,7 @@ def class_counts(federation: Federation) -> Array:
 
 
 def model_inputs(federation: Federation, rows: Array) -> Array:
-    """Examples as the models see them: scaled to [0, 1] if stored as bytes, then standardised."""
+    """The examples in some rows as models see them: bytes are scaled to [0, 1], then all is standardised. [..., *x]"""
     x = federation.x[rows]
     real = jnp.result_type(float)
     x = x.astype(real) / 255 if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(real)
@@ -46,7 +50,7 @@ def model_inputs(federation: Federation, rows: Array) -> Array:
 
 
 def over_clients(function, federation: Federation, who: Array, chunk: int) -> Any:
-    """`function(id [], data of one client)` for the clients `who` [s], a chunk at a time. [s, ...]"""
+    """`function(id [], data of one client)` for each of the clients `who` [s], a chunk at a time. [s, ...]"""
 
     def part(who: Array):
         return jax.vmap(function)(who, gather(federation, federation.train, who))
@@ -55,25 +59,29 @@ def over_clients(function, federation: Federation, who: Array, chunk: int) -> An
 
 
 def chunked(array: Array, chunk: int) -> Array:
-    """`array` [s] cut into chunks, the last filled with copies of row 0 (of zeros for weights). [s / chunk, chunk]"""
+    """`array` [s] in chunks; the last is filled with copies of row 0, or with zeros if floats. [s / chunk, chunk]"""
     spare = -array.size % chunk
     filler = jnp.zeros((), array.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array[0]
     return jnp.concatenate([array, jnp.broadcast_to(filler, (spare,))]).reshape(-1, chunk)
 
 
 def chunked_with_zeros(rows: Array, chunk: int) -> Array:
-    """`rows` [s, ...] cut into chunks, the last filled with zeros. [s / chunk, chunk, ...]"""
+    """`rows` [s, ...] in chunks; the last is filled with zeros. [s / chunk, chunk, ...]"""
     spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
     return jnp.pad(rows, spare).reshape(-1, chunk, *rows.shape[1:])
 
 
 def unchunked(chunks: Any, count: int) -> Any:
-    """A tree of chunks [p, chunk, ...] put together again, without what the last was filled with. [count, ...]"""
+    """The rows of a tree of chunks [p, chunk, ...], without those that filled the last one. [count, ...]"""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], chunks)
 
 
 def tiles_of(labels: Array, k: int, tile: int) -> Tiles:
-    """Tiles of at most `tile` rows that share a label in [0, k). [r] -> [t], [t, tile]"""
+    """Tiles of at most `tile` rows of one label each.
+
+    Args:
+        labels: of the rows, in [0, k). [r] int
+    """
     r = labels.size
     most = r // tile + min(k, r)
     size = jnp.zeros(k, jnp.int32).at[labels].add(1)
@@ -89,14 +97,14 @@ def tiles_of(labels: Array, k: int, tile: int) -> Tiles:
 
 
 def client_keys(key: Key, who: Array) -> Key:
-    """A key for every client of `who` [s], whatever the cohort or the chunk around it."""
+    """A key for each of the clients `who` [s]. It depends on the client's id alone, not on its cohort or chunk."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, who)
 
 
 def over_devices(
     function: Callable[..., Any], fixed: Any, parts: Any, devices: int, batch_size: int | None = None
 ) -> Any:
-    """`function(fixed, part)` over the leading axis of `parts` [p, ...], shared out among devices. [p, ...]"""
+    """`function(fixed, part)` for every part of `parts` [p, ...]; devices share the parts among them. [p, ...]"""
 
     def inside(fixed: Any, parts: Any) -> Any:
         return jax.lax.map(lambda part: function(fixed, part), parts, batch_size=batch_size)
@@ -111,6 +119,6 @@ def over_devices(
 
 
 def device_mesh(devices: int) -> jax.sharding.Mesh:
-    """The devices that clients are shared out among, those of all hosts."""
+    """The devices that share the clients among them, on all hosts."""
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])

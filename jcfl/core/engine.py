@@ -26,47 +26,47 @@ class Sums(NamedTuple):
 
 
 class Participants(struct.PyTreeNode):
-    """A cohort on its way to training."""
+    """The clients of a cohort, with their clusters and their weights in the means."""
 
     who: Array  # [s] int32
     label: Array  # [s] int32, the cluster
-    in_cluster: Array  # [s] what a client counts in its cluster; these add up to one in every cluster that has clients
-    in_cohort: Array  # [s] what it counts in the whole cohort, by size
+    in_cluster: Array  # [s] the client's weight in its cluster's mean; a cluster's weights add up to 1
+    in_cohort: Array  # [s] the client's weight in the mean over the whole cohort, which goes by size
 
 
 CohortTraining = Callable[[Key, State, Participants, Federation, bool], tuple[Models, Model, Upload]]
 """Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
 
-A cluster in which nobody trains keeps its model. The states that clients keep are uploaded whether or not the models
-are."""
+A cluster in which nobody trains keeps its model. The states that clients keep are returned even if `keep` is false and
+the models are not."""
 
 
 class Work(NamedTuple):
     """What the clients of a round do, as an engine needs to know it."""
 
-    make: Callable[[Task], Client]  # a client for a task, which may stand in for the run's
+    make: Callable[[Task], Client]  # makes a client for a task; an engine may give it another form of the run's task
     task: Task
     trainer: Any  # a `jcfl.core.local.Trainer`
     terms: Sequence[Any]  # the loss terms, as functions
-    shared: bool  # whether ω is trained on a copy of its own, or added
-    alone: bool  # whether a client needs nothing but the models that are sent
+    shared: bool  # whether ω is trained on a copy of its own, or its logits are added
+    alone: bool  # whether a client needs nothing but its examples and the models that the server sends
 
 
 class Engine(Protocol):
-    """A way to train a cohort. All ways compute the same; they differ in time and memory."""
+    """A way to train a cohort. All engines compute the same; they differ in time and memory."""
 
     name: str
 
     def obstacle(self, work: Work) -> str:
-        """Why this way cannot do the work; an empty string if it can."""
+        """Why this engine cannot do the work; an empty string if it can."""
         ...
 
     def is_cheaper(self, work: Work, context: Any) -> bool:
-        """Whether this way is expected to take less time than training in general."""
+        """Whether this engine is expected to take less time than the general one."""
         ...
 
     def training(self, work: Work, context: Any) -> CohortTraining:
-        """The work done this way, on one device."""
+        """The function that does the work on one device."""
         ...
 
 
@@ -77,17 +77,18 @@ SERVER_SIDE = ("model", "description")
 def train_in_chunks(
     client: Client, chunk: int, key: Key, state: State, participants: Participants, federation: Federation, keep: bool
 ) -> tuple[Models, Model, Upload]:
-    """Every client of the cohort trained from what the server sends it, and the uploads' means.
+    """Train every client of the cohort from what the server sends it, and average the uploads.
 
-    Chunk after chunk of `chunk` clients is trained and added to the sums, so no more than a chunk's uploads are held
+    Each chunk is trained and added to the sums before the next one begins, so the memory holds the uploads of one chunk
     at a time, unless `keep` asks for all of them.
 
     Args:
         client: trains one client.
-        key: the round's key; a client's own is folded from it and its id, so chunks change nothing.
+        chunk: how many clients are trained at a time.
+        key: the round's key. A client's own key is folded from it and the client's id, so chunks change no number.
 
     Returns:
-        the means of the clusters [k, ...] and of the cohort, and the uploads stacked `[s, ...]` if kept.
+        the clusters' means [k, ...], the cohort's mean, and the uploads stacked `[s, ...]` if kept.
     """
     common = common_broadcast(state, federation)
 
@@ -111,11 +112,11 @@ def train_in_turn(
     federation: Federation,
     keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `train_in_chunks`, but one client after another, each starting from the shared model the previous one left.
+    """As `train_in_chunks`, but one client after another; each starts from the shared model of the one before it.
 
     Args:
         one_model: whether a client trains the shared model alone, as in FedAvg, and not beside its cluster's.
-        keep: nothing can be kept.
+        keep: is not looked at, because the models of a chain cannot be kept one by one.
     """
     common = common_broadcast(state, federation)
 
@@ -134,7 +135,7 @@ def train_in_turn(
 
 
 def common_broadcast(state: State, federation: Federation) -> Broadcast:
-    """What the server sends to all clients alike; label, cluster model and the client's own state are still empty."""
+    """What the server sends to all clients; the label, the cluster's model and the client's own state are empty."""
     shares = cluster_shares(state, federation)
     live = metrics.sizes(state.labels, shares.size) > 0
     mean = jax.tree.map(
@@ -156,7 +157,7 @@ SENT = ("control", "gradient")
 
 
 def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
-    """`stream` with the cohort's clients shared out among devices, its sums added up across them."""
+    """The same training on several devices: each trains a part of the cohort, and their sums are added."""
     if devices == 1:
         return stream
     mesh = device_mesh(devices)
@@ -180,7 +181,7 @@ def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
 
 
 def participants_of(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Participants, Array]:
-    """A cohort's labels and weights in the averages, and the weight of every cluster [k]; the absent count nothing."""
+    """A cohort's clients with their weights, and the weight of every cluster [k]. Absent clients have weight 0."""
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
     weights = jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
     labels = jnp.maximum(state.labels[cohort.who], 0)
@@ -190,12 +191,15 @@ def participants_of(state: State, cohort: Cohort, federation: Federation, weigh:
 
 
 def trained_clusters(participants: Participants, state: State) -> Array:
-    """Whether anybody of a cohort counts in a cluster. [k]"""
+    """Whether a cluster has clients of nonzero weight in the cohort. [k] bool"""
     return jnp.zeros(trees.count(state.clusters)).at[participants.label].add(participants.in_cluster) > 0
 
 
 def cluster_shares(state: State, federation: Federation) -> Array:
-    """The share of the labelled clients' examples that every cluster holds, those held out or gone apart. [k]"""
+    """The share of the training examples that each cluster's clients hold. [k] float
+
+    Clients that have no label, are held out or have left the federation are not counted.
+    """
     here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
     size = jnp.where(here, federation.train.size, 0).astype(float)
     held = jnp.zeros(trees.count(state.clusters)).at[state.labels].add(size)
@@ -203,12 +207,12 @@ def cluster_shares(state: State, federation: Federation) -> Array:
 
 
 def empty_sums(state: State) -> tuple[Models, Model]:
-    """Empty sums: by cluster, and over the cohort."""
+    """Sums of zero, for every cluster and for the cohort."""
     return trees.zeros_after(state.labels[0] >= -1, (state.clusters, state.shared))
 
 
 def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> tuple[Models, Model]:
-    """Sums with the uploads `rows` [c, ...] added; a shared part that is not uploaded (`()`) adds nothing."""
+    """The sums with the uploads `rows` [c, ...] added. A shared model that is not uploaded (`()`) adds nothing."""
     clusters, common = sums
     clusters = trees.add_by(clusters, part.label, part.in_cluster, rows.cluster)
     if not jax.tree.leaves(rows.shared):
@@ -219,34 +223,34 @@ def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> t
 
 
 def train_chunk(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
-    """One chunk: `client` vmapped over what differs between its clients."""
+    """The uploads of one chunk [c, ...]: `client` is vmapped over what differs between clients."""
     axes: Any = Broadcast(0, 0, None, None, None, None, None, 0, None, None, 0)  # pyright: ignore[reportArgumentType]
     return jax.vmap(client, (axes, 0, 0))(sent, data, keys)
 
 
 class General:
-    """Training in general: any model, any loss, clients in chunks under `vmap`."""
+    """The general engine: it trains any model with any loss, and vmaps the clients of a chunk."""
 
     name = "general"
 
     def obstacle(self, work: Work) -> str:
-        """Nothing stands in the way."""
+        """It can do all work."""
         return ""
 
     def is_cheaper(self, work: Work, context: Any) -> bool:
-        """It is the measure of the others."""
+        """The others are compared with it."""
         return True
 
     def training(self, work: Work, context: Any) -> CohortTraining:
-        """Clients in chunks of `context.resources.chunk`."""
+        """`train_in_chunks`, `context.resources.chunk` clients at a time."""
         return partial(train_in_chunks, work.make(work.task), context.resources.chunk)
 
 
 def chosen_engine(work: Work, context: Any) -> tuple[str, CohortTraining]:
-    """The engine's name and the stream of the first engine that can do the work and is cheaper than the general one.
+    """The name and the training of the first engine that can do the work and is cheaper than the general one.
 
     Raises:
-        InputError: an engine was asked for that cannot do the work.
+        InputError: the configuration names an engine that is unknown or cannot do the work.
     """
     general = General()
     for engine in context.engines:

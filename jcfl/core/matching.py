@@ -1,8 +1,9 @@
-"""Matched averaging: hidden neurons are aligned with a centre's before models are averaged.
+"""Matched averaging: before models are averaged, their hidden neurons are put in the order of a centre's neurons.
 
-A network computes the same whatever the order of its hidden neurons, so two clients may hold the same feature at
-different places, and their mean holds it nowhere. F is Xie et al., Multi-Center Federated Learning (§5.1, §8), which
-builds on Wang et al. 2020 (FedMA) and Yurochkin et al. 2019 (PFNM).
+The order of its hidden neurons does not change what a network computes. Two clients may therefore have learnt the same
+feature in different neurons, and the mean of their models loses it. The method is that of Xie et al. 2020,
+"Multi-Center Federated Learning" (§5.1, §8), https://arxiv.org/abs/2005.01026. It builds on Wang et al. 2020 (FedMA),
+https://arxiv.org/abs/2002.06440, and Yurochkin et al. 2019 (PFNM), https://arxiv.org/abs/1905.12022.
 """
 
 from collections.abc import Sequence
@@ -37,29 +38,30 @@ def matched_mean(
     sigma_bias: SigmaBias = 1.0,
     at_once: int = 8,
 ) -> Models:
-    """The mean of a cluster's clients, neurons matched to those of the cluster's present model (Xie et al. 2020, §5.1).
+    """The mean of a cluster's clients after their neurons were matched to the cluster's model (Xie et al. 2020, §5.1).
 
-    Hidden layers are averaged by `weights`, the last one class by class, weighted by how many examples of the class a
-    client has, so a class is what those who have seen it say. A class none of them has seen keeps what it was.
+    Hidden layers are averaged by `weights`. The last layer is averaged class by class: a client's weight is its number
+    of training examples of the class. A class of which no client has examples keeps its old parameters.
 
-    An averaging rule once `layers` and `class_counts` are bound.
+    With `layers` and `class_counts` bound, this is an averaging rule; see `jcfl.core.averaging`.
 
     Args:
         labels: every client's cluster. [s] int
-        weights: what every client counts; 0 for one that is absent. [s]
+        weights: every client's weight, 0 for one that is absent. [s] float
         uploads: the clients' models. [s, ...]
-        default: the clusters' models to match with, which clusters without clients keep. [k, ...]
+        default: the clusters' models. Clients are matched to them, and clusters without clients keep them. [k, ...]
         layers: the network's, from its input to its output.
-        class_counts: every client's training examples of every class. [s, c]
-        sigma, sigma_bias: spreads of weights and of biases around the centre's.
-        at_once: clients matched at a time; each holds a [width, width] matrix of costs.
+        class_counts: how many training examples of every class each client has. [s, c]
+        sigma, sigma_bias: as for `matching_orders`.
+        at_once: how many clients are matched at a time; each of them needs a [width, width] matrix of costs.
 
     Returns:
         the clusters' models. [k, ...]
 
     Deviations:
-        The width is fixed: every neuron of a client has a partner in the centre, and the centre is the cluster's model,
-        not the outcome of matching one client after another. The paper's released code has no clustered version.
+        The width of the layers is fixed, so every neuron of a client has a partner in the centre. The centre is the
+        cluster's model; the paper grows it by matching one client after another. The paper's released code has no
+        clustered version.
     """
     chex.assert_shape(class_counts, (labels.size, None))
 
@@ -76,10 +78,9 @@ def matched_mean(
 
 
 def class_means(labels: Array, weights: Array, uploads: Models, default: Models, class_counts: Array) -> Models:
-    """The last layer's means, whose leaves have classes as their last axis, weighted by class counts [s, c].
+    """The clusters' means of the last layer, weighted by class counts [s, c].
 
-    Returns:
-        [k, ..., c]
+    The last axis of its leaves is the classes: uploads [s, ..., c] and `default` [k, ..., c] give [k, ..., c].
     """
     k = trees.count(default)
     group = present_labels(labels, weights, k)
@@ -100,22 +101,24 @@ def class_means(labels: Array, weights: Array, uploads: Models, default: Models,
 def matching_orders(
     model: Model, centre: Model, layers: Sequence[Layer], *, sigma: float | Array = 1.0, sigma_bias: float | Array = 1.0
 ) -> tuple[Array, ...]:
-    """For every hidden layer, which neuron of the model takes the place of each of the centre's.
+    """For every hidden layer, which neuron of the model belongs to each of the centre's neurons.
 
     Xie et al. 2020, §5.1; Wang et al. 2020 (FedMA), eq. 2.
 
-    Layer by layer, from the input: the layer's inputs are put in the order found for the layer before, and its neurons
-    assigned to the centre's at the least total cost, the negative logarithm of their posterior density under Gaussians
-    around the centre's neurons. A neuron is its incoming weights, its bias and what goes along with it. With as many
-    neurons as the centre has, only the ratio of the two sigmas matters.
+    The layers are matched one by one, beginning at the input. The inputs of a layer are put in the order that was found
+    for the layer before. Then its neurons are assigned to the centre's neurons so that the total cost is least. The
+    cost of a pair is the negative logarithm of the density of the model's neuron under a Gaussian around the centre's.
+    A neuron is the vector of its incoming weights, its bias, and its entries in `Layer.along`. Because both networks
+    have equally many neurons, only the ratio of the two sigmas matters.
 
     Args:
-        model, centre: Flax variables of one network, and of the network it is matched to.
+        model, centre: Flax variables of one network, and of the network that it is matched to.
         layers: the network's, from its input to its output.
-        sigma, sigma_bias: standard deviations of weights, and of biases, scales and shifts.
+        sigma: the standard deviation of a client's weights around the centre's.
+        sigma_bias: the same for biases, scales and shifts.
 
     Returns:
-        one permutation for every layer but the last. [width] int32
+        one permutation for every layer but the last, as `permuted` takes them. [width] int32
     """
     found: list[Array] = []
     for layer in layers[:-1]:
@@ -135,18 +138,18 @@ def matched_distance(
     sigma_bias: float | Array = 1.0,
     at_once: int = 8,
 ) -> Array:
-    """The squared distance of every model to every centre, its neurons matched to the centre's (Xie et al. 2020, §5.1).
+    """Squared distances of models to centres after neurons were matched to the centre's (Xie et al. 2020, §5.1).
 
-    It does not depend on the order of hidden neurons, as what a network computes does not. Over all parameters, with
-    sigmas of 1, it is twice the cost of the assignments in `matching_orders` plus the squared distance of the last layers.
+    The distance does not depend on the order of a model's hidden neurons. Over all parameters and with sigmas of 1, it
+    is twice the cost of the assignments in `matching_orders` plus the squared distance of the last layers.
 
     Args:
         points, centres: models. [s, ...], [k, ...]
-        on: what of a model counts, after all its neurons were matched.
-        layers, sigma, sigma_bias, at_once: as for `matched_mean`; a client holds k matrices of costs.
+        on: the part of a model whose distance is taken; all neurons are matched before.
+        layers, sigma, sigma_bias, at_once: as for `matched_mean`; here each client needs k matrices of costs.
 
     Returns:
-        squared distances; NaN where a model is not finite. [s, k]
+        squared distances; NaN where a model is not finite. [s, k] float
     """
 
     def to_centre(model: Model, centre: Model) -> Array:
@@ -158,9 +161,13 @@ def matched_distance(
 
 
 def neurons(model: Model, layer: Layer, inputs: Array | None, sigma: float | Array, sigma_bias: float | Array) -> Array:
-    """A layer's neurons, each as its incoming weights, bias, scale and shift in units of their deviations.
+    """A layer's neurons as vectors: incoming weights over `sigma`, then bias, scale and shift over `sigma_bias`.
 
-    Its inputs are taken in the order `inputs`, if there is one. [width, f]
+    Args:
+        inputs: the order in which the layer's inputs are taken, if not their own. [inputs] int
+
+    Returns:
+        [width, f] float
     """
     params = model["params"]
     kernel = params[layer.name]["kernel"]
@@ -173,9 +180,10 @@ def neurons(model: Model, layer: Layer, inputs: Array | None, sigma: float | Arr
 
 
 def assignment_costs(ours: Array, theirs: Array) -> Array:
-    """-log N(ours; theirs, 1) of every pair of neurons, less its constant. [w, f], [w, f] -> [w, w].
+    """Half the squared distance of every pair of neurons. [w, f], [w, f] -> [w, w]
 
-    A client whose weights are not finite costs the same everywhere: no search need face such numbers.
+    This is -log N(ours; theirs, 1) without its constant. If a number is not finite, all costs are 0, because the search
+    for an assignment cannot work with such numbers.
     """
     products = jnp.matmul(ours, theirs.T, precision=trees.EXACT)
     squared = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * products
@@ -183,6 +191,6 @@ def assignment_costs(ours: Array, theirs: Array) -> Array:
 
 
 def assignment(cost: Array) -> Array:
-    """The row that is given to every column so that the costs add up to the least. [w, w] -> [w] int32."""
+    """The row assigned to every column so that the sum of costs is least. [w, w] -> [w] int32"""
     rows, columns = hungarian_algorithm(cost)
     return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))

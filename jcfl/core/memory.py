@@ -13,13 +13,14 @@ from jcfl import trees
 from jcfl.types import Federation, Model, Task
 
 CACHED = 400 * 2**20
-"""Bytes of a chunk beyond which a CPU gains nothing: small chunks stay near its caches."""
+"""The most bytes of a chunk on a CPU. Larger chunks are not faster there, because they do not fit into its caches."""
 
 
 def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, models: int, budget: int) -> int:
-    """How many clients train at a time within `budget` bytes.
+    """How many clients train at a time within `budget` bytes: chunks of even sizes, and as few as possible.
 
     Args:
+        cohort: how many clients train in a round.
         batch: rows in one local step.
         models: copies of a model that one client's training holds (itself, its gradient, its update, …).
     """
@@ -30,7 +31,7 @@ def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, mode
     client = weights + 2 * activations + federation.train.width * row
     budget = min(budget, CACHED) if jax.default_backend() == "cpu" else budget
     most = max(1, min(cohort, budget // max(client, 1)))
-    return -(-cohort // -(-cohort // most))  # as many chunks as `most` needs, of even sizes
+    return -(-cohort // -(-cohort // most))
 
 
 def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
@@ -43,13 +44,13 @@ def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
 
 
 def memory_budget() -> int:
-    """Bytes that a round may take for its clients: a quarter of what is free; on a CPU at most 2 GiB."""
+    """How many bytes a round may take for its clients: a quarter of the free memory, and on a CPU at most 2 GiB."""
     room = free_memory() // 4
     return min(room, 2 * 2**30) if jax.default_backend() == "cpu" else room
 
 
 def free_memory() -> int:
-    """Bytes that the first device has free, or the host where that says nothing."""
+    """How many bytes the first device has free, or the host where the device does not say."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

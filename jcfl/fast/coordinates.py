@@ -1,13 +1,16 @@
-"""Dense first layers in coordinates: what training makes of their kernel and bias, never written out.
+"""Dense first layers in coordinates: small numbers that determine a trained kernel [d, h], which is never written out.
 
-A dense layer's gradient on examples X [n, d] is Xᵀ D, so SGD, momentum, weight decay and proximal pulls never leave
+A dense layer's gradient on examples X [n, d] is Xᵀ D with a matrix D [n, h]. After steps of SGD with momentum, weight
+decay and proximal terms, the kernel therefore always has the form
 
-    W = a₁ W₁ + … + a_r W_r − Xᵀ B,
+    W = a₁ W₁ + … + a_r W_r − Xᵀ B.
 
-with the kernels W_j that the server sent, numbers a_j and a matrix B [n, h]. Its product with the examples is
-Σ a_j X W_j − (X Xᵀ) B: X W_j is one plain product for all clients of a cluster, X Xᵀ is small, and a step costs n·n·h
-instead of n·d·h. The mean over clients needs Σ Xᵀ B, which again is one plain product. A bias is one row more of W, for
-a one at the end of every example, so that a and B say what becomes of it as well.
+The W_j are the kernels that the server sent. The numbers a [r] and the matrix B [n, h] are the layer's coordinates.
+
+The layer's product with the examples is X W = Σ a_j X W_j − (X Xᵀ) B. All clients of a cluster share the product X W_j,
+and X Xᵀ is small, so a step takes n·n·h multiplications instead of n·d·h. The mean over clients needs Σ Xᵀ B, which is
+one matrix product. A bias is one more row of W that is multiplied by a one at the end of every example, so a and B
+determine the bias too.
 """
 
 from collections.abc import Sequence
@@ -21,14 +24,14 @@ from jcfl.types import Array, First, Key, Model, Task
 
 
 class LayerInCoordinates(struct.PyTreeNode):
-    """A layer Σ a_j W_j − Xᵀ B by its coordinates; what is linear in layers is the same in coordinates."""
+    """The coordinates of a layer Σ a_j W_j − Xᵀ B. Sums and multiples of layers are those of their coordinates."""
 
     a: Array  # [r]
     b: Array  # [n, h]
 
 
 class LayerSum(struct.PyTreeNode):
-    """A weighted sum of such layers, of clients sent the same W_j."""
+    """The coordinates of a weighted sum of layers whose clients were sent the same W_j."""
 
     a: Array  # [r]
     kernel: Array  # [d, h], Σ Xᵀ B
@@ -36,7 +39,7 @@ class LayerSum(struct.PyTreeNode):
 
 
 class RowNumbers:
-    """In place of a client's examples: all of them, until some are picked by `rows[index]`."""
+    """Stands for a client's examples: it means all rows, and `rows[index]` gives the row numbers `index` [b]."""
 
     def __getitem__(self, index: Array) -> Array:
         return index
@@ -46,9 +49,12 @@ jax.tree_util.register_static(RowNumbers)
 
 
 def example_products(layers: Sequence[Model], x: Array) -> tuple[list[Array], Array]:
-    """What training needs to know of clients' examples x [t, n, d]: X W_j [t, n, h] each, and X Xᵀ [t, n, n].
+    """The products of clients' examples that training needs: each X W_j [t, n, h], and X Xᵀ [t, n, n].
 
-    With biases, the latter is that of examples with a one at their end; to the former, `task_in_coordinates` adds the biases.
+    Args:
+        layers: the layers W_j. If they have biases, X Xᵀ is that of examples with a one at their end, but X W_j is
+            without the bias, which `task_in_coordinates` adds.
+        x: the examples. [t, n, d]
     """
     t, n, d = x.shape
     gram = jnp.einsum("tnd,tmd->tnm", x, x)
@@ -57,12 +63,12 @@ def example_products(layers: Sequence[Model], x: Array) -> tuple[list[Array], Ar
 
 
 def task_in_coordinates(task: Task, layers: Sequence[Model], products: Sequence[Array], gram: Array) -> Task:
-    """A task for one client, whose models have their first layer in coordinates and whose examples are row numbers.
+    """One client's task in coordinates: its models have `LayerInCoordinates`, its examples are row numbers.
 
     Args:
         layers: the layers W_j.
-        products: X W_j. [n, h] each
-        gram: X Xᵀ, as of `example_products`. [n, n]
+        products: the X W_j of `example_products`. [n, h] each
+        gram: its X Xᵀ. [n, n]
     """
     first = first_of(task)
     biases = [sent.get("bias", 0.0) for sent in layers]
@@ -80,17 +86,20 @@ def task_in_coordinates(task: Task, layers: Sequence[Model], products: Sequence[
 
 @jax.custom_vjp
 def with_row_gradient(product: Array, rows: Array) -> Array:
-    """`product` [b, h]; its gradient D makes that of `rows` [b, h] −D: coordinates of the layer's gradient Xᵀ D."""
+    """The `product` [b, h] itself, whose gradient D becomes the gradient −D of `rows` [b, h].
+
+    `rows` are rows of B, so −D are the coordinates of the layer's gradient Xᵀ D.
+    """
     return product
 
 
 def row_gradient_forward(product: Array, rows: Array) -> tuple[Array, Array]:
-    """`with_row_gradient`, and a number of the rows' type."""
+    """The product, and a number that remembers the dtype of the rows."""
     return product, jnp.zeros((), rows.dtype)
 
 
 def row_gradient_backward(like: Array, slope: Array) -> tuple[None, Array]:
-    """What the slope [b, h] of the product says of the rows."""
+    """The gradients of product and rows from the gradient [b, h] of the result."""
     return None, -slope.astype(like.dtype)
 
 
@@ -98,7 +107,12 @@ with_row_gradient.defvjp(row_gradient_forward, row_gradient_backward)
 
 
 def model_in_coordinates(first: First, model: Model, j: int, references: int, n: int) -> Model:
-    """A model that was sent, its first layer W_j in coordinates."""
+    """A model that the server sent, with its first layer W_j in coordinates: a is one-hot, and B is zero.
+
+    Args:
+        j: the layer's number, in [0, references).
+        n: examples of a client.
+    """
     matrix = first_layer(first, model)["kernel"]
     start = LayerInCoordinates(
         jax.nn.one_hot(j, references, dtype=matrix.dtype), jnp.zeros((n, matrix.shape[1]), matrix.dtype)
@@ -107,7 +121,13 @@ def model_in_coordinates(first: First, model: Model, j: int, references: int, n:
 
 
 def sum_in_coordinates(first: First, x: Array, weights: Array, rows: Model) -> Model:
-    """The sum of `weights` [t] times models with layers in coordinates [t, ...], its own layer a `LayerSum`."""
+    """The weighted sum of clients' models in coordinates; its first layer is a `LayerSum`.
+
+    Args:
+        x: the clients' examples. [t, n, ...]
+        weights: of the clients. [t]
+        rows: their models. [t, ...]
+    """
     if not jax.tree.leaves(rows):
         return rows
     at = first_layer(first, rows)
@@ -117,7 +137,7 @@ def sum_in_coordinates(first: First, x: Array, weights: Array, rows: Model) -> M
 
 
 def sum_written_out(first: First, layers: Sequence[Model], model: Model) -> Model:
-    """A sum of models with its own layer as it is."""
+    """A sum of models with its first layer's kernel and bias written out."""
     if not jax.tree.leaves(model):
         return model
     at = first_layer(first, model)
@@ -125,7 +145,7 @@ def sum_written_out(first: First, layers: Sequence[Model], model: Model) -> Mode
 
 
 def models_written_out(first: First, layers: Sequence[Model], x: Array, rows: Model) -> Model:
-    """Models with layers in coordinates [t, ...] with their layers as they are."""
+    """Clients' models in coordinates [t, ...] with their first layers' kernels and biases written out. [t, ...]"""
     if not jax.tree.leaves(rows):
         return rows
     at = first_layer(first, rows)
@@ -134,7 +154,12 @@ def models_written_out(first: First, layers: Sequence[Model], x: Array, rows: Mo
 
 
 def layers_after_training(layers: Sequence[Model], a: Array, moved: Model) -> Model:
-    """Σ a_j W_j less what training moved, for `a` [r] or [t, r] and `moved` [...] or [t, ...]."""
+    """Σ a_j W_j − moved, of one layer or of t layers.
+
+    Args:
+        a: the numbers a_j. [r] or [t, r]
+        moved: Xᵀ B as `kernel` and `bias`. [...] or [t, ...] each
+    """
     shares = lambda leaf: [a[..., j].reshape(a.shape[:-1] + (1,) * leaf.ndim) for j in range(len(layers))]
     sent = lambda *leaves: sum(share * leaf for share, leaf in zip(shares(leaves[0]), leaves, strict=True))
     whole = jax.tree.map(sent, *layers)
@@ -142,13 +167,13 @@ def layers_after_training(layers: Sequence[Model], a: Array, moved: Model) -> Mo
 
 
 def first_of(task: Task) -> First:
-    """The first layer of a task that has been found suited."""
+    """The `First` of a task that has one."""
     assert task.first is not None
     return task.first
 
 
 def first_layer(first: First, model: Model):
-    """The first layer: its kernel and its bias, if it has one, or its coordinates."""
+    """The first layer of a model: its kernel and its bias, if it has one, or its coordinates."""
     found = model["params"]
     for name in first.path:
         found = found[name]

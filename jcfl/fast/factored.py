@@ -1,7 +1,8 @@
-"""Clients trained without a first-layer kernel each: an exact shortcut for networks that begin with a dense layer.
+"""The factored engine: it trains clients without a first-layer kernel of their own, and computes the same.
 
-Clients are sorted by cluster and taken in tiles of one cluster, so that the products of their examples with the kernels
-they are sent, and the sums over clients, are plain products of large matrices. See `jcfl.fast.coordinates`.
+It is for networks that begin with a dense layer; see `jcfl.fast.coordinates`. Clients are sorted by cluster and trained
+in tiles of one cluster. The products of their examples with the cluster's kernel, and the sums over clients, are then
+products of large matrices.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,33 +34,33 @@ from jcfl.fast.coordinates import (
 from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
 
 REFERENCES = (own, shared)
-"""The models, as a client is sent them, whose first kernels are W₁, W₂."""
+"""The models in a broadcast whose first kernels are W₁ and W₂."""
 
 PACE = {"cpu": (0.35, 1.0), "gpu": (1.0, 1.0)}
-"""What a multiplication takes in a plain product of large matrices, and in the small products of a client's own, by
-backend; one in the products batched over clients that training in general is made of takes 1."""
+"""The time of one multiplication by backend: in a product of large matrices, and in the small products of one client.
+The unit is the time of one multiplication in the general engine, whose products are batched over clients."""
 
 SHARED_OUT = 0.6
-"""What training in general takes of its time once a CPU's cores are devices of their own: large products, which make
-use of all cores by themselves, gain nothing by that."""
+"""The share of its time that the general engine still takes when the cores of a CPU are devices of their own. Products
+of large matrices gain nothing by that, because each of them uses all cores already."""
 
 UPDATE = 40
-"""Multiplications that one reading and writing of a kernel's element takes the time of, all told in a step."""
+"""How many multiplications take the time in which a step of the general engine updates one number of a kernel."""
 
 TILE = 32 * 2**20
-"""Bytes of a tile beyond which a CPU gains nothing."""
+"""The most bytes of a tile on a CPU, where larger tiles are not faster."""
 
 EVEN = 4
-"""A tile's clients are a multiple of this, so that two or four cores have equally many of them."""
+"""The number of clients in a tile is a multiple of this, so that two or four cores get equally many clients."""
 
 
 class Factored:
-    """Training in coordinates of the first layer, for networks that begin with a dense one."""
+    """The engine that trains in coordinates of the first layer, for networks that begin with a dense layer."""
 
     name = "factored"
 
     def obstacle(self, work: engine.Work) -> str:
-        """Why clients cannot be trained this way; an empty string if they can."""
+        """Why clients cannot be trained in coordinates; an empty string if they can."""
         if work.task.first is None:
             return f"the model {work.task.name!r} does not begin with a dense layer that takes the examples as they are"
         if not work.trainer.is_linear or work.trainer.keeps_state:
@@ -69,7 +70,7 @@ class Factored:
         return "" if work.alone else "clients need more than the models that are sent"
 
     def is_cheaper(self, work: engine.Work, context: Context) -> bool:
-        """Whether a client's training takes less time this way, by the products it is made of."""
+        """Whether this engine is expected to take less time for a client, counted in multiplications."""
         if work.task.first is None:
             return False
         plain, small = PACE.get(jax.default_backend(), PACE["gpu"])
@@ -81,16 +82,16 @@ class Factored:
         return plain * products + small * (n * n * d + steps * batch * n * h) < general
 
     def training(self, work: engine.Work, context: Context) -> engine.CohortTraining:
-        """Clients in tiles of one cluster."""
+        """`train_in_tiles` with the size of tiles that suits the run."""
         count = references(work.terms, work.shared)
         return partial(train_in_tiles, work.make, work.task, count, tile_size(work.task, context, count))
 
 
 def references(terms: Sequence[Term], apart: bool) -> int:
-    """How many of `REFERENCES` training refers to.
+    """How many of `REFERENCES` training needs: the cluster's model, and ω if it is used too.
 
     Args:
-        apart: whether the global model is trained or added.
+        apart: whether ω is trained on a copy of its own, or its logits are added.
     """
     return 2 if apart or any(isinstance(term, Pull) and term.to is shared for term in terms) else 1
 
@@ -104,18 +105,18 @@ def tile_size(task: Task, context: Context, references: int) -> int:
     most = max(1, min(cohort, (min(room, TILE) if jax.default_backend() == "cpu" else room) // client))
     if most <= 2:
         return most
-    time = lambda tile: -(-cohort // tile) * (tile + 0.5)  # with what a tile takes of its own
+    time = lambda tile: -(-cohort // tile) * (tile + 0.5)  # a tile costs as much as half a client besides its clients
     return min(cohort, min(range(EVEN, most + EVEN, EVEN), key=time))
 
 
 def sizes(task: Task, context: Context) -> tuple[int, int, int]:
-    """Examples of the largest client, features, and width of the first layer."""
+    """n, d and h: the examples of the largest client, the features, and the width of the first layer."""
     h = first_kernel(first_of(task), jax.eval_shape(task.init, jax.random.key(0))).shape[1]
     return context.population.width, int(np.prod(context.population.shape)), h
 
 
 def takes_less_memory(task: Task, context: Context) -> bool:
-    """Whether gradients are kept in coordinates: where that takes less memory, unless an engine was asked for."""
+    """Whether gradients are kept in coordinates: if that takes less memory, or as the configuration's engine says."""
     if task.first is None or context.engine != "auto":
         return context.engine == "factored"
     n, d, h = sizes(task, context)
@@ -133,13 +134,14 @@ def train_in_tiles(
     federation: Federation,
     keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `engine.train_in_chunks`, for clients that `make` makes of a task.
+    """As `engine.train_in_chunks`, but in tiles of one cluster, and for clients in coordinates.
 
-    Clients are sorted by cluster and taken in tiles of one cluster, so that a tile's products are plain ones.
+    If most places in the tiles would be empty, because there are many small clusters, tiles of one client are used.
 
     Args:
-        references: how many of `REFERENCES` the clients' training refers to.
-        tile: clients trained at a time.
+        make: makes a client for a task in coordinates.
+        references: how many of `REFERENCES` training needs.
+        tile: how many clients are trained at a time.
     """
     k, s = trees.count(state.clusters), participants.who.size
     tile = min(tile, s)
@@ -147,7 +149,7 @@ def train_in_tiles(
     tiles = chunks.tiles_of(participants.label, k, tile)
     if k * tile <= s or tile == 1:
         return train(tiles)
-    singly = chunks.tiles_of(participants.label, k, 1)  # with many small clusters most of a tile may be empty
+    singly = chunks.tiles_of(participants.label, k, 1)
     packed = tiles.used * tile <= 2 * s
     begun = train(tiles._replace(used=jnp.where(packed, tiles.used, 0)))
     return train(singly._replace(used=jnp.where(packed, 0, singly.used)), begun)
@@ -165,17 +167,20 @@ def train_tiles(
     tiles: Tiles,
     begun: tuple[Models, Model, Upload] | None = None,
 ) -> tuple[Models, Model, Upload]:
-    """A cohort trained, cluster after cluster, tile after tile; a cluster's mean takes the place of its model.
+    """Train a cohort, one cluster after another and one tile after another.
 
     Args:
-        begun: what other tiles have come to.
+        begun: the results to go on from, if other tiles of the cohort were trained before.
+
+    Returns:
+        as `engine.train_in_chunks`; each cluster's mean was written in the place of its model.
     """
     first, s = first_of(task), participants.who.size
     held, counted = engine.cluster_shares(state, federation), engine.trained_clusters(participants, state)
     starts, count = label_starts(tiles)
 
     def part(turn: Array, models: Sequence[Model]) -> tuple[Upload, Upload]:
-        """A tile's weighted sums, and the models themselves where they are kept."""
+        """The weighted sums of one tile, and its clients' models if they are kept."""
         label, row = tiles.label[turn], tiles.row[turn]
         real, row = row >= 0, jnp.maximum(row, 0)
         who, near, far = (
@@ -220,7 +225,7 @@ def train_tiles(
             clusters = jax.tree.map(lambda all_, one: all_.at[label].set(one), clusters, mean)
             return clusters, optax.tree.add(common, more) if jax.tree.leaves(more) else common
 
-        # a loop of no or one turn, since XLA would copy all clusters for a choice, or to read and write in one place
+        # This loop has one turn or none. A `cond` or a `where` would make XLA copy the models of all clusters.
         return *jax.lax.fori_loop(0, counted[label].astype(int), close, (clusters, common)), kept
 
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
@@ -231,7 +236,7 @@ def train_tiles(
 
 
 def label_starts(tiles: Tiles) -> tuple[Array, Array]:
-    """Where the tiles of every label begin, and at last end, and how many labels there are. [t + 1], []"""
+    """The first tile of every label, then the number of used tiles [t + 1], and how many labels have tiles []."""
     turn = jnp.arange(tiles.label.size)
     begins = (turn < tiles.used) & ((turn == 0) | (tiles.label != jnp.roll(tiles.label, 1)))
     starts = jnp.flatnonzero(begins, size=turn.size + 1, fill_value=tiles.used)
@@ -241,7 +246,7 @@ def label_starts(tiles: Tiles) -> tuple[Array, Array]:
 def train_tile(
     make, task: Task, sent: Broadcast, layers: Sequence[Model], x: Array, data: Clients, keys: Key
 ) -> Upload:
-    """A tile of clients trained, their first layers in coordinates. [t, ...]"""
+    """The uploads of one tile of clients, with their first layers in coordinates. [t, ...]"""
 
     def one(rows: list[Array], gram: Array, y: Array, mask: Array, key: Key) -> Upload:
         return make(task_in_coordinates(task, layers, rows, gram))(sent, Clients(RowNumbers(), y, mask), key)

@@ -1,8 +1,8 @@
-"""Gradients at an anchor in coordinates: inner products and sums without a first-layer gradient per client.
+"""Inner products and sums of clients' gradients at an anchor, without holding a first-layer gradient per client.
 
-The gradient of a first dense layer is Xᵀ D, with X [n, d] a client's examples and D [n, h]. Inner products of clients
-are added up over slabs of hidden units, Xᵀ D[:, slab] for all clients at a time, so that each element of a gradient is
-worked out once and the products are plain ones.
+The gradient of a dense first layer is Xᵀ D, with a client's examples X [n, d] and a matrix D [n, h]. A slab is some of
+the h hidden units. For one slab after another, Xᵀ D[:, slab] is computed for all clients, and its inner products are
+added up. Each number of a gradient is thus computed once, and the products are products of large matrices.
 """
 
 from functools import partial
@@ -28,28 +28,34 @@ from jcfl.fast.coordinates import (
 from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
 
 TILE = {"cpu": 30, "gpu": 512}
-"""Clients that are described at a time, by backend."""
-
+"""How many clients are described at a time, by backend."""
 
 SUMMED = 16
-"""Clients of one slot that are added up at a time."""
+"""How many clients of one slot are added up at a time."""
 
 
 class Coordinates(struct.PyTreeNode):
-    """Ψ of s clients, those that count first: the first layer's is xᵀ b with their examples x, the rest as it is."""
+    """Ψ of s clients, new clients first. The kernel's part of a client's Ψ is Xᵀ b with its examples X [n, d]."""
 
-    who: Array  # [s]
+    who: Array  # [s] int32
     b: Array  # [s, n, h]
-    rest: Models  # [s, ...] the other parameters'
+    rest: Models  # [s, ...] Ψ of the other parameters
     trust: Array  # [s] the part of the squared length that is not noise
-    used: Array  # [] tiles of clients, counted from the first, that hold any that count
+    used: Array  # [] how many tiles of clients, counted from the first, hold new clients
     tile: int = struct.field(pytree_node=False)  # clients in a tile; it divides s
 
 
 def coordinates(
     describe: Description, anchor: Model, key: Key, who: Array, new: Array, federation: Federation
 ) -> Coordinates:
-    """Ψ of the clients `who` [s] under `new` [s], those first; zero for the rest, which take no time."""
+    """Ψ of clients in coordinates; it is zero for clients that are not new, and tiles without new clients take no time.
+
+    Args:
+        anchor: the model at which gradients are taken.
+        key: from which clients' own keys are folded.
+        who: the clients, new ones first. [s] int32
+        new: which of them are new. [s] bool
+    """
     first = first_of(describe.task)
     start = first_layer(first, anchor)
     tile = min(TILE.get(jax.default_backend(), TILE["gpu"]), who.size)
@@ -76,7 +82,7 @@ def coordinates(
 
     shapes, used = jax.eval_shape(part, 0), new.any(1).sum()
     whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(who), *leaf.shape), leaf.dtype), shapes)
-    blank = trees.zeros_after(used >= 0, whole)  # so that rounds without newcomers do not write them
+    blank = trees.zeros_after(used >= 0, whole)  # rounds without new clients need not write these zeros
     put = lambda turn, out: jax.tree.map(lambda all, tile: all.at[turn].set(tile), out, part(turn))
     found = jax.lax.fori_loop(0, used, put, blank)
     b, rest, trust = jax.tree.map(lambda leaf: leaf.reshape(who.size, *leaf.shape[2:]), found)
@@ -84,20 +90,20 @@ def coordinates(
 
 
 def kernel_and_others(first: First, model: Model) -> tuple[Array, Model]:
-    """The first layer's kernel, and all other parameters."""
+    """The first layer's kernel of a model, and all its other parameters."""
     found = first_layer(first, model)
     others = {name: leaf for name, leaf in found.items() if name != "kernel"}
     return found["kernel"], with_first_layer(first, model, others)["params"]
 
 
 def examples(federation: Federation, who: Array) -> Array:
-    """The training examples of the clients `who` [t] as rows, taken anew where they are needed. [t, n, d]"""
+    """The training examples of the clients `who` [t] as vectors, gathered each time that they are needed. [t, n, d]"""
     x = chunks.gather(federation, federation.train, who).x
     return x.reshape(*x.shape[:2], -1)
 
 
 def inner_product(first: First, gram: Array, one: Model, two: Model) -> Array:
-    """The inner product of two trees of parameters with their first layers in coordinates. []"""
+    """The inner product of one client's two trees of parameters with first layers in coordinates. []"""
     one, two = {"params": one}, {"params": two}
     pairs = first_layer(first, one).b @ first_layer(first, two).b.T  # [n, n]
     return (gram * pairs).sum() + optax.tree.vdot(with_first_layer(first, one, {}), with_first_layer(first, two, {}))
@@ -106,7 +112,13 @@ def inner_product(first: First, gram: Array, one: Model, two: Model) -> Array:
 def products(
     describe: Description, psi: Coordinates, sums: Models, federation: Federation, budget: int, pairs: bool = True
 ) -> tuple[Array, Array]:
-    """Inner products among the clients [s, s], if `pairs` is set, and with every slot's sum [s, k]."""
+    """Inner products of clients' Ψ with each other [s, s] and with every slot's sum [s, k].
+
+    Args:
+        sums: the slots' sums of Ψ. [k, ...]
+        budget: bytes that a slab may take.
+        pairs: whether the first are computed; else they are those of the other parameters only.
+    """
     first, k, s, t = first_of(describe.task), trees.count(sums), psi.trust.size, psi.tile
     sums = {"params": sums}
     matrix, rest = kernel_and_others(first, sums)
@@ -134,9 +146,12 @@ def products(
 def sums_with_clients(
     describe: Description, psi: Coordinates, slot: Array, sums: Models, federation: Federation
 ) -> Models:
-    """The k slots' `sums` with the clients' Ψ added; `slot` [s] is -1 for those in none. [k, ...]
+    """The slots' sums [k, ...] after clients' Ψ were added to them. [k, ...]
 
-    Clients are taken in tiles of one slot, so that the first layer's sum is one product.
+    Clients are added in tiles of one slot, because the kernel's sum of a tile is then one product.
+
+    Args:
+        slot: of each client, -1 for one that is in no slot. [s] int
     """
     first, total, k = first_of(describe.task), {"params": sums}, trees.count(sums)
     matrix, others = kernel_and_others(first, total)
@@ -151,14 +166,14 @@ def sums_with_clients(
         x, b = examples(federation, psi.who[row]).reshape(-1, d), (real * psi.b[row]).reshape(-1, h)
         return total.at[tiles.label[turn]].add(jnp.matmul(x.T, b, precision=trees.EXACT), mode="drop")
 
-    used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles are of those in no slot
+    used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles hold clients that are in no slot
     matrix = jax.lax.fori_loop(0, used, add, matrix)
     total = {"params": optax.tree.add(others, rest)}
     return with_first_layer(first, total, {**first_layer(first, total), "kernel": matrix})["params"]
 
 
 def slab_of_gradients(psi: Coordinates, federation: Federation, turn: Array, width: int) -> Array:
-    """The slab's part of every client's first-layer gradient, tile by tile. [s / t, t, d w]"""
+    """The part of every client's kernel gradient in slab number `turn`, which has `width` units. [s / t, t, d w]"""
     (s, n, h), d = psi.b.shape, int(np.prod(federation.x.shape[1:]))
     who, b = psi.who.reshape(-1, psi.tile), psi.b.reshape(-1, psi.tile, n, h)
     blank = jnp.zeros((s // psi.tile, psi.tile, d * width), psi.b.dtype)
@@ -171,7 +186,11 @@ def slab_of_gradients(psi: Coordinates, federation: Federation, turn: Array, wid
 
 
 def slab_width(matrix: Array, s: int, budget: int) -> int:
-    """Hidden units in a slab of s clients' first layers, like those of `matrix` [k, d, h], within the budget."""
+    """How many hidden units a slab has, so that s clients' gradients of it fit the budget in bytes.
+
+    Args:
+        matrix: first-layer kernels. [k, d, h]
+    """
     _, d, h = matrix.shape
     return max(width for width in range(1, h + 1) if h % width == 0 and (width == 1 or s * d * width * 4 <= budget))
 

@@ -1,7 +1,7 @@
-"""All clients grouped at a time by a clustering algorithm: once, in every round, or in a window of rounds.
+"""Clustering algorithms that group all clients at a time: once, in every round, or in a window of rounds.
 
-`Clustering` is what K-means, linkage, spectral and density-based clustering have in common: descriptions in, labels
-out. This module knows when descriptions are taken, whose they are, and what becomes of clients that come later.
+`Clustering` is the base class of K-means, linkage, spectral and density-based clustering, which make labels of
+descriptions. This module decides when and from which clients descriptions are taken, and where later clients go.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ Labels = Callable[..., Array]
 class Memory(struct.PyTreeNode):
     """What the server remembers of a clustering."""
 
-    anchor: Any  # to describe newcomers as the others were described
-    centres: Any  # [k, ...] what represents each cluster; nothing where clients are placed by their loss
+    anchor: Any  # the memory of the description, by which newcomers are described as the others were
+    centres: Any  # [k, ...] a description for each cluster; empty if newcomers are placed by their losses
     grouped: Array  # [] bool, whether clients have been grouped
 
 
@@ -48,7 +48,7 @@ class Clustering(Group):
         raise NotImplementedError
 
     def continues_from_models(self) -> bool:
-        """Whether it goes on from the cluster models as centres, where descriptions are models."""
+        """Whether a later clustering of models begins at the cluster models as centres."""
         return False
 
     def grouping(self, method: Method, context: Context) -> Grouping:
@@ -94,7 +94,7 @@ class Clustering(Group):
             raise InputError(f"{method.name}: when.start=members needs trained models; {describe.name} has none")
 
     def keeps(self, method: Method, context: Context) -> dict[str, Callable[[Any], Any]]:
-        """Clients' last models or updates, where absent clients are grouped too."""
+        """Clients' last models or updates, if clients are grouped that do not take part in the round."""
         if isinstance(method.when, Once):
             if not isinstance(method.describe, Accumulated):
                 return {}
@@ -106,10 +106,10 @@ class Clustering(Group):
 
 
 def once(group: Clustering, method: Method, context: Context) -> Grouping:
-    """All clients are grouped at one round; those who come later are placed where they fit.
+    """All clients are grouped in one round; clients that come later join the cluster that fits them best.
 
-    Where the description is made of training, everybody trains from ω for it. Clients that have not arrived, have left
-    or are held out are not grouped.
+    If the description is made of trained models, all clients train from ω for it. Clients that are not available
+    (`Federation.available`) are not grouped.
     """
     when, describe, compare = method.when, method.describe, comparison(method.compare, method.name)
     assert isinstance(when, Once)
@@ -183,10 +183,10 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
 
 
 def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
-    """Clients are grouped after training in every round, or in those of a window, by what they last trained.
+    """After the training of every round, or of the rounds of a window, clients are grouped by what they trained last.
 
-    A client that takes part for the first time after clients were grouped begins in the cluster whose model does best
-    on its training data.
+    If a client takes part for the first time after clients were grouped, it begins in the cluster whose model has the
+    least loss on its training data.
     """
     describe, compare = method.describe, comparison(method.compare, method.name)
     labels_of = group.labels(method, context, compare)
@@ -215,14 +215,14 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
                 labels = aligned(labels, state.labels[members.who], members.present & state.memory.grouped, k)
         before = state.labels[members.who]
         gone = (state.seen | ~federation.available(state.round))[members.who] & ~members.present
-        absent = gone | (labels < 0)  # a client that is there and was never asked goes by the start that it would get
+        absent = gone | (labels < 0)  # a client that is available but was never asked is grouped by its start model
         labels = jnp.where(absent, before, labels)
         memory = state.memory.replace(grouped=jnp.array(True))
         state = with_overflow(from_one(state), labels.max() >= k)
         return state.replace(labels=state.labels.at[members.who].set(labels), memory=memory)
 
     def from_one(state: State) -> State:
-        """The state in which every slot that is grouped for the first time is a copy of the one cluster before."""
+        """The state before the first grouping with all slots as copies of the one cluster; a later state as it is."""
         parent = jnp.where(state.memory.grouped, jnp.arange(k), 0)
         clusters = state.clusters if method.train.distinct else trees.take(state.clusters, parent)
         return state.replace(clusters=clusters, server=server.split(state.server, parent))
@@ -244,7 +244,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
 
 
 def describing_client(method: Method, context: Context, epochs: int | None) -> engine.Client:
-    """Local training on the client's loss alone, for `epochs` if given, to describe the client by its result."""
+    """A client that trains on its loss alone, for so many `epochs` if given, so that its model describes it."""
     trainer = context.trainer if epochs is None else context.trainer.for_epochs(epochs)
     plain = replace(method, train=Train(), aggregate=Aggregate(), answer=Answer(), before=())
     return clients.client(plain, context._replace(trainer=trainer))
@@ -258,7 +258,7 @@ def trained_by_all(client: engine.Client, key: Key, state: State, federation: Fe
 
 
 def with_descriptions(method: Method, context: Context, state: State, members: Cohort, models: Models) -> State:
-    """The state with the cohort's updates in `State.clients`; accumulated ones are added to those before."""
+    """The state with the cohort's updates in `State.clients`; accumulated updates are added to the earlier ones."""
     sent = trees.take(state.clusters, jnp.maximum(state.labels[members.who], 0))
     points = method.describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(method.describe, Accumulated):
@@ -267,7 +267,7 @@ def with_descriptions(method: Method, context: Context, state: State, members: C
 
 
 def representatives(compare: Distances, points: Array, labels: Array, k: int) -> Array:
-    """What stands for each cluster: the mean of its members' descriptions, or the first member's. [k, ...]"""
+    """A description for each cluster: the mean of its members', or the first member's if there is no mean. [k, ...]"""
     member = jax.nn.one_hot(labels, k, axis=0)  # [k, n]
     if not compare.averages:
         return points[member.argmax(1)]

@@ -1,4 +1,4 @@
-"""The answer "bipartition": a cluster whose clients pull apart is split in two (Sattler et al. 2020, CFL)."""
+"""The answer "bipartition": a cluster is split in two if its clients' updates disagree (Sattler et al. 2020, CFL)."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -27,16 +27,17 @@ from jcfl.types import Array, Cohort, Federation, Grouping, Key, Models, State
 @register("group", "bipartition")
 @dataclass(frozen=True, kw_only=True)
 class Bipartition(Group):
-    """A cluster c is split if ‖mean Δ‖ < ε1 and max ‖Δ_i‖ > ε2, it has more than two clients, and the gap is wide.
+    """A cluster is split if ‖mean Δ‖ < ε1 and max ‖Δ_i‖ > ε2, it has more than two clients, and the gap is wide.
 
-    The two halves are the bipartition of the cosines of the updates Δ by linkage on −cos. The gap criterion is
-    γ < √((1 − α) / 2) with α the largest cosine across the halves. The mean is weighted as models are averaged. A
-    client that takes part for the first time after a split begins in the cluster whose model does best on its data.
+    Sattler et al. 2020, https://arxiv.org/abs/1910.01991. Linkage on −cos of the updates Δ divides the clients in two
+    halves. The gap criterion is γ < √((1 − α) / 2), where α is the largest cosine of a pair with one client in each
+    half. The mean is weighted as models are averaged. If a client takes part for the first time after a split, it
+    begins in the cluster whose model has the least loss on its training data.
 
     Deviations:
-        Complete linkage, as the authors' code; their paper's optimum, the bipartition with the least α, is that of
-        single linkage (`kind`). Halves are sets of client ids. A widely copied implementation takes positions inside
-        the cluster for ids, which is wrong from the second split on.
+        The linkage is complete, as in the authors' code. The bipartition with the least α, which their paper calls
+        optimal, is that of single linkage (`kind`). Halves are sets of client ids; a widely copied implementation takes
+        positions inside the cluster for ids, which is wrong from the second split on.
     """
 
     name: ClassVar[str] = "bipartition"
@@ -101,14 +102,15 @@ class Bipartition(Group):
         due: Array,
         state: State,
     ) -> tuple[Array, Array]:
-        """Every cluster that meets the criteria split in two.
+        """Labels after every cluster that meets the criteria was split in two.
 
         Args:
             inner: inner products of the clients' updates. [s, s]
-            labels: the clients' clusters; `present` and `weights` say who counts, and what. [s] each
+            labels, present, weights: the clients' clusters, which of them are present, and their weights. [s] each
+            due: whether clusters may be split in this round. [] bool
 
         Returns:
-            the new labels [s], and the cluster that every slot's model comes from [k].
+            the new labels [s] int32, and for every slot the cluster whose model it gets [k] int32.
         """
         norm = inverse_norm(jnp.diagonal(inner))
         cosine, k = inner * norm[:, None] * norm, trees.count(state.clusters)
@@ -129,12 +131,12 @@ class Bipartition(Group):
 
 
 def criterion(inner: Array, member: Array, weights: Array) -> tuple[Array, Array]:
-    """‖mean Δ‖, weighted as models are averaged, and max ‖Δ_i‖ over some clients (Sattler et al. 2020, eqs. 4, 5).
+    """‖mean Δ‖ and max ‖Δ_i‖ over some clients (Sattler et al. 2020, eqs. 4, 5).
 
     Args:
         inner: inner products of updates. [s, s]
-        member: who counts. [s] bool
-        weights: what each counts in the mean. [s]
+        member: the clients. [s] bool
+        weights: their weights in the mean. [s] float
     """
     share = jnp.where(member, weights, 0.0)
     share = share / jnp.maximum(share.sum(), 1e-30)

@@ -1,7 +1,7 @@
 """The answers to "compare": how alike two descriptions are.
 
-A comparison implements `metric(context, describe)`, what K-means takes as a distance from points to centres, and
-`distance(context, describe)`, a function `(points [a, ...], others [b, ...], present [a]) -> [a, b]`.
+A comparison of descriptions (`Distances`) implements `metric(context, describe)`, the distance of points to centres for
+K-means. The other groups use `distance(context, describe)`, a function `(points [a, ...], others [b, ...]) -> [a, b]`.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ Distance = Callable[[Array, Array], Array]
 class Distances(Compare):
     """A comparison by a distance between vectors."""
 
-    averages: ClassVar[bool] = True  # whether the mean of descriptions is a description too
+    averages: ClassVar[bool] = True  # whether the mean of some descriptions can be compared as they are
 
     def metric(self, context: Context, describe: Describe) -> Metric:
-        """What K-means takes: a name it knows, or a function of points [n, d] and centres [k, d]."""
+        """The metric for K-means: a name that it knows, or a function of points [n, d] and centres [k, d]."""
         raise NotImplementedError
 
     def distance(self, context: Context, describe: Describe) -> Distance:
@@ -44,7 +44,7 @@ class Distances(Compare):
         return lambda points, others: kmeans.distances(points, others, metric)
 
     def prepared(self, points: Array, present: Array) -> Array:
-        """The descriptions of all clients, as they are compared. [n, ...] -> [n, ...]"""
+        """The descriptions of all clients in the form in which they are compared. [n, ...] -> [n, ...]"""
         return points
 
 
@@ -64,7 +64,7 @@ class Cosine(Distances):
 @register("compare", "noise_corrected")
 @dataclass(frozen=True, kw_only=True)
 class NoiseCorrectedCosine(Cosine):
-    """The cosine with lengths freed of sampling noise, from gradients of two halves of the data (ours)."""
+    """The cosine with lengths corrected for sampling noise, from gradients of two halves of the data (ours)."""
 
     name: ClassVar[str] = "noise_corrected"
     corrected: ClassVar[bool] = True
@@ -124,7 +124,7 @@ class PrincipalAngles(Distances):
         """The angles of points to centres.
 
         Raises:
-            InputError: descriptions are no subspaces.
+            InputError: descriptions are not subspaces.
         """
         if not isinstance(describe, Subspace):
             raise InputError(
@@ -136,7 +136,7 @@ class PrincipalAngles(Distances):
 @register("compare", "layer")
 @dataclass(frozen=True, kw_only=True)
 class LayerDistance(Distances):
-    """Each convolution kernel to its nearest of the other model, L1, summed (Bhattacharya and Aridi, eq. 9)."""
+    """L1 distances of convolution kernels to the other model's nearest, summed (Bhattacharya and Aridi, eq. 9)."""
 
     name: ClassVar[str] = "layer"
 
@@ -144,7 +144,7 @@ class LayerDistance(Distances):
         """The distance on flattened kernels.
 
         Raises:
-            InputError: descriptions are no convolution kernels.
+            InputError: descriptions are not convolution kernels.
         """
         if not (isinstance(describe, TrainedModel) and describe.part in ("kernels", "first_kernel")):
             raise InputError(
@@ -157,7 +157,7 @@ class LayerDistance(Distances):
 @register("compare", "matched")
 @dataclass(frozen=True, kw_only=True)
 class MatchedDistance(Distances):
-    """The squared distance after hidden neurons are matched: their order does not count (Xie et al. 2020, §5.1)."""
+    """The squared distance after hidden neurons were matched, whatever their order (Xie et al. 2020, §5.1)."""
 
     name: ClassVar[str] = "matched"
 
@@ -165,7 +165,7 @@ class MatchedDistance(Distances):
         """The distance on flattened models.
 
         Raises:
-            InputError: descriptions are no whole models, or the network is no chain of layers.
+            InputError: descriptions are not whole models, or the network is not a chain of layers.
         """
         if not (isinstance(describe, TrainedModel) and describe.part == "whole"):
             raise InputError(
@@ -180,7 +180,7 @@ class MatchedDistance(Distances):
 
 
 def comparison(compare: Compare, name: str) -> Distances:
-    """The comparison as one of descriptions.
+    """The comparison, if it gives distances between descriptions.
 
     Raises:
         InputError: it compares nothing, or losses.
@@ -194,7 +194,11 @@ def comparison(compare: Compare, name: str) -> Distances:
 
 
 def refuse_no_mean(group: str, describe: Any, compare: Distances, name: str) -> None:
-    """Refuse to average descriptions whose mean is no description."""
+    """Refuse to average descriptions whose mean cannot be compared as they are.
+
+    Raises:
+        InputError: the descriptions have no such mean.
+    """
     if isinstance(describe, OfData) and not compare.averages:
         raise InputError(
             f"{name}: group {group!r} averages descriptions, and {describe.name} have no mean under {compare.name}; "

@@ -1,4 +1,4 @@
-"""Density-based clustering of clients, which finds the number of clusters by itself.
+"""Density-based clustering of clients, which also finds the number of clusters.
 
 Ester et al. 1996, "A Density-Based Algorithm for Discovering Clusters in Large Spatial Databases with Noise" (DBSCAN),
 https://cdn.aaai.org/KDD/1996/KDD96-037.pdf.
@@ -12,25 +12,25 @@ from jcfl.types import Array
 
 
 def dbscan(distance: Array, present: Array, eps: Array | float, min_samples: Array | int) -> Array:
-    """Clusters as the connected parts of the clients that have many others near them (Ester et al. 1996).
+    """Clusters of clients that have many others near them (Ester et al. 1996).
 
-    A client is a core one if at least `min_samples` clients, itself included, are at most `eps` away. Core clients at
-    most `eps` apart share a cluster. A client that is not a core one but has a core one within `eps` is on the border:
-    it joins the cluster of the nearest core client, of the one with the smallest id where several are as near. All
-    others are noise, and each of them is a cluster of its own.
+    A client is a core client if at least `min_samples` clients, itself included, are at most `eps` away. Core clients
+    that are at most `eps` apart share a cluster. A client that is not a core client, but has one within `eps`, is a
+    border client. It joins the cluster of its nearest core client; of several equally near, that with the smallest id.
+    All other clients are noise, and each of them becomes a cluster of its own.
 
     Args:
         distance: symmetric; the diagonal is not used. [n, n] float
         present: which clients there are. [n] bool
-        eps: radius of a neighbourhood; distances equal to it are inside.
-        min_samples: clients in the neighbourhood of a core client.
+        eps: the radius of a neighbourhood; a distance equal to it is inside.
+        min_samples: how many clients the neighbourhood of a core client has at least.
 
     Returns:
         clusters, numbered by their smallest members; -1 for the absent. [n] int32
 
     Deviations:
-        In the original a border client between two clusters falls to the one that is grown first; here it falls to the
-        nearest, whatever the order of the clients.
+        In the original, a border client between two clusters joins the cluster that is found first. Here it joins the
+        nearest, so the order of the clients does not matter.
     """
     n = present.size
     ids = jnp.arange(n, dtype=jnp.int32)
@@ -46,9 +46,9 @@ def dbscan(distance: Array, present: Array, eps: Array | float, min_samples: Arr
 
 
 def connected(near: Array) -> Array:
-    """The smallest id in everyone's connected part of a graph; one's own id without neighbours. [n, n] -> [n] int32
+    """The smallest id in the connected part of a graph to which each node belongs. [n, n] -> [n] int32
 
-    Labels jump to the label of their label after each sweep, so that a long chain takes few sweeps.
+    After each sweep, a node also takes the label of its label, so that a long chain needs few sweeps.
     """
     n = near.shape[0]
     ids = jnp.arange(n, dtype=jnp.int32)
@@ -63,10 +63,10 @@ def connected(near: Array) -> Array:
 
 
 def knee(distance: Array, present: Array, min_samples: int) -> Array:
-    """A radius for `dbscan` where the sorted distances to the k-th neighbour bend most (Ester et al. 1996, §4.2).
+    """A radius for `dbscan`: the point where the sorted distances to the k-th neighbour bend (Ester et al. 1996, §4.2).
 
-    The k-th neighbour is the one that makes a client a core one. The bend is the point farthest below the straight line
-    from the first to the last of the sorted distances.
+    With k = `min_samples` − 1, a client with k neighbours is a core client. The bend is the point that is farthest
+    below the straight line from the first to the last of the sorted distances.
 
     Args:
         distance: symmetric; the diagonal is not used. [n, n] float
@@ -74,7 +74,7 @@ def knee(distance: Array, present: Array, min_samples: int) -> Array:
         min_samples: clients in the neighbourhood of a core client, itself included; at least 2.
 
     Returns:
-        the radius; infinite where nobody has that many neighbours. [] float
+        the radius; infinite if nobody has that many neighbours. [] float
     """
     n = present.size
     pairs = present[:, None] & present & ~jnp.eye(n, dtype=bool)

@@ -1,8 +1,9 @@
-"""The answers to "describe": what the server knows a client by.
+"""The answers to "describe": what the server knows of a client when it groups clients.
 
-A description made of data implements `begin(context, key, state)`, what it needs to remember (an anchor model), and
-`for_clients(context)`, a function `(memory, federation, who [s]) -> [s, ...]`. A description made of what clients trained
-implements `vectors(context, sent, models)`: `[s, d]` from the models sent and trained, `[s, ...]` each.
+A description of data (`OfData`) implements `for_one_client(context)`, which returns a function of a client's examples,
+and, if it has to remember an anchor model, `begin(context, key, state)`. A description of what clients trained
+(`OfUpload`) implements `vectors(context, sent, models)`, which makes vectors `[s, d]` of the models that were sent and
+trained, `[s, ...]` each.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ Part = Literal["whole", "head", "backbone", "kernels", "first_kernel"]
 """What of a trained model is compared."""
 
 DescribeClients = Callable[[Any, Federation, Array], Array]
+"""`(memory, federation, who [s]) -> descriptions [s, ...]`"""
 Epochs = Annotated[
     int | None, Field(ge=1, description="local epochs for the description; as many as in a round if not given")
 ]
@@ -37,20 +39,20 @@ Epochs = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class OfData(Describe):
-    """A description made of a client's data: it can be taken of any client at any time, and never changes."""
+    """A description of a client's data. It can be computed for any client at any time, and never changes."""
 
     source: ClassVar[Source] = "data"
 
     def begin(self, context: Context, key: Key, state: State) -> Any:
-        """What the server remembers to describe all clients alike."""
+        """What the server has to remember so that it describes all clients in the same way: an anchor model, …"""
         return ()
 
     def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
-        """`(memory, client [], its data) -> vector`: the description of one client."""
+        """The function `(memory, client [], its data) -> description [...]` for one client."""
         raise NotImplementedError
 
     def for_clients(self, context: Context) -> DescribeClients:
-        """`(memory, federation, who [s]) -> [s, ...]`: the descriptions of clients, a chunk at a time."""
+        """The function for several clients, which describes them a chunk at a time."""
         one = self.for_one_client(context)
 
         def described(memory: Any, federation: Federation, who: Array) -> Array:
@@ -63,7 +65,7 @@ class OfData(Describe):
 @register("describe", "truth")
 @dataclass(frozen=True, kw_only=True)
 class Truth(OfData):
-    """The true group, as an oracle for studies: no method may use it in earnest."""
+    """The true group, for studies alone: a real server does not know it."""
 
     name: ClassVar[str] = "truth"
 
@@ -94,17 +96,17 @@ class Gradient(OfData):
         return context.build(**self.anchor)
 
     def description(self, context: Context, halves: bool = False) -> Description:
-        """How the gradient is taken; from two halves of the data where its noise is to be measured."""
+        """How the gradient is taken. With `halves` it is taken from two halves of the data, to measure its noise."""
         task = self.task(context)
         found = describing.halves(task) if halves else describing.gradient(task)
         return self.folded(found)
 
     def folded(self, found: Description) -> Description:
-        """The description folded to `sketch` numbers, if asked for."""
+        """The description, folded to `sketch` numbers if that option is set."""
         return found if self.sketch is None else describing.sketched(found, self.sketch, jax.random.key(self.sketch))
 
     def begin(self, context: Context, key: Key, state: State) -> Any:
-        """The anchor model: ω as it is now, or a new model of the other kind."""
+        """The anchor model: the present ω, or a new model if the option `anchor` names another model."""
         return state.shared if self.anchor is None else self.task(context).init(key)
 
     def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
@@ -121,7 +123,7 @@ class Gradient(OfData):
 @register("describe", "displacement")
 @dataclass(frozen=True, kw_only=True)
 class Displacement(Gradient):
-    """The normalised way that full-batch local steps lead from the anchor (the code of Zeng et al. 2023)."""
+    """The normalised change of the anchor in some full-batch local steps (the code of Zeng et al. 2023)."""
 
     name: ClassVar[str] = "displacement"
     steps: Annotated[int, Field(ge=1, description="local steps from the anchor")] = 5
@@ -130,7 +132,7 @@ class Displacement(Gradient):
         """How the displacement is taken.
 
         Raises:
-            InputError: its noise was to be measured, for which it must be a gradient.
+            InputError: its noise is to be measured, which only gradients allow.
         """
         if halves:
             raise InputError(
@@ -157,12 +159,12 @@ class Subspace(OfData):
 @register("describe", "moments")
 @dataclass(frozen=True, kw_only=True)
 class Moments(OfData):
-    """Means and standard deviations of the features that the first model makes of the client's examples."""
+    """Means and standard deviations of the features that the initial model computes from the client's examples."""
 
     name: ClassVar[str] = "moments"
 
     def begin(self, context: Context, key: Key, state: State) -> Any:
-        """The model whose features are taken: ω as it is now."""
+        """The model whose features are taken: the present ω."""
         return state.shared
 
     def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
@@ -209,7 +211,7 @@ class TrainedModel(OfUpload):
         """The part of a model that is compared.
 
         Raises:
-            InputError: convolution kernels were asked for, and the model has none.
+            InputError: `part` means convolution kernels, and the model has none.
         """
         if self.part in ("kernels", "first_kernel"):
             shape = context.population.shape

@@ -15,7 +15,7 @@ from jcfl.types import Grouping
 @register("group", "em")
 @dataclass(frozen=True, kw_only=True)
 class Responsibilities(Group):
-    """Each example belongs to every cluster by its responsibility; a client's label is its largest membership."""
+    """An example belongs to each cluster by a responsibility; a client's label is its largest membership (FedEM)."""
 
     name: ClassVar[str] = "em"
     clusters: Clusters = 3
@@ -25,7 +25,7 @@ class Responsibilities(Group):
         return self.clusters
 
     def grouping(self, method: Method, context: Context) -> Grouping:
-        """Labels follow the membership that clients keep; see `jcfl.core.soft`."""
+        """Labels come from the membership that clients keep; see `jcfl.core.soft`."""
         expect(method, "describe", (Losses,), "weighs examples by the losses of the cluster models")
         expect(method, "compare", (Itself,), "compares losses as they are")
         expect(method, "when", (Every,), "weighs examples anew in every round")

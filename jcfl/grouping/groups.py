@@ -18,7 +18,7 @@ from jcfl.registry import register
 from jcfl.types import Array
 
 REACH = 100
-"""Updates of the centres after which a run of K-means from fresh seeds is given up as converged."""
+"""The most updates of the centres in a run of K-means from new seeds."""
 
 Capacity = Annotated[int, Field(ge=1, description="most clusters, where their number is found")]
 Count = Annotated[int | None, Field(ge=1, description="number of clusters, or")]
@@ -49,11 +49,11 @@ class KMeans(Clustering):
         return self.clusters
 
     def continues_from_models(self) -> bool:
-        """Unless it begins from fresh seeds in each round."""
+        """Whether it goes on, which it does unless `refit` is set."""
         return not self.refit
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """Fresh seeds, or further assignments from given centres; no cluster stays empty."""
+        """Labels from new seeds, or from given centres; every cluster has a client."""
         refuse_more_clusters_than_clients(method, context, self.clusters)
         if self.centre != "medoid":
             refuse_no_mean(self.name, method.describe, compare, method.name)
@@ -91,7 +91,7 @@ class Linkage(Clustering):
         return self.clusters or min(self.capacity, context.population.clients)
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """Labels by size of the smallest member."""
+        """Labels in the order of the clusters' smallest members."""
         if (self.clusters is None) == (self.threshold is None):
             raise InputError(
                 f"{method.name}: give either clusters or a distance threshold (got clusters={self.clusters}, "
@@ -122,7 +122,7 @@ class Spectral(Clustering):
         return self.clusters
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """K-means on the leading eigenvectors; the width of the affinity is the median distance of two clients."""
+        """Labels by K-means on eigenvectors; the width of the affinity is the median distance of two clients."""
         refuse_more_clusters_than_clients(method, context, self.clusters)
         between = compare.distance(context, method.describe)
 
@@ -153,7 +153,7 @@ class Density(Clustering):
         return min(self.capacity, context.population.clients)
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """Connected core clients; a client in no dense place is alone."""
+        """Labels by `jcfl.grouping.density.dbscan`; a client that is noise is a cluster of its own."""
         between = compare.distance(context, method.describe)
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:

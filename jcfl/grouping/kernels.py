@@ -1,4 +1,4 @@
-"""Models compared by their convolution kernels, whatever the order of these.
+"""The distance of two models by their convolution kernels, which does not depend on the order of the kernels.
 
 Bhattacharya and Aridi, "Empirical Exploration of Clustered Federated Learning", §4.4.3.
 """
@@ -17,7 +17,7 @@ from jcfl.types import Array, Model, Task
 
 
 def convolutions(task: Task, shape: Sequence[int], *, only_first: bool = False) -> Part:
-    """What of a model are its convolution kernels, in the order in which a call uses them.
+    """The function that takes the convolution kernels from a model, in the order in which a call uses them.
 
     Args:
         task: the model.
@@ -49,10 +49,10 @@ def leaf_at(model: Model, path: Sequence[str]) -> Array:
 
 
 def layer_distance(shapes: Sequence[Sequence[int]]) -> Distance:
-    """The layer distance of models that are given as their flattened kernels, one layer after another (eq. 9).
+    """The layer distance (eq. 9) of models that are given as vectors: their flattened kernels, layer by layer.
 
-    Each kernel of a model is compared with its nearest in the same layer of the other model, by L1, and the distances
-    are added up. It is not symmetric: two kernels of one model may have the same nearest kernel.
+    It is the sum, over the kernels of one model, of the L1 distance to the nearest kernel in the same layer of the
+    other model. It is not symmetric, because two kernels of one model may have the same nearest kernel.
 
     Args:
         shapes: of the layers' weights, each (height, width, in, out).

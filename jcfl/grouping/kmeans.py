@@ -14,9 +14,10 @@ Metric = Literal["euclidean", "l1", "cosine"]
 Centre = Literal["mean", "median", "medoid"]
 Seeding = Literal["plus_plus", "random"]
 Distance = Callable[[Array, Array], Array]
-"""A metric of one's own: points [m, d] and centres [k, d] to distances [m, k]."""
+"""A metric as a function from points [m, d] and centres [k, d] to distances [m, k]."""
 Rule = Callable[[Array], Array]
-"""Members' weights, zero for others, [k, m] to centres [k, d]; whatever it likes for a cluster without members."""
+"""From the weights of each cluster's members, 0 for other clients, [k, m] to centres [k, d]. The centre of a cluster
+without members may be anything."""
 
 COLUMNS = 1024  # coordinates whose medians are taken at a time, so that [k, m, d] is never held
 
@@ -26,7 +27,7 @@ class Clustering(NamedTuple):
 
     labels: Array  # [m] int32, the nearest centre of every client
     centres: Array  # [k, d]
-    inertia: Array  # [] weighted distance of the clients that count to their centres
+    inertia: Array  # [] the weighted sum of clients' distances to their centres
 
 
 def fit(
@@ -42,22 +43,22 @@ def fit(
     seeding: Seeding = "plus_plus",
     trim: Array | float = 0.0,
 ) -> Clustering:
-    """The best of several runs of `lloyd` from fresh seeds, by inertia (Xie et al. 2020, §6.1: 20 of them).
+    """The run of `lloyd` with the least inertia, of several from new seeds (20 in Xie et al. 2020, §6.1).
 
     Args:
-        key: what the seeds are drawn from.
-        points: one finite vector per client. [m, d]
-        weights: how much each counts; a client of weight 0 gets a label and influences nothing. [m]
+        key: from which the seeds are drawn.
+        points: one finite vector per client. [m, d] float
+        weights: every client's weight; a client of weight 0 gets a label, but influences nothing. [m] float
         k: number of clusters.
         iterations: the most updates of the centres in one run.
-        restarts: number of runs, one after the other so that only two sets of centres are held.
+        restarts: number of runs; they go one after the other, so that the memory holds only two sets of centres.
         metric: see `distances`.
         centre: see `centre_rule`.
         seeding: see `seeds`.
-        trim: fraction in [0, 1) of each cluster's clients that is dropped, see `lloyd`.
+        trim: the fraction in [0, 1) of each cluster's clients that is dropped; see `lloyd`.
 
     Returns:
-        labels, centres and inertia; centres are NaN where no run ended in a finite inertia.
+        labels, centres and inertia; centres are NaN if no run ended with a finite inertia.
     """
     run = runner(points, weights, iterations, metric, centre, trim)
 
@@ -80,13 +81,18 @@ def lloyd(
     centre: Centre = "mean",
     trim: Array | float = 0.0,
 ) -> Clustering:
-    """K-means from given centres: assign, update, until the centres stand still or `iterations` are spent.
+    """K-means from given centres, until the centres stay the same or were updated `iterations` times.
 
-    With `trim` β it is trimmed K-means (Ghosh et al. 2019): of each cluster's n_k clients the ⌊β·n_k⌋ farthest from
-    its centre do not count in its update, nor in the inertia; they keep their labels.
+    With `trim` β this is trimmed K-means (Ghosh et al. 2019, https://arxiv.org/abs/1906.06629): of each cluster's n_k
+    clients, the ⌊β·n_k⌋ that are farthest from its centre count neither in the update of the centre nor in the inertia.
+    They keep their labels.
 
-    What it takes is as for `fit`; what it gives are the last centres, the labels of an assignment to them, and the
-    inertia of that.
+    Args:
+        centres: the first centres. [k, d]
+        points, weights, iterations, metric, centre, trim: as for `fit`.
+
+    Returns:
+        the last centres, the labels of an assignment to them, and its inertia.
     """
     return runner(points, weights, iterations, metric, centre, trim)(centres)
 
@@ -99,7 +105,7 @@ def runner(
     centre: Centre,
     trim: Array | float,
 ) -> Callable[[Array], Clustering]:
-    """`lloyd` as a function of the first centres; what all runs share is computed here, once."""
+    """`lloyd` as a function of the first centres. What all runs have in common is computed once, here."""
     weights = weights.astype(points.dtype)
     rule = centre_rule(points, weights, metric, centre)
 
@@ -112,7 +118,7 @@ def runner(
         step, old, _ = carry
         labels, own, counted = assigned(old)
         new = updated(rule, labels, counted, own, old)
-        # Centres, not labels, are compared: where a cluster is empty the old centres decide who is put into it.
+        # Centres are compared and not labels, because the old centres decide which client an empty cluster gets.
         return step + 1, new, (new != old).any()
 
     def run(centres: Array) -> Clustering:
@@ -125,13 +131,13 @@ def runner(
 
 
 def distances(points: Array, centres: Array, metric: Metric | Distance = "euclidean") -> Array:
-    """Distance of every point to every centre, without an array of m·k·d.
+    """The distance of every point to every centre, without an array of m·k·d numbers.
 
     Args:
         points: [m, d]
         centres: [k, d]
-        metric: `euclidean`, squared as K-means has it; `l1`; `cosine`, one minus the cosine, 1 for a zero
-            vector; or a function of points and centres.
+        metric: `euclidean`, which is squared, as in K-means; `l1`; `cosine`, which is one minus the cosine, and 1 for a
+            zero vector; or a function of points and centres.
 
     Returns:
         distances. [m, k]
@@ -141,8 +147,8 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
 
 def euclidean(points: Array, centres: Array) -> Array:
     """‖x − c‖², [m, k]."""
-    # Client models share a start that is far longer than what tells them apart; expanding the square around the
-    # centres' mean instead of zero keeps that start from eating the digits.
+    # The vectors of client models are long, and their differences are small. The mean of the centres is subtracted
+    # before the square is expanded, so that the differences keep their digits.
     origin = centres.mean(0)
     points, centres = points - origin, centres - origin
     square = (points**2).sum(1)[:, None] + (centres**2).sum(1) - 2 * jnp.matmul(points, centres.T, precision=EXACT)
@@ -155,7 +161,7 @@ def l1(points: Array, centres: Array) -> Array:
 
 
 def cosine(points: Array, centres: Array) -> Array:
-    """1 − cos(x, c) as half the squared distance of unit vectors, exact where directions nearly agree; [m, k]."""
+    """1 − cos(x, c), [m, k]: half the squared distance of unit vectors, which is exact for nearly equal directions."""
     lengths = [jnp.linalg.norm(rows, axis=1) for rows in (points, centres)]
     units = [rows / jnp.where(n > 0, n, 1)[:, None] for rows, n in zip((points, centres), lengths, strict=True)]
     return jnp.where((lengths[0] > 0)[:, None] & (lengths[1] > 0), euclidean(*units) / 2, 1)
@@ -182,7 +188,8 @@ def centre_rule(points: Array, weights: Array, metric: Metric | Distance, centre
 
     def medoid() -> Rule:
         present = weights > 0
-        among = jnp.where(present[:, None], points, points[present.argmax()])  # the absent must not cost digits
+        # Absent clients may be far away, and distances of all pairs would then lose digits.
+        among = jnp.where(present[:, None], points, points[present.argmax()])
         pairs = distances(among, among, metric)  # [m, m]
         cost = lambda members: jnp.matmul(members, pairs.T, precision=EXACT)  # [k, m]
         return lambda members: points[jnp.where(members > 0, cost(members), jnp.inf).argmin(1)]
@@ -191,7 +198,7 @@ def centre_rule(points: Array, weights: Array, metric: Metric | Distance, centre
 
 
 def medians(values: Array, members: Array) -> Array:
-    """Weighted medians of `values` [m], the middle of the two where half the weight lies on either side: [k]."""
+    """Weighted medians of `values` [m]; the mean of two values if half the weight lies on either side of both. [k]"""
     order = values.argsort()
     reached = members[:, order].cumsum(1)
     half = reached[:, -1:] / 2
@@ -200,7 +207,7 @@ def medians(values: Array, members: Array) -> Array:
 
 
 def updated(rule: Rule, labels: Array, weights: Array, own: Array, old: Array) -> Array:
-    """The centres by a rule, empty clusters re-seeded; `own` [m] are the clients' distances to their old centres."""
+    """The new centres [k, d], after empty clusters got a client each; `own` [m] are distances to the old centres."""
     k = old.shape[0]
     labels = refilled(labels, weights > 0, own, k)
     members = jax.nn.one_hot(labels, k, axis=0, dtype=old.dtype) * weights  # [k, m]
@@ -237,10 +244,11 @@ def trimmed(labels: Array, weights: Array, own: Array, trim: Array | float, k: i
 def seeds(
     key: Key, points: Array, weights: Array, k: int, how: Seeding = "plus_plus", metric: Metric | Distance = "euclidean"
 ) -> Array:
-    """The clients whose vectors are the first centres: [k] int32.
+    """The clients whose vectors become the first centres. [k] int32
 
-    `plus_plus` (Arthur and Vassilvitskii 2007) draws each with a chance of weight times distance to the nearest seed
-    so far; `random` draws present clients all alike, one twice only where there are fewer than k.
+    `plus_plus` (Arthur and Vassilvitskii 2007) draws one seed after another; a client's chance is proportional to its
+    weight times its distance to the nearest seed so far. `random` draws all present clients with the same chance, and a
+    client twice only if there are fewer than k.
     """
     if how == "random":
         present = weights > 0
@@ -249,7 +257,7 @@ def seeds(
 
     def draw(near: Array, key: Key) -> tuple[Array, Array]:
         mass = jnp.where(weights > 0, weights * jnp.where(jnp.isinf(near), 1, near), 0)
-        # No mass is left where every client coincides with a seed: then any of them will do.
+        # If every client coincides with a seed, no mass is left, and any client may be drawn.
         client = jax.random.categorical(key, jnp.log(jnp.where(mass.max() > 0, mass, weights)))
         return jnp.minimum(near, distances(points, points[client][None], metric)[:, 0]), client
 
@@ -258,15 +266,15 @@ def seeds(
 
 
 def kernel_distance(a: Array, b: Array) -> Array:
-    """Layer distances [m, k] of Flax convolution weights [m, height, width, in, out] and [k, height, ...]."""
+    """`layer_distances` [m, k] of Flax convolution weights [m, height, width, in, out] and [k, height, ...]."""
     kernels = lambda conv: jnp.moveaxis(conv, -1, 1).reshape(conv.shape[0], conv.shape[-1], -1)
     return layer_distances(kernels(a), kernels(b))
 
 
 def layer_distances(a: Array, b: Array) -> Array:
-    """Each kernel of `a` [m, kernels, size] to its nearest of `b` [k, kernels, size], L1, summed: [m, k].
+    """The sum over a model's kernels of the L1 distance to the other model's nearest kernel. [m, k]
 
-    Bhattacharya and Aridi, eq. 9.
+    Bhattacharya and Aridi, eq. 9. `a` is [m, kernels, size], `b` is [k, kernels, size].
     """
     to_kernel = lambda kernel: jnp.abs(a - kernel).sum(-1)  # [m, kernels]
     to_model = lambda kernels: lax.map(to_kernel, kernels).min(0).sum(-1)  # [m]

@@ -1,4 +1,4 @@
-"""Agglomerative clustering of clients from their distances, and CFL's split of a cluster in two."""
+"""Agglomerative clustering of clients by their distances, and the split of a cluster in two for CFL."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -13,23 +13,23 @@ Linkage = Literal["average", "complete", "single"]
 
 
 class Rule(NamedTuple):
-    """A linkage: what is kept of a pair of clusters adds up over a union's parts, and says how far apart they are."""
+    """A linkage: the number kept for a pair of clusters, and how their distance follows from it."""
 
-    united: Callable[[Array, Array], Array]  # what is kept of a union and all others, from its two parts'. [m]
-    distance: Callable[[Array, Array], Array]  # from what is kept, and how many pairs of clients that is. [m]
+    united: Callable[[Array, Array], Array]  # from the numbers of two clusters [m] to those of their union [m]
+    distance: Callable[[Array, Array], Array]  # from the numbers and the counts of pairs of clients to distances. [m]
 
 
 class Tree(NamedTuple):
-    """How far agglomeration has come; a cluster lives in the row of its smallest member."""
+    """The state of agglomeration. A cluster has the row of its smallest member."""
 
-    kept: Array  # [m, m] what the linkage keeps of two clusters, infinite where there is no pair
-    size: Array  # [m] members, 0 where no cluster lives
-    best: Array  # [m] the distance to the nearest other cluster, or less
-    partner: Array  # [m] int32, which that is, the first of several
-    exact: Array  # [m] bool, whether the two above are true
-    target: Array  # [m] int32, the row in which each client's cluster lives
-    pair: Array  # [2] int32, the nearest two, in order
-    rows: Array  # [2, m] what is kept of them
+    kept: Array  # [m, m] the linkage's number for two clusters, infinite where there is no pair
+    size: Array  # [m] the number of members, 0 in a row without a cluster
+    best: Array  # [m] the distance to the nearest other cluster, or a lower bound of it
+    partner: Array  # [m] int32, the nearest other cluster, the first of several
+    exact: Array  # [m] bool, whether `best` and `partner` are up to date
+    target: Array  # [m] int32, the row of each client's cluster
+    pair: Array  # [2] int32, the two nearest clusters, in ascending order
+    rows: Array  # [2, m] their rows of `kept`
 
 
 def agglomerate(
@@ -40,19 +40,20 @@ def agglomerate(
     threshold: Array | float | None = None,
     clusters: Array | int | None = None,
 ) -> Array:
-    """Unite the two nearest clusters while they are nearer than `threshold` and there are more than `clusters`.
+    """Clusters after the two nearest were united, again and again.
 
-    Of an average the sum is kept, so that distances that are equal in whole numbers tie. The nearest partner of every
-    row is cached; a cached distance may be too low after a merge (never too high), and is recomputed when it comes to
-    the top. Ties go to the pair with the smallest ids.
+    This goes on while the two are nearer than `threshold` and there are more than `clusters`. For average linkage sums
+    are kept, so that equal averages of whole numbers are equal in floating point too. The nearest partner of every row
+    is cached. After a merge a cached distance may be too low, but never too high; it is computed again when it is the
+    least. Of equal distances, the pair with the smallest ids is united.
 
     Args:
         distance: symmetric, of any sign; the diagonal is not used. [m, m]
         present: which clients there are. [m] bool
-        linkage: a cluster's distance to another is that of all their pairs on `average`, of the farthest pair
-            (`complete`), of the nearest (`single`).
-        threshold: distance at or above which nothing is united; any distance by default.
-        clusters: how many to stop at; one by default.
+        linkage: the distance of two clusters is the mean over all pairs of their clients (`average`), that of the
+            farthest pair (`complete`), or of the nearest (`single`).
+        threshold: clusters at this distance or farther are not united; infinity by default.
+        clusters: the number of clusters to stop at; one by default.
 
     Returns:
         clusters, numbered by their smallest members; -1 for the absent. [m] int32
@@ -83,14 +84,14 @@ def agglomerate(
 
 
 def united(tree: Tree, rule: Rule) -> Tree:
-    """The tree after the nearest two became one cluster, in the place of the smaller."""
+    """The tree after the two nearest clusters were united, in the row of the one with the smaller id."""
     kept, size, best, partner, exact, target, (a, b), (to_a, to_b) = tree
     ids = jnp.arange(size.size, dtype=jnp.int32)
     others = (size > 0) & (ids != a) & (ids != b)
     row = jnp.where(others, rule.united(to_a, to_b), jnp.inf)  # [m]
     size = size.at[a].add(size[b]).at[b].set(0)
     near = jnp.where(others, rule.distance(row, size[a] * size), jnp.inf)
-    # No linkage brings clusters nearer, save by rounding; where the union is as near as anything, the first one counts.
+    # A union is never nearer than its parts, except by rounding. If it is as near as the partner, the first counts.
     nearer, first = near < best, (near <= best) & (a <= partner)
     exact = nearer | (exact & (first | ((partner != a) & (partner != b))))
     return tree._replace(
@@ -104,7 +105,7 @@ def united(tree: Tree, rule: Rule) -> Tree:
 
 
 def refreshed(tree: Tree, rule: Rule) -> Tree:
-    """The tree with rows' partners looked up again until the nearest pair is a true one, and that pair."""
+    """The tree with its nearest pair, after partners were computed again until the least distance is exact."""
 
     def look(carry):
         best, partner, exact = carry
@@ -117,7 +118,7 @@ def refreshed(tree: Tree, rule: Rule) -> Tree:
     best, partner, exact = lax.while_loop(stale, look, (tree.best, tree.partner, tree.exact))
     row = best.argmin().astype(jnp.int32)
     pair = jnp.sort(jnp.stack([row, partner[row]]))
-    # Rows are read here, after all writes, because XLA copies a matrix that is read and then written in one step.
+    # Rows are read after all writes, because XLA would copy a matrix that is read and then written in one step.
     return tree._replace(best=best, partner=partner, exact=exact, pair=pair, rows=tree.kept[pair])
 
 
@@ -129,18 +130,18 @@ LINKAGES: dict[str, Rule] = {
 
 
 def bipartition(similarity: Array, member: Array, linkage: Linkage = "complete") -> tuple[Array, Array]:
-    """A cluster of CFL in two halves: agglomeration on minus the cosine, down to two (Sattler et al. 2020).
+    """The two halves of a cluster of CFL, by agglomeration on minus the cosine (Sattler et al. 2020).
 
     Args:
         similarity: cosines of the updates of all clients, by client id. [m, m]
-        member: who is in the cluster. [m] bool
-        linkage: `complete`, as the authors' code has it; `single` minimises `cross` over all bipartitions, which is
-            what their paper calls optimal (Algorithm 1 there).
+        member: which clients are in the cluster. [m] bool
+        linkage: `complete`, as in the authors' code, or `single`, which minimises `cross` over all bipartitions; their
+            paper calls that optimal (its Algorithm 1).
 
     Returns:
-        true for the members of the half without the smallest id [m] bool, all false where there are fewer than two;
-        and `cross`, the greatest similarity between a member of one half and one of the other (α_cross^max), minus
-        infinity where there is no other half. []
+        `half`, which is true for members of the half without the smallest id, and false for all if there are fewer than
+        two members [m] bool; and `cross`, the largest similarity of a pair with one client in each half (α_cross^max),
+        minus infinity if there is no second half [].
     """
     labels = agglomerate(-similarity, member, linkage, clusters=2)
     half = labels == 1

@@ -1,4 +1,4 @@
-"""The losses of all cluster models on clients' data, and the group that goes by the least (IFCA)."""
+"""The losses of all cluster models on clients' data, and the group that chooses the least loss (IFCA)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Losses(Describe):
 @register("compare", "itself")
 @dataclass(frozen=True, kw_only=True)
 class Itself(Compare):
-    """The description is the distance to each cluster already: a loss."""
+    """The description is a loss per cluster, which needs no comparison."""
 
     name: ClassVar[str] = "itself"
 
@@ -50,13 +50,16 @@ def refuse_more_clusters_than_clients(method: Method, context: Context, clusters
 
 
 def expect(method: Method, question: str, kinds: tuple[type, ...], why: str, *, exactly: bool = False) -> None:
-    """Refuse an answer that a group can do nothing with.
+    """Refuse an answer that a group cannot use.
 
     Args:
         question: the answer's field in `Method`.
-        kinds: the classes of answers that have a meaning.
+        kinds: the classes of answers that the group can use.
         why: the reason, as the end of a sentence.
-        exactly: whether relatives of these answers have no meaning.
+        exactly: whether subclasses of these classes are refused too.
+
+    Raises:
+        InputError: the answer is none of these.
     """
     answer = getattr(method, question)
     if not (type(answer) in kinds if exactly else isinstance(answer, kinds)):
@@ -83,7 +86,7 @@ class Least(Group):
         return self.clusters
 
     def grouping(self, method: Method, context: Context) -> Grouping:
-        """Labels by the least loss, ties to the smallest index, before each round and at evaluations."""
+        """Labels by the least loss, before each round and at evaluations; of equal losses the first counts."""
         expect(method, "describe", (Losses,), "chooses by the losses of the cluster models")
         expect(method, "compare", (Itself,), "compares losses as they are")
         expect(method, "when", (Every,), "chooses anew in every round")
@@ -104,12 +107,12 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
     """`(state, who [s], federation) -> labels [s]`: the cluster whose model does best on a client's training data.
 
     Args:
-        joined: whether only clusters that have members are looked at; others may be slots never used.
+        joined: whether only clusters with members are chosen from, because other slots may never have been used.
     """
     answer, chunk = evaluation.logits_function(context.task, method.is_summed), context.resources.chunk
 
     def own_losses(state: State, who: Array, data: Clients) -> Array:
-        """The losses [k] of one client, whose private parameters stand in every model."""
+        """The losses [k] of one client, with its private parameters in every cluster's model."""
         part = trees.take(state.clients["private"], who)
         loss = lambda model: mean_loss(context.task, answer(parts.with_part(model, part), state.shared, data.x), data)
         return jax.lax.map(loss, state.clusters)
@@ -134,11 +137,12 @@ def with_newcomers(
     federation: Federation,
     grouped: Array | bool = False,
 ) -> State:
-    """The state with a cohort's newcomers in the clusters where `place` puts them.
+    """The state after a cohort's newcomers joined the clusters that `place(state, who [s], federation)` returns.
+
+    Clients without a label are newcomers.
 
     Args:
-        grouped: whether clients have been grouped: then those that take part for the first time are newcomers too, and
-            not only those without a label. [] bool
+        grouped: whether clients that take part for the first time are newcomers too. [] bool
     """
     first = ~state.seen[cohort.who] & grouped
     new = cohort.present & (first | (state.labels[cohort.who] < 0))  # [s]

@@ -1,4 +1,4 @@
-"""The answer "merge": clusters unite while their vectors are similar, as clients arrive or all at a time."""
+"""The answer "merge": clusters are united while their vectors are similar, as clients arrive or all at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,10 +43,10 @@ class Merge(Clustering):
     capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None
 
     def slots(self, context: Context) -> int:
-        """As many as clients if that fits an eighth of the round's memory; else what does, at least 64.
+        """One slot per client if that fits an eighth of the round's memory, else as many as fit, and at least 64.
 
         Raises:
-            InputError: τ never merges, and the clients do not fit.
+            InputError: τ never merges, and there are fewer slots than clients.
         """
         m, slot = context.population.clients, 2 * model_bytes(context.task)
         slots = self.capacity or min(m, max(64, context.resources.budget // 8 // slot))
@@ -58,7 +58,7 @@ class Merge(Clustering):
         return min(slots, m)
 
     def grouping(self, method: Method, context: Context) -> Grouping:
-        """On arrival, without ever holding all descriptions; or all clients at a time."""
+        """Merging on arrival, which never holds all descriptions, or of all clients at a time."""
         if not isinstance(method.when, Arrival):
             return super().grouping(method, context)
         expect(method, "describe", (Gradient,), "describes a client once, on arrival, by a gradient at an anchor")
@@ -83,18 +83,18 @@ class Merge(Clustering):
         return merge_similar(settings, begin)
 
     def tile(self, describe: Gradient, task: Any, context: Context) -> int:
-        """How many descriptions are held at a time: they are cheap next to training, so rather twice than held."""
+        """How many descriptions are held at a time; computing others again is cheap compared with training."""
         cohort = context.population.cohort
         psi = model_bytes(task) if describe.sketch is None else 4 * describe.sketch
         return -(-cohort // -(-cohort * psi // max(1, context.resources.room // 4)))
 
     def check(self, method: Method, context: Context) -> None:
-        """As for every clustering; vectors are compared by their cosine."""
+        """Refuse what every clustering refuses, and comparisons other than the cosine."""
         super().check(method, context)
         expect(method, "compare", (Cosine,), "unites clusters by the cosine of sums of vectors")
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """Greedy merging of all descriptions, scaled to length one."""
+        """Labels by merging of all descriptions, which are scaled to length one."""
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
             flat = points.reshape(points.shape[0], -1)

@@ -1,4 +1,4 @@
-"""Greedy merging of clusters by the cosine of their vectors, from inner products alone."""
+"""Merging of clusters by the cosines of their vectors; only inner products of the vectors are needed."""
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,20 @@ from jcfl.types import Array
 
 
 def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]:
-    """Unite the most similar pair while its cosine is at least `tau` (StoCFL, Alg. 1 lines 9-13).
+    """Merge the most similar pair, again and again, while its cosine is at least `tau`.
 
-    A cluster's vector is the sum of its members', so uniting a and b adds row and column b to a. The best partner of
-    every row is cached; a cached cosine may be too high after a merge (never too low), and is recomputed when it comes
-    to the top, so the merges are exactly those of a search of all pairs, at O(k) each instead of O(k²).
+    Zeng et al. 2023 (StoCFL), Alg. 1 lines 9-13, https://arxiv.org/abs/2303.00897. The vector of a cluster is the sum
+    of its members' vectors, so a merge of a and b adds row and column b to a. The best partner of every row is cached.
+    After a merge a cached cosine may be too high, but never too low; it is computed again when it is the largest. The
+    merges are therefore those of a search over all pairs, and each takes O(k) instead of O(k²) operations.
 
     Args:
         gram: inner products of the clusters' vectors. [k, k]
         alive: which rows hold a cluster. [k] bool
-        tau: threshold in [-1, 1]; above 1 nothing merges, at -1 everything does.
+        tau: the threshold in [-1, 1]; above 1 nothing is merged, and at -1 everything.
 
     Returns:
-        for every row the row it ends in (the smallest of those united) [k] int32, and the Gram matrix after merging.
+        for every row the smallest row among those it was merged with [k] int32, and the Gram matrix after merging.
     """
     k = gram.shape[0]
     threshold = limit(tau)
@@ -83,9 +84,9 @@ def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]
 
 
 def single_pass(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]:
-    """Unite all pairs whose cosine before any merging is at least `tau` (Alg. 1 lines 11-13 as printed).
+    """Merge all pairs whose cosine, before any merging, is at least `tau` (Alg. 1 lines 11-13 as printed).
 
-    The order of the pairs does not matter: what they unite are the connected parts of the graph of similar pairs.
+    The order of the pairs does not matter: the result is the connected parts of the graph of similar pairs.
 
     Args, Returns:
         as `greedy`.
@@ -105,7 +106,7 @@ def single_pass(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, A
 
 
 def limit(tau: Array | float) -> Array:
-    """The threshold to compare a computed cosine with: rounding can carry one past -1 or 1, so those ends are open."""
+    """The threshold for a computed cosine, which rounding may carry below -1 or above 1: infinite at these ends."""
     tau = jnp.asarray(tau, float)
     return jnp.where(tau > 1, jnp.inf, jnp.where(tau <= -1, -jnp.finfo(tau.dtype).max, tau))
 

@@ -1,4 +1,4 @@
-"""What a client can say of its data in a few numbers: moments of features, shares of labels.
+"""Descriptions of a client's data in a few numbers: moments of features, and shares of labels.
 
 FLUX (Fenoglio et al. 2025, https://arxiv.org/abs/2511.22305) clusters clients by statistics of this kind.
 """
@@ -13,7 +13,7 @@ def moments(features: Array, mask: Array) -> Array:
     """The mean of every feature over a client's examples, then every feature's standard deviation.
 
     Args:
-        features: what a network, or nothing, makes of every example. [n, f] float
+        features: of every example. [n, f] float
         mask: which examples are real. [n] bool
 
     Returns:

@@ -1,4 +1,7 @@
-"""Ψ of clients that are new, and what merging needs of them: inner products and sums, never all Ψ at a time."""
+"""Descriptions Ψ of new clients, and the inner products and sums that merging needs.
+
+The memory never holds the Ψ of all clients at a time.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -20,14 +23,14 @@ class MergeMemory(struct.PyTreeNode):
 
     anchor: Model
     first: Model  # the initial model ω₀
-    sums: Models  # [k, ...] sum of Ψ over each cluster's members
-    gram: Array  # [k, k] inner products of the sums, their diagonal corrected for noise
-    live: Array  # [k] whether a slot holds a cluster
-    key: Key  # from which clients' halves are drawn
+    sums: Models  # [k, ...] the sum of Ψ over each cluster's members
+    gram: Array  # [k, k] inner products of the sums; the diagonal is corrected for noise
+    live: Array  # [k] bool, whether a slot holds a cluster
+    key: Key  # from which the halves of clients' examples are drawn
 
 
 class Settings(NamedTuple):
-    """The options of merging on arrival, with what they mean for the run at hand."""
+    """The options of merging on arrival, and sizes that depend on the run."""
 
     describe: Description
     tau: Any
@@ -37,7 +40,7 @@ class Settings(NamedTuple):
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
     departures: bool  # whether clients ever leave
-    follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # what the server keeps, merged
+    follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
 
 
 def joint_gram(
@@ -45,11 +48,11 @@ def joint_gram(
 ) -> tuple[Array, Any]:
     """Inner products of all clusters' sums and the new clients' Ψ. [k + s, k + s]
 
-    In coordinates where the anchor allows that; else all Ψ of the cohort are held at a time if a tile is that large,
-    or tile meets tile, and they are computed again.
+    If the description has coordinates, they are used. Else the Ψ of the whole cohort are computed once if they fit into
+    one tile. Else each pair of tiles is computed again for its inner products.
 
     Returns:
-        the Gram matrix, and the Ψ `[s, ...]` or their coordinates, if they were held.
+        the Gram matrix, and the Ψ [s, ...], or their coordinates, or None if they were not held.
     """
     s, tile = who.size, settings.tile
     if settings.describe.has_coordinates:
@@ -69,7 +72,11 @@ def joint_gram(
 def tiled_gram(
     settings: Settings, memory: MergeMemory, who: Array, new: Array, federation: Federation
 ) -> tuple[Array, Array, Array]:
-    """`joint_gram`'s parts with at most two tiles of Ψ in memory: among the new [s, s], across [s, k], trust [s]."""
+    """The parts of `joint_gram` with at most two tiles of Ψ in memory.
+
+    Returns:
+        inner products of clients [s, s], and of clients with sums [s, k], and the clients' trust [s].
+    """
     s = who.size
     tiles, valid = chunks.chunked(who, settings.tile), chunks.chunked_with_zeros(new, settings.tile)
     whole = tiles.size
@@ -93,10 +100,11 @@ def tiled_gram(
 def sums_with_clients(
     settings: Settings, memory: MergeMemory, sums: Models, who: Array, slot: Array, psi: Any, federation: Federation
 ) -> Models:
-    """The slots' `sums` with the new clients' Ψ added, from those held or computed again. [k, ...]
+    """The slots' `sums` after the new clients' Ψ were added. [k, ...]
 
     Args:
-        slot: of each of the clients `who` [s], -1 for one that is not new. [s]
+        slot: of each of the clients `who` [s], -1 for one that is not new. [s] int
+        psi: the second result of `joint_gram`; without it, Ψ are computed again.
     """
     k, new = memory.live.size, slot >= 0
     if settings.describe.has_coordinates:
@@ -135,7 +143,7 @@ def projections(settings: Settings, memory: MergeMemory, who: Array, federation:
 def descriptions(
     settings: Settings, memory: MergeMemory, who: Array, new: Array, federation: Federation
 ) -> tuple[Model, Array]:
-    """Ψ of the clients `who` [s] under `new`, zero for the rest, and how far to trust each. [s, ...], [s]"""
+    """Ψ of the clients `who` [s], which is zero if a client is not `new` [s], and its trust. [s, ...], [s]"""
 
     def describe(client: Array, data: Clients) -> tuple[Model, Array]:
         return settings.describe(memory.anchor, data, jax.random.fold_in(memory.key, client))

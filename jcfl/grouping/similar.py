@@ -17,7 +17,11 @@ from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, 
 
 
 def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> Grouping:
-    """Every client a cluster of its own when first seen; clusters whose Ψ point the same way become one."""
+    """A client is a cluster of its own when it first takes part; clusters with similar directions of Ψ are merged.
+
+    Args:
+        anchor: the function `(key, state) -> model` that makes the anchor model.
+    """
 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)
@@ -34,14 +38,14 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         if settings.departures:
             state, left = after_departures(settings, state, federation)
             changed |= left
-        order = jnp.argsort(~new, stable=True)  # the new ones first, so that whole chunks can be skipped
+        order = jnp.argsort(~new, stable=True)  # new clients first, so that chunks without any can be skipped
 
         def arrive(turn: Array, state: State) -> State:
-            # XLA must not think that it could work anything out before it knows whether there are new clients.
+            # The barrier keeps XLA from computing anything before it is known whether there are new clients.
             who, fresh, _ = jax.lax.optimization_barrier((cohort.who[order], new[order], turn))
             return admit(settings, state, who, fresh, federation)
 
-        return jax.lax.fori_loop(0, changed.astype(int), arrive, state)  # a loop changes the models in place
+        return jax.lax.fori_loop(0, changed.astype(int), arrive, state)  # unlike `cond`, a loop copies no models
 
     def place(state: State, who: Array, federation: Federation) -> Array:
         memory = state.memory
@@ -56,14 +60,19 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
 
 
 def admit(settings: Settings, state: State, who: Array, new: Array, federation: Federation) -> State:
-    """The clients `who` [s] under `new` [s] become clusters; similar clusters merge; labels and models follow."""
+    """The state after new clients became clusters and similar clusters were merged, with new labels and models.
+
+    Args:
+        who: the cohort. [s] int32
+        new: which of them are new. [s] bool
+    """
     memory, k = state.memory, trees.count(state.clusters)
     gram, psi = joint_gram(settings, memory, who, new, federation)  # [k + s, k + s]
     alive = jnp.concatenate([memory.live, new])
     target, gram = settings.merge(gram, alive, settings.tau)
 
     root = alive & (target == jnp.arange(target.size))
-    slot, overflow = assigned_slots(root, k)  # [k + s], meant for roots
+    slot, overflow = assigned_slots(root, k)  # [k + s], only those of roots are used
     to = slot[target]
     source = (
         jnp.full(k, -1, jnp.int32)
@@ -87,10 +96,13 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
 
 
 def assigned_slots(root: Array, k: int) -> tuple[Array, Array]:
-    """A slot for every root [k + s]: surviving clusters keep theirs, new ones take free slots in order.
+    """A slot for every cluster after merging: old clusters keep their slots, new ones get the free slots in order.
+
+    Args:
+        root: which of the k old clusters and s new clients are a cluster after merging. [k + s] bool
 
     Returns:
-        the slots [k + s] int32, and whether there were too few.
+        the slots [k + s] int32, and whether there were too few of them.
     """
     kept, fresh = root[:k], root[k:]
     free = jnp.argsort(kept, stable=True)  # free slots first, ascending
@@ -100,9 +112,13 @@ def assigned_slots(root: Array, k: int) -> tuple[Array, Array]:
 
 
 def merged_models(settings: Settings, state: State, moved: Array, gram: Array) -> Models:
-    """Cluster models after merging: the mean of those united, weighted by their members that have trained.
+    """Cluster models after merging: means of the old clusters' models, weighted by their members that have trained.
 
-    A slot that holds nothing trained yet starts anew.
+    A cluster in which nobody has trained gets the model of `fresh_start`.
+
+    Args:
+        moved: 1 where an old cluster (column) went into a slot (row). [k, k]
+        gram: inner products of the new clusters' sums. [k, k]
     """
     weights = moved * trained_members(state, moved.shape[0])
     total = weights.sum(1, keepdims=True)
@@ -111,12 +127,12 @@ def merged_models(settings: Settings, state: State, moved: Array, gram: Array) -
 
 
 def trained_members(state: State, k: int) -> Array:
-    """The members of every cluster that have trained. [k]"""
+    """How many members of every cluster have trained. [k] float"""
     return jnp.zeros(k).at[jnp.maximum(state.labels, 0)].add(state.seen & (state.labels >= 0))
 
 
 def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array, gram: Array) -> Models:
-    """Where a cluster nobody has trained begins: ω now, ω₀, or a copy of the nearest trained cluster's model."""
+    """The first model of a cluster: the present ω, the initial ω₀, or a copy of the nearest trained cluster's model."""
     k = trained.size
     if settings.start == "initial":
         return trees.stack(state.memory.first, k)
@@ -128,10 +144,10 @@ def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array,
 
 
 def after_departures(settings: Settings, state: State, federation: Federation) -> tuple[State, Array]:
-    """Clients whose time is over are forgotten: their Ψ is taken off their cluster's sum (Zeng et al. 2023, §5).
+    """The state without departed clients, whose Ψ is subtracted from their cluster's sum (Zeng et al. 2023, §5).
 
     Returns:
-        the state, and whether anybody left.
+        the state, and whether anybody departed. [] bool
     """
     k = trees.count(state.clusters)
     gone = lambda state: (federation.depart <= state.round) & (state.labels >= 0)

@@ -1,4 +1,4 @@
-"""Normalised spectral clustering of clients from how alike they are.
+"""Normalised spectral clustering of clients by their affinities.
 
 Ng, Jordan and Weiss 2001, "On Spectral Clustering: Analysis and an Algorithm",
 https://papers.nips.cc/paper/2092-on-spectral-clustering-analysis-and-an-algorithm.
@@ -18,13 +18,12 @@ ABSENT = -2.0  # below every eigenvalue of a normalised affinity, which lie in [
 def spectral(key: Key, affinity: Array, present: Array, k: int, restarts: int = 20) -> Array:
     """Clients grouped by K-means on the leading eigenvectors of D^(-1/2) A D^(-1/2) (Ng, Jordan and Weiss 2001).
 
-    These are the eigenvectors of the smallest eigenvalues of the symmetric normalised Laplacian. A present client that
-    is like nobody is a part of the graph by itself.
+    They are the eigenvectors of the symmetric normalised Laplacian with the smallest eigenvalues. A present client
+    without affinity to others is a connected part of its own.
 
     Args:
-        key: what the seeds of K-means are drawn from.
-        affinity: symmetric, how alike two clients are; what is negative counts as 0, and the diagonal is not used.
-            [n, n] float
+        key: from which the seeds of K-means are drawn.
+        affinity: symmetric; a negative affinity counts as 0, and the diagonal is not used. [n, n] float
         present: which clients there are. [n] bool
         k: number of clusters.
         restarts: runs of K-means, of which the best is taken.

@@ -17,8 +17,8 @@ Angle = Literal["smallest", "sum", "trace", "pair"]
 def left_singular(x: Array, mask: Array, p: int) -> Array:
     """The first p left singular vectors of one client's data matrix, whose columns are the examples.
 
-    They come from the eigenvectors of the smaller of the two Gram matrices, XᵀX [n, n] or XXᵀ [d, d]. A singular vector
-    has no sign of its own: the entry of largest size is made positive.
+    They are computed from the eigenvectors of the smaller of the two Gram matrices, XᵀX [n, n] or XXᵀ [d, d]. The sign
+    of a singular vector is arbitrary; here its entry of largest absolute value is positive.
 
     Args:
         x: examples, one in a row. [n, d] float
@@ -26,8 +26,7 @@ def left_singular(x: Array, mask: Array, p: int) -> Array:
         p: number of vectors.
 
     Returns:
-        orthonormal columns, by falling singular value; a column is zero where the rank is smaller than its number.
-        [d, p] float
+        orthonormal columns by falling singular value; columns beyond the rank of the data are zero. [d, p] float
     """
     n, d = x.shape
     x = jnp.where(mask[:, None], x, 0)
@@ -44,7 +43,7 @@ def left_singular(x: Array, mask: Array, p: int) -> Array:
 
 
 def with_fixed_signs(vectors: Array) -> Array:
-    """The columns [d, p], each with the sign that makes its entry of largest size positive."""
+    """The columns [d, p], each with the sign for which its entry of largest absolute value is positive."""
     peak = jnp.take_along_axis(vectors, jnp.abs(vectors).argmax(0)[None], 0)
     return vectors * jnp.where(peak < 0, -1, 1).astype(vectors.dtype)
 
@@ -52,8 +51,8 @@ def with_fixed_signs(vectors: Array) -> Array:
 def principal_angles(u: Array, v: Array, kind: Angle = "smallest") -> Array:
     """Angles in degrees between subspaces, each given by orthonormal columns (Björck and Golub 1973).
 
-    A zero column spans nothing and is at 90° to everything. Angles come from cosines, so in float32 an angle below
-    about 0.03° cannot be told from zero.
+    A zero column has an angle of 90° to everything. Angles are computed from cosines, so in float32 an angle below
+    about 0.03° cannot be distinguished from zero.
 
     Args:
         u: [a, d, p] float
@@ -67,8 +66,8 @@ def principal_angles(u: Array, v: Array, kind: Angle = "smallest") -> Array:
         degrees; symmetric, and 0 between a subspace and itself where it has full rank. [a, b] float
 
     Deviations:
-        `trace` and `pair` take the size of a cosine. The paper and its code use the cosine with its sign, but the sign
-        of a singular vector is arbitrary, so their figure depends on the linear algebra library.
+        `trace` and `pair` use the absolute value of a cosine. The paper and its code use the cosine with its sign, but
+        the sign of a singular vector is arbitrary, so their result depends on the linear algebra library.
     """
     products = jnp.einsum("adp,bdq->abpq", u, v, precision=EXACT)
     if kind in ("trace", "pair"):
@@ -79,5 +78,5 @@ def principal_angles(u: Array, v: Array, kind: Angle = "smallest") -> Array:
 
 
 def degrees(cosine: Array) -> Array:
-    """The angle of a cosine that rounding may have carried past one."""
+    """The angle in degrees of a cosine, which rounding may have made larger than 1."""
     return jnp.rad2deg(jnp.arccos(jnp.clip(cosine, 0, 1)))

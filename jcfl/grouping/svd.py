@@ -1,4 +1,4 @@
-"""Clients' vectors in the few directions that tell them apart most, as FedGroup compares clients.
+"""Clients' vectors in the few directions in which they differ most, as FedGroup compares clients.
 
 Duan et al. 2021, "FedGroup: Efficient Federated Learning via Decomposed Similarity-Based Clustering",
 https://arxiv.org/abs/2010.06870.
@@ -17,8 +17,8 @@ def decomposed(points: Array, present: Array, rank: int) -> Array:
 
     K-means on the result by squared Euclidean distance clusters the clients by the Euclidean distance of decomposed
     cosine similarity. With the eigenvectors w_j and the eigenvalues λ_j of the inner products, the product of client
-    i's vector with direction j is w_ij √λ_j. A direction has no sign of its own: the largest product in size is made
-    positive.
+    i's vector with direction j is w_ij √λ_j. The sign of a direction is arbitrary; here the product of largest absolute
+    value is positive.
 
     Args:
         points: one vector per client, often its update. [n, d] float
