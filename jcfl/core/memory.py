@@ -58,16 +58,19 @@ def free_memory() -> int:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process, or its busiest device, has held so far."""
+    """The most bytes that this process, or the device that took most, has held so far."""
     devices = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
     return max(most_resident(resource.RUSAGE_SELF), *devices)
 
 
 def most_resident(who: int) -> int:
-    """The most bytes of the host's memory that a process (or its children, by `resource.RUSAGE_…`) has held so far.
+    """The most bytes of the host's memory that this process or its children have held so far.
 
-    Linux lets `ru_maxrss` of a new program begin at what the process that started it held, so a process asks for its
-    own figure elsewhere; that of the children may still be their parent's.
+    On Linux `ru_maxrss` of a new program begins at the memory of the process that started it. The figure of this
+    process is therefore read from /proc; the figure of the children may still be that of their parent.
+
+    Args:
+        who: `resource.RUSAGE_SELF` or `resource.RUSAGE_CHILDREN`.
     """
     if who == resource.RUSAGE_SELF and sys.platform == "linux":
         lines = Path("/proc/self/status").read_text().splitlines()

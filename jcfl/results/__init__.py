@@ -144,7 +144,7 @@ class Folder:
         write_arrays(self.path / "clusters.npz", arrays)
 
     def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
-        """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has."""
+        """Write federation.npz, what the clients hold and how alike they are, unless it is there already."""
         if not (self.path / "federation.npz").exists():
             self.path.mkdir(parents=True, exist_ok=True)
             write_arrays(self.path / "federation.npz", arrays())

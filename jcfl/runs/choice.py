@@ -1,4 +1,4 @@
-"""How many clusters to ask for, judged by short runs (Xie et al. 2020, §5.2)."""
+"""The choice of the number of clusters by short runs (Xie et al. 2020, §5.2, https://arxiv.org/abs/2005.01026)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,15 +25,15 @@ USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)
 """The keys that may be given beside `choose_k`'s own arguments."""
 
 RESAMPLES = 1000
-"""Draws of clients and seeds by which a choice is put to the test."""
+"""How often clients and seeds are drawn again to see whether they lead to the same choice."""
 
 
 class Choice(NamedTuple):
-    """A number of clusters, and how sure it is."""
+    """A number of clusters, and how certain the choice is."""
 
     k: int
-    confidence: float  # the share of resamples of clients and seeds that choose the same
-    margin: float  # what it is ahead of the next best: accuracy, or the knee's height
+    confidence: float  # the share of resamples of clients and seeds that lead to the same choice
+    margin: float  # the difference to the next best k, in accuracy or in the knee's height
     scores: dict[int, tuple[float, float]]  # by k: mean and standard deviation over seeds
     criterion: Criterion
 
@@ -53,27 +53,27 @@ def choose_k(
 ) -> Choice:
     """The best of several numbers of clusters after a short run of each on a sample of clients (Xie et al. 2020, §5.2).
 
-    A share of every sampled client's training examples is held back to judge by; its test examples are never touched.
-    By `accuracy`, the k is chosen whose models do best on the examples held back. By `distance`, it is the knee of the
-    mean squared distance between a client's model and its cluster's, which can only fall as k grows: the k farthest
-    below the line from the smallest k to the largest, so `ks` should begin below and end above what is plausible.
-    Equals go to the smaller k.
+    A share of every sampled client's training examples is held back to judge by; its test examples are never used. By
+    `accuracy`, the k is chosen whose models have the highest accuracy on the examples held back. By `distance`, the
+    squared distance between a client's model and its cluster's model decides. Its mean can only fall as k grows, so the
+    knee of the curve is chosen: the k that is farthest below the line from the smallest k to the largest. `ks` should
+    therefore begin below the plausible numbers and end above them. Of equal k the smaller one is chosen.
 
     Args:
         what: a federation or a configuration, as `jcfl.run` takes them. Of a configuration, data, scenario, model,
-            train, engine, devices, chunk, budget and seeds_in_one are used; the rest is left aside.
+            train, engine, devices, chunk, budget and seeds_in_one are used, and the rest is ignored.
         ks: the numbers to choose from; for `distance` three or more.
-        method: takes the option `clusters`: ifca, wecfl, fesem, …; for `distance` one that keeps the clients' models.
-        rounds: of each run, everybody in the sample taking part.
-        clients: how many are sampled, at random; all if there are fewer.
-        held_back: share of a client's training examples, in (0, 1), at least one of them.
-        seed: of the sample, of what is held back, and of the first run.
-        seeds: runs for every k; with one, `confidence` says nothing about how runs differ.
+        method: one with the option `clusters` (ifca, wecfl, fesem, …); for `distance` one that keeps clients' models.
+        rounds: of each run; all clients of the sample take part in each.
+        clients: how many clients are sampled at random; all if there are fewer.
+        held_back: the share of a client's training examples that is held back, in (0, 1); at least one example.
+        seed: of the sample, of the examples held back, and of the first run.
+        seeds: how many runs there are for every k; with one run, `confidence` does not know how runs differ.
         **settings: the keys of a configuration that are used, as for `jcfl.run`.
 
     Raises:
-        InputError: numbers of clusters that cannot be compared, a share out of range, a method that has no k, a key
-            that the short runs cannot keep, such as participation.
+        InputError: numbers of clusters that cannot be compared, a share out of range, a method without the option
+            `clusters`, or a key that short runs cannot keep, such as participation.
     """
     for key in settings.keys() & Config.model_fields.keys() - set(USED):
         raise InputError(f"choose_k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}")
@@ -103,11 +103,11 @@ def choose_k(
 def choice_from(
     rng: np.random.Generator, ks: Sequence[int], values: np.ndarray, weights: np.ndarray, criterion: Criterion
 ) -> Choice:
-    """The choice that figures of every k, seed and client lead to.
+    """The choice from one value for every k, seed and client.
 
     Args:
         values: accuracies or squared distances. [k, seeds, s]
-        weights: what a client counts. [s]
+        weights: of the clients. [s]
     """
     _, seeds, s = values.shape
     each = values @ weights / weights.sum()  # [k, seeds]
@@ -123,9 +123,10 @@ def choice_from(
 
 
 def merits(scores: np.ndarray, ks: Sequence[int], criterion: Criterion) -> np.ndarray:
-    """What every k has in its favour, from its score. [..., k]
+    """A number for every k, of which the largest is chosen. [..., k]
 
-    For distances: how far below the line from the first to the last point, both axes scaled to [0, 1].
+    For accuracies it is the score itself. For distances it is how far the score is below the line from the first to the
+    last point, with both axes scaled to [0, 1].
     """
     if criterion == "accuracy":
         return scores
@@ -151,7 +152,7 @@ def distances(found: History) -> np.ndarray:
 
 
 def sample(rng: np.random.Generator, federation: Federation, clients: int, held_back: float) -> Federation:
-    """Clients drawn from those that train, part of each one's training examples in place of its test examples."""
+    """Some clients that train, with a part of their training examples in place of their test examples."""
     if not 0 < held_back < 1:
         raise InputError(f"held_back must be above 0 and below 1, got {held_back}")
     if clients < 1:

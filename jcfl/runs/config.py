@@ -24,7 +24,7 @@ KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
 """The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
 
 PLACEHOLDER = "given"
-"""The name that stands for an object from Python, which a configuration file cannot describe."""
+"""The name in place of an object that a user passed in Python, because a configuration file cannot describe it."""
 
 
 class Piece(BaseModel):
@@ -45,7 +45,7 @@ class Piece(BaseModel):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether this piece stands for an object from Python."""
+        """Whether this piece is in place of an object that a user passed in Python."""
         return self.name == PLACEHOLDER
 
     @model_serializer
@@ -216,7 +216,7 @@ def named_path(path: list[str], value: Any) -> list[str]:
 
 
 def renamed(section: str, piece: Any, name: str) -> Any:
-    """A section without the options that the piece called `name` does not have; other values as they are.
+    """A section without those options that the piece called `name` does not have; other values are not changed.
 
     Add-ons and answers that were given stay: they go with every method.
     """
@@ -276,7 +276,7 @@ def resolved(config: Config) -> Config:
 
 
 def completed(section: str, piece: Any) -> Any:
-    """One piece, or each of several, with its options checked and its defaults added."""
+    """A piece, or each of several, with its options checked and its defaults added."""
     if isinstance(piece, tuple):
         return tuple(completed(section, item) for item in piece)
     if piece.is_given:
@@ -291,7 +291,7 @@ def completed(section: str, piece: Any) -> Any:
 
 
 def answer(question: str, value: Any) -> dict[str, Any]:
-    """One answer to a method's question as `{name, options…}`, its options checked and spelt out."""
+    """An answer to a method's question as `{name, options…}`, with its options checked and its defaults added."""
     if not isinstance(value, str | Mapping) or (isinstance(value, Mapping) and "name" not in value):
         raise InputError(f"method.{question}: expected a name or {{name: …, options}}, got {value!r}")
     given = {"name": value} if isinstance(value, str) else dict(value)

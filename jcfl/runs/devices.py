@@ -1,4 +1,4 @@
-"""The devices of a run: how many, on which hosts, and who of several hosts writes."""
+"""The devices of a run, and what several hosts do together: agree on numbers, wait, and write one folder."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,16 +13,16 @@ from jcfl.errors import InputError
 from jcfl.results import Folder, History, Record
 
 HEARTBEAT = 10
-"""Seconds after which a host that says nothing counts as dead; the others then stop."""
+"""After so many seconds without a sign of life a host counts as dead, and the others stop."""
 
 
 def device_count(wanted: int | None) -> int:
-    """How many devices clients are shared out among: as many as wanted, or all there are, on all hosts.
+    """How many devices share the clients: as many as wanted, else all devices of all hosts.
 
-    A CPU counts as one device unless more are wanted before JAX has started.
+    A CPU counts as one device, unless more devices are wanted before JAX has started.
 
     Raises:
-        InputError: there are fewer.
+        InputError: there are fewer devices than wanted.
     """
     if wanted is not None and wanted > 1 and not has_several_hosts():
         with contextlib.suppress(RuntimeError):  # JAX has started, with what there is
@@ -37,26 +37,26 @@ def device_count(wanted: int | None) -> int:
 
 
 def on_devices(tree: Any, devices: int) -> Any:
-    """`tree` on all of the devices."""
+    """A tree of arrays, copied to all devices."""
     return jax.device_put(tree, on_every_device(devices)) if devices > 1 else jax.device_put(tree)
 
 
 def on_every_device(devices: int) -> jax.sharding.NamedSharding:
-    """Everything on every device."""
+    """The sharding by which every device has a whole copy."""
     return jax.NamedSharding(chunks.device_mesh(devices), jax.P())
 
 
 def keys_on_devices(data: np.ndarray, devices: int) -> jax.Array:
-    """Random keys from their data, on all of the devices."""
+    """Random keys on all devices, made from their data."""
     make = jax.jit(jax.random.wrap_key_data, out_shardings=on_every_device(devices) if devices > 1 else None)
     return make(data)
 
 
 def join(coordinator: str | None, hosts: int | None, host: int | None) -> None:
-    """Take part in a run of several hosts; what is not given is what the cluster's scheduler says.
+    """Take part in a run of several hosts. Arguments that are None come from the cluster's scheduler.
 
     Raises:
-        InputError: there is no such cluster.
+        InputError: JAX cannot connect the hosts.
     """
     try:
         jax.distributed.initialize(coordinator, hosts, host, heartbeat_timeout_seconds=HEARTBEAT)
@@ -70,12 +70,12 @@ def has_several_hosts() -> bool:
 
 
 def is_first_host() -> bool:
-    """Whether this host is the one that writes and reports."""
+    """Whether this host writes and reports; of one host it is true."""
     return not has_several_hosts() or jax.process_index() == 0
 
 
 def over_hosts(value: Any, settle: Callable[..., Any] = np.max) -> Any:
-    """One number for all hosts, of those that they have: the largest, unless they settle it otherwise."""
+    """The same number on all hosts: `settle` of the numbers that they pass, which is the largest by default."""
     if not has_several_hosts():
         return value
     from jax.experimental import multihost_utils
@@ -84,31 +84,31 @@ def over_hosts(value: Any, settle: Callable[..., Any] = np.max) -> Any:
 
 
 def wait_for_hosts() -> None:
-    """Wait until every host has come this far."""
+    """Wait until all hosts have called this function."""
     over_hosts(0)
 
 
 def folder(path: Path) -> Folder:
-    """A run's folder, to be written by the host that leads and only read by the others."""
+    """A run's folder. Of several hosts only the first one writes it."""
     if not has_several_hosts():
         return Folder(path)
     return WritingFolder(path) if is_first_host() else ReadingFolder(path)
 
 
 class WritingFolder(Folder):
-    """A run's folder as the host sees it that writes."""
+    """A run's folder on the host that writes it."""
 
     def begin(self, config: str, measured: bool = True) -> None:
-        """Make the folder, and let the others go on."""
+        """Make the folder, then let the other hosts go on."""
         super().begin(config, measured)
         wait_for_hosts()
 
 
 class ReadingFolder(Folder):
-    """A run's folder as hosts see it that do not write."""
+    """A run's folder on hosts that do not write it."""
 
     def begin(self, config: str, measured: bool = True) -> None:
-        """Wait until the folder is there."""
+        """Wait until the first host has made the folder."""
         wait_for_hosts()
 
     def append(self, records: Iterable[Record]) -> None:

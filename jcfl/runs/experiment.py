@@ -1,4 +1,4 @@
-"""A run from its configuration to its history: planned, trained, and written down."""
+"""A run from its configuration to its history: it is planned, trained and written."""
 
 import functools
 import threading
@@ -58,8 +58,8 @@ def run(
         **settings: the configuration's other keys.
 
     Raises:
-        InputError: something given is wrong; nothing has been trained or written.
-        TrainingError: a model stopped being finite.
+        InputError: an argument is wrong; nothing has been trained or written.
+        TrainingError: a model is no longer finite.
     """
     given = {"method": method, "model": model, "train": train, "rounds": rounds, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
@@ -75,7 +75,7 @@ def run(
 
 
 def resumed(folder: Path, config: Config | None = None) -> Config:
-    """The configuration of the run that a folder holds, so that it goes on as it began.
+    """The configuration with which the run in a folder goes on.
 
     Raises:
         InputError: the folder holds no run, or one of another configuration; only `rounds` may differ.
@@ -95,7 +95,11 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse a folder that cannot become a run's."""
+    """Refuse a folder that holds a run already, or is a file.
+
+    Raises:
+        InputError: it does, or is one.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; --out expects a folder")
     if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "runs", "sweep.yaml")):
@@ -103,15 +107,15 @@ def refuse_taken(folder: Path) -> None:
 
 
 def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None, keep_state: bool = True) -> History:
-    """Train every method of a plan, and write what is to be written.
-
-    Raises:
-        InputError: a tracker cannot be had; nothing is written.
-        TrainingError: a model stopped being finite; what was measured until then is written.
-        Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
+    """Train every method of a plan, and write the results into the folder `out` if there is one.
 
     Returns:
-        The main method's history; those of the others are its `others`.
+        the main method's history; its `others` are those of the other methods.
+
+    Raises:
+        InputError: a tracker cannot be opened; nothing is written.
+        TrainingError: a model is no longer finite; the evaluations until then are written.
+        Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
     """
     methods = plan.config.methods
     several = len(methods) > 1
@@ -143,7 +147,7 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
 
 
 def train_run(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
-    """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out."""
+    """Train one run, and return its history. If memory runs out, it goes on with fewer clients at a time."""
     run.begin()
     try:
         while True:
@@ -164,7 +168,7 @@ def train_run(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bo
 
 
 def train_seeds(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> None:
-    """The run's programs compiled, and driven to the last round."""
+    """Compile a run's programs, and train all its seeds to the last round."""
     plan = run.plan
     lanes = plan.config.seeds if plan.config.seeds_in_one else 1
     compiled = programs.programs(run.algorithm, plan.federation, lanes, plan.context.resources.devices)

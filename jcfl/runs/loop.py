@@ -1,4 +1,4 @@
-"""The loop of one method's run: compiled once, in blocks, evaluated, checkpointed, and stopped when asked to."""
+"""The loop of one method's run: it trains blocks of rounds, evaluates, writes checkpoints, and can be stopped."""
 
 import signal
 import threading
@@ -19,18 +19,18 @@ from jcfl.runs.programs import Programs, Running, keys
 from jcfl.types import OVERFLOW, VOTER, Federation, State
 
 BLOCK = 1.0
-"""Seconds after which a block of rounds should come back, so that progress is seen to move."""
+"""How many seconds a block of rounds should take, so that progress can be shown after each."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, and has written all it needs to go on."""
+    """The run was told to stop, and has written all that it needs to go on."""
 
 
 class Progress(NamedTuple):
-    """Where a run is."""
+    """How far a run has come."""
 
     name: str  # of the method
-    seed: int  # the first of those run together
+    seed: int  # the first of the seeds that run together
     round: int  # of these seeds
     done: int  # rounds, over all seeds
     total: int  # rounds, over all seeds
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 
 
 class Store(Protocol):
-    """Where complete states are, as `jcfl.results.checkpoints.Checkpoints`."""
+    """A store of complete states, such as `jcfl.results.checkpoints.Checkpoints`."""
 
     def save(self, round: int, state: State, seconds: float) -> None:
         """Write the state after `round` rounds."""
@@ -49,9 +49,9 @@ class Store(Protocol):
 
 @dataclass
 class Clock:
-    """Where the seconds went."""
+    """How many seconds a run has taken."""
 
-    wall: float = 0.0  # of the run, earlier sittings included
+    wall: float = 0.0  # in all, with the time before it was resumed
     training: float = 0.0
     rounds: int = 0  # trained in `training` seconds, counted once per seed
 
@@ -63,13 +63,13 @@ class Clock:
 
 @dataclass
 class LoopSettings:
-    """What lanes trained side by side need besides their programs."""
+    """What the loop needs besides the programs: seeds, rounds, functions to call, and checkpoints."""
 
     seeds: Sequence[int]  # of every lane
     rounds: int
-    evaluated: Sequence[int]  # rounds after which to evaluate, ascending, the last round among them
+    evaluated: Sequence[int]  # rounds after which to evaluate, ascending; the last round is one of them
     clock: Clock
-    on_start: Callable[[int], None] = lambda round: None  # with the round gone on from; -1 at the very beginning
+    on_start: Callable[[int], None] = lambda round: None  # gets the round of the checkpoint, or -1 without one
     on_records: Callable[[list[Record]], None] = lambda records: None
     on_block: Callable[[int], None] = lambda round: None
     on_failed: Callable[[dict[int, TrainingError]], None] = lambda failed: stop_at(failed)  # by lane
@@ -79,69 +79,71 @@ class LoopSettings:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def train(programs: Programs, federation: Federation, sitting: LoopSettings) -> Running:
-    """Train to the last round, evaluating, reporting and checkpointing on the way; goes on from a checkpoint if any.
+def train(programs: Programs, federation: Federation, settings: LoopSettings) -> Running:
+    """Train to the last round, from the newest checkpoint if there is one.
+
+    On the way the lanes are evaluated, progress is reported, and checkpoints are written.
 
     Raises:
-        TrainingError: a model is no longer finite; round and cluster are named, unless `sitting.on_failed` bears it.
-        Interrupted: `sitting.stop` was set; the state is on disk.
+        TrainingError: a model is no longer finite, and `settings.on_failed` raises the error, as it does by default.
+        Interrupted: `settings.stop` was set; the state is on disk.
     """
-    state = programs.init(keys(sitting.seeds, programs.devices), federation)
-    found = sitting.checkpoints.newest(programs.joined(state)) if sitting.checkpoints else None
+    state = programs.init(keys(settings.seeds, programs.devices), federation)
+    found = settings.checkpoints.newest(programs.joined(state)) if settings.checkpoints else None
     state, earlier = (programs.parted(found[0]), found[1]) if found else (state, 0.0)
-    watch = Stopwatch(sitting, programs.joined, earlier)
+    watch = Stopwatch(settings, programs.joined, earlier)
     round, size = rounds_done(state), 1
-    sitting.on_start(round if found else -1)
+    settings.on_start(round if found else -1)
     try:
-        if not found and 0 in sitting.evaluated:
-            sitting.on_records(evaluated(programs, federation, sitting, state, 0))
-        sitting.on_block(round)
-        while round < sitting.rounds:
-            if over_hosts(sitting.stop.is_set()):
+        if not found and 0 in settings.evaluated:
+            settings.on_records(evaluated(programs, federation, settings, state, 0))
+        settings.on_block(round)
+        while round < settings.rounds:
+            if over_hosts(settings.stop.is_set()):
                 watch.save(round, state)
                 raise Interrupted
-            until = min(round + size, next(due for due in sitting.evaluated if due > round))
+            until = min(round + size, next(due for due in settings.evaluated if due > round))
             state, seconds = advanced(programs, federation, state, until)
-            failed = failures(state, sitting.seeds)
+            failed = failures(state, settings.seeds)
             if failed:
-                sitting.on_failed(failed)
-            sitting.clock.add((until - round) * len(sitting.seeds), seconds)
+                settings.on_failed(failed)
+            settings.clock.add((until - round) * len(settings.seeds), seconds)
             size = max(1, min(2 * size, int(BLOCK * (until - round) / max(over_hosts(seconds), 1e-6))))
             round = until
-            if round in sitting.evaluated:
-                sitting.on_records(evaluated(programs, federation, sitting, state, round))
-            sitting.on_block(round)
-            if round < sitting.rounds and over_hosts(watch.due()):
+            if round in settings.evaluated:
+                settings.on_records(evaluated(programs, federation, settings, state, round))
+            settings.on_block(round)
+            if round < settings.rounds and over_hosts(watch.due()):
                 watch.save(round, state)
         watch.save(round, state)
     finally:
-        sitting.clock.wall += watch.seconds()
+        settings.clock.wall += watch.seconds()
     return state
 
 
 class Stopwatch:
-    """When to write the next checkpoint, and how long a batch has taken."""
+    """Measures how long a batch of seeds takes, and decides when to write the next checkpoint."""
 
-    def __init__(self, sitting: LoopSettings, joined: Callable[[Any], State], earlier: float):
-        self.sitting, self.joined, self.earlier = sitting, joined, earlier
+    def __init__(self, settings: LoopSettings, joined: Callable[[Any], State], earlier: float):
+        self.settings, self.joined, self.earlier = settings, joined, earlier
         self.began = self.saved = time.perf_counter()
         self.cost = 0.0
 
     def seconds(self) -> float:
-        """Seconds that these seeds have taken, earlier sittings included."""
+        """How many seconds these seeds have taken, with the time before they were resumed."""
         return self.earlier + time.perf_counter() - self.began
 
     def due(self) -> bool:
-        """Whether it is time; a state of gigabytes never takes more than a twentieth of the run's."""
-        return time.perf_counter() - self.saved > max(self.sitting.checkpoint_every, 20 * self.cost)
+        """Whether a checkpoint is due. Checkpoints take at most a twentieth of the time, however large states are."""
+        return time.perf_counter() - self.saved > max(self.settings.checkpoint_every, 20 * self.cost)
 
     def save(self, round: int, state: Running) -> None:
-        """Write the state, after the figures that lead up to it."""
-        if self.sitting.checkpoints is None:
+        """Write the state, after the evaluations that belong to it."""
+        if self.settings.checkpoints is None:
             return
         start = time.perf_counter()
-        self.sitting.before_saving()
-        self.sitting.checkpoints.save(round, self.joined(state), self.seconds())
+        self.settings.before_saving()
+        self.settings.checkpoints.save(round, self.joined(state), self.seconds())
         self.saved = time.perf_counter()
         self.cost = self.saved - start
 
@@ -154,30 +156,30 @@ def advanced(programs: Programs, federation: Federation, state: Running, until: 
 
 
 def rounds_done(state: Running) -> int:
-    """The number of rounds that a state, or every one of several, has behind it."""
+    """How many rounds have been trained, in the state of one lane or in all of several."""
     return int(np.min(state.round))
 
 
 def evaluated(
-    programs: Programs, federation: Federation, sitting: LoopSettings, state: Running, round: int
+    programs: Programs, federation: Federation, settings: LoopSettings, state: Running, round: int
 ) -> list[Record]:
     """The records of one evaluation, one per seed; the scores are computed here, on the host."""
     found = jax.device_get(programs.evaluate(state, federation))
-    if len(sitting.seeds) == 1:
+    if len(settings.seeds) == 1:
         found = {name: value[None] for name, value in found.items()}
-    outcomes = ({name: value[i] for name, value in found.items()} for i in range(len(sitting.seeds)))
+    outcomes = ({name: value[i] for name, value in found.items()} for i in range(len(settings.seeds)))
     measured = (metrics.measured(outcome, federation, round) for outcome in outcomes)
-    return [Record.of(seed, round, part) for seed, part in zip(sitting.seeds, measured, strict=True)]
+    return [Record.of(seed, round, part) for seed, part in zip(settings.seeds, measured, strict=True)]
 
 
 def failures(state: Running, seeds: Sequence[int]) -> dict[int, TrainingError]:
-    """The lanes that cannot go on, and why."""
+    """The lanes that cannot go on, with their errors."""
     places = np.asarray(state.failed).reshape(-1, 2)
     return {lane: failure(seeds[lane], *places[lane]) for lane in range(len(seeds)) if places[lane][0] >= 0}
 
 
 def failure(seed: int, round: int, cluster: int) -> TrainingError:
-    """Why a seed cannot go on."""
+    """The error of a seed that cannot go on."""
     if cluster == OVERFLOW:
         return TrainingError(
             f"in round {round + 1} (seed {seed}) more clusters were found than the method has room for; raise "

@@ -1,4 +1,4 @@
-"""A run with everything built and checked, and nothing trained: what a configuration, or a user's objects, describe."""
+"""From a configuration, and objects that a user passed in Python, to a run that is built and checked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jcfl import data, registry
+from jcfl import data, models, registry
 from jcfl.core import memory
 from jcfl.core.compile import compile
 from jcfl.core.context import Context
@@ -23,19 +23,22 @@ from jcfl.runs.environment import made_by
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
-"""Bytes of state up to which several seeds run side by side, unless told otherwise."""
+"""The most bytes of state with which several seeds run side by side, unless the configuration says otherwise."""
+
+OBJECT_SECTIONS = ("method", "model", "train")
+"""The sections of a configuration in whose place a user can pass an object in Python."""
 
 PieceKind = TypeVar("PieceKind", bound=Piece)
 
 LEAST = 2**20
-"""Bytes to work in below which it is no use to try with less."""
+"""After memory has run out, a run is not tried again with fewer bytes than this."""
 
 PLAIN = (str, int, float, list, Mapping, Piece, type(None))
 """What a configuration's file can have in place of a piece, right or wrong; anything else is an object from Python."""
 
 
 class Objects(NamedTuple):
-    """What a user handed over in Python, in place of a name."""
+    """Objects that a user passed in Python, in place of a name."""
 
     federation: Federation | None = None
     method: Any = None  # a Method, or a function of the context that returns a Method or an Algorithm
@@ -44,17 +47,25 @@ class Objects(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A run with everything built and nothing trained."""
+    """A run that is built, but not trained."""
 
-    config: Config  # with what depends on this machine spelt out
+    config: Config  # with the values that depend on this machine
     federation: Federation  # on the device
     context: Context
     algorithms: dict[str, Algorithm]  # by title, the main one first
-    objects: Objects = Objects()  # those that the configuration has no name for
+    objects: Objects = Objects()  # those that the user passed in Python
 
 
 def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
-    """The configuration that was meant, and the objects in it that have no name."""
+    """The checked configuration that `what` and further settings describe, and the objects among them.
+
+    Args:
+        what: a federation or a configuration, as `jcfl.run` takes them.
+        given: keys of a configuration, which replace those of `what`.
+
+    Raises:
+        InputError: an unknown key, name or option, or a value out of bounds.
+    """
     objects, base = Objects(), {}
     if isinstance(what, Federation):
         objects = objects._replace(federation=what)
@@ -68,14 +79,14 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
 
 
 def config_of_federation(federation: Federation) -> dict[str, Any]:
-    """What a configuration says of a federation that was handed over in Python."""
+    """The settings of a run on a federation that a user passed in Python."""
     return {"data": PLACEHOLDER, "scenario": {"name": PLACEHOLDER, "federation": federation.name}, "method": "stocfl"}
 
 
 def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
-    """The objects without a name among what was given, and what was given with a stand-in for each."""
+    """The objects among some settings, and the settings with a placeholder for each object."""
     objects = Objects()
-    for section in ("method", "model", "train"):
+    for section in OBJECT_SECTIONS:
         value = given.get(section)
         if isinstance(value, PLAIN):
             continue
@@ -87,20 +98,18 @@ def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]
 
 
 def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
-    """Everything a run needs, built and checked.
+    """The plan of a run: its federation, context and algorithms, checked.
 
     Args:
-        lanes: how many runs will share the memory; by default the configuration's seeds, where they run side by side.
+        lanes: how many runs will share the memory; by default the number of seeds that run side by side.
 
     Raises:
-        InputError: data that is missing or corrupt, a federation that cannot be had, options that do not go together.
+        InputError: data is missing or corrupt, the federation cannot be made, or options exclude each other.
     """
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
     shape, classes = federation.x.shape[1:], federation.classes
-    build = lambda name, **options: registry.find("model", name)(
-        shape, classes, **registry.options("model", name, options)
-    )
+    build = lambda name, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
         federation,
@@ -124,7 +133,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
 
 
 def smaller(plan: Plan) -> Plan | None:
-    """The plan with half as many clients at a time, its states as they are; None if there is no less."""
+    """The plan with half as many clients at a time; its states do not change. None if it cannot be made smaller."""
     resources = plan.context.resources
     if resources.chunk == 1 and resources.room < LEAST:
         return None
@@ -145,24 +154,22 @@ def federation_of(config: Config) -> Federation:
 
 
 def task_of(config: Config, objects: Objects, build: Callable[..., Task], shape, classes: int) -> Task:
-    """The task that a configuration, or a model handed over in Python, describes."""
+    """The task of a configuration's model, or of the model that the user passed in Python."""
     if objects.model is None:
         return build(registered_name(config.model, "model"), **config.model.options)
     if isinstance(objects.model, Task):
         return objects.model
-    from jcfl import models
-
     return models.task(objects.model, shape, classes)
 
 
 def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     """The algorithm that a method's name, options, answers and add-ons describe.
 
-    A registered method returns a Method, or what a user can hand over in its place: a function of the context that
-    returns a Method or an Algorithm.
+    A registered function, or the user's object in its place, is a Method, or a function of the context that returns a
+    Method or an Algorithm.
 
     Raises:
-        InputError: an Algorithm was to get other answers or add-ons.
+        InputError: answers or add-ons are given for an Algorithm, which cannot be changed.
     """
     if method.is_placeholder and objects.method is not None:
         found = objects.method
@@ -206,34 +213,34 @@ def takes(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) 
 
 
 def with_answers(value: Value, options: Mapping[str, Any]) -> Value:
-    """The method with the answers that a configuration gives in place of its own."""
+    """The method with its answers replaced by those of a configuration's options."""
     given = {question: options[question] for question in QUESTIONS if options.get(question) is not None}
     pieces = {question: answer(question, piece) for question, piece in given.items()}
     return replace(value, **pieces)
 
 
 def answer(question: str, piece: Any) -> Any:
-    """One answer, from `{name, options…}` with its options checked."""
+    """The answer that `{name, options…}` describes; the options have been checked before."""
     options = {key: value for key, value in dict(piece).items() if key != "name"}
     return registry.find(KINDS[question], dict(piece)["name"])(**options)
 
 
 def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Options without those of some names."""
+    """The options except those with some names."""
     return {key: value for key, value in options.items() if key not in names}
 
 
 def trainer(train: Trainer, objects: Objects) -> Any:
-    """The local trainer that a section describes, or that was handed over in Python."""
+    """The local trainer that a section describes, or that the user passed in Python."""
     return objects.train or registry.find("train", registered_name(train, "train"))(**train.options)
 
 
 def algorithm_by_options(
     config: Config, context: Context, objects: Objects
 ) -> Callable[[Mapping[str, Any]], Algorithm]:
-    """The main method's algorithm as a function of some of its and of the trainer's options, by dotted name.
+    """The main method's algorithm as a function of values of options, by dotted name.
 
-    It can be called while it is traced: nothing is checked, and an option may be an array.
+    JAX can trace this function: it checks nothing, so a value may be an array.
     """
 
     def make(scalars: Mapping[str, Any]) -> Algorithm:
@@ -261,13 +268,17 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
 
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
-    """Bytes of what survives a round."""
+    """How many bytes an algorithm's state takes."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def registered_name(piece: Piece, section: str) -> str:
-    """A piece's name, unless it is a stand-in for an object that only its own program has."""
+    """A piece's name.
+
+    Raises:
+        InputError: it is the placeholder of an object, which only the user's program has.
+    """
     if piece.is_placeholder:
         raise InputError(f"{section}: this was a run in Python with a {section} of its own; only Python can repeat it")
     return piece.name

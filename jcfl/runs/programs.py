@@ -20,23 +20,23 @@ Scalars = Mapping[str, Array]
 
 
 class Lanes(struct.PyTreeNode):
-    """The states of lanes that run each for itself."""
+    """The states of lanes, each of which runs by itself."""
 
     states: list[State]
 
     @property
     def round(self) -> np.ndarray:
-        """Rounds behind every lane. [lanes]"""
+        """How many rounds every lane has trained. [lanes]"""
         return np.stack([state.round for state in self.states])
 
     @property
     def failed(self) -> np.ndarray:
-        """Where every lane failed. [lanes, 2]"""
+        """The round and the cluster in which every lane failed, -1 if it has not. [lanes, 2]"""
         return np.stack([state.failed for state in self.states])
 
 
 Running = State | Lanes
-"""The state of one lane, those of several along a leading axis, or each for itself, as a run's programs like it."""
+"""The state of one lane, or the states of several, along a leading axis or in a list, as the programs need them."""
 
 
 class Programs(NamedTuple):
@@ -46,13 +46,13 @@ class Programs(NamedTuple):
     advance: Callable[..., Running]  # (state, federation, until); the state handed in is used up
     evaluate: Callable[..., dict[str, Array]]  # (state, federation); `[lanes, ...]` each where there are several
     seconds: float  # spent compiling
-    devices: int = 1  # that clients are shared out among
-    parted: Callable[[State], Running] = lambda state: state  # from a state with a leading axis of lanes,
-    joined: Callable[[Any], State] = lambda state: state  # and to one
+    devices: int = 1  # that share the clients
+    parted: Callable[[State], Running] = lambda state: state  # makes a running state of one with an axis of lanes
+    joined: Callable[[Any], State] = lambda state: state  # makes a state with an axis of lanes of a running one
 
 
 class Family(NamedTuple):
-    """Programs compiled once for every value of some options."""
+    """Programs that were compiled once, and run for any values of some options."""
 
     init: Callable[..., Running]  # (keys, scalars, federation)
     advance: Callable[..., Running]  # (state, scalars, federation, until)
@@ -63,7 +63,7 @@ class Family(NamedTuple):
     joined: Callable[[Any], State] = lambda state: state
 
     def with_values(self, scalars: Scalars) -> Programs:
-        """The programs for these values, one for each lane. [lanes] each"""
+        """The programs for some values of the options, `[lanes]` each."""
         return Programs(
             lambda keys, federation: self.init(keys, scalars, federation),
             lambda state, federation, until: self.advance(state, scalars, federation, until),
@@ -83,16 +83,17 @@ def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: 
 def family(
     make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
 ) -> Family:
-    """Algorithms that differ in scalar options, compiled together for a federation.
+    """One compiled program for algorithms that differ in scalar options.
 
-    On a CPU one lane's program is run by several threads: it is as exact as a run alone, and several times faster than
-    an axis of lanes, under which what a lane could skip is worked out for all and loops copy what they change.
+    On a CPU, several threads run the program of one lane. Its results are then those of a run by itself, and it is
+    several times faster than a program with an axis of lanes: there `cond` computes both branches for all lanes, and
+    loops copy the states that they change.
 
     Args:
         make: builds the algorithm while it is traced.
-        like: the options, of the shapes that they will have.
-        lanes: seeds, or options and seeds, side by side.
-        devices: that clients are shared out among; states and figures are on all of them.
+        like: options of the shapes that they will have.
+        lanes: how many runs, of seeds or of options and seeds, go side by side.
+        devices: how many devices share the clients; all of them hold the states and the results.
     """
     several = threaded if lanes > 1 and jax.default_backend() == "cpu" else compiled
     return several(make, like, federation, lanes, devices)
@@ -106,7 +107,11 @@ def compiled(
     devices: int,
     stop_early: bool = True,
 ) -> Family:
-    """Programs that have an axis of lanes where there are several; those with `stop_early` end where all failed."""
+    """Programs with an axis of lanes if there are several.
+
+    Args:
+        stop_early: whether a block of rounds ends when all lanes have failed.
+    """
     where = on_every_device(devices) if devices > 1 else None
     several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
     init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
@@ -159,12 +164,12 @@ def one_at_a_time(program: jax.stages.Compiled) -> Callable[..., Any]:
 def threaded(
     make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int
 ) -> Family:
-    """One lane's programs, run for several lanes by as many threads as there are cores."""
+    """The programs of one lane, which as many threads as there are cores run for several lanes."""
     where = on_every_device(devices) if devices > 1 else None
     split = jax.jit(lambda tree: [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(lanes)], out_shardings=where)
     join = jax.jit(lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), out_shardings=where)
     one = compiled(make, split(like)[0], federation, 1, devices, stop_early=False)
-    workers = min(lanes, cores()) if devices == 1 else 1  # devices meet in every round, all in one order
+    workers = min(lanes, cores()) if devices == 1 else 1  # devices wait for each other, so they need one order of lanes
     pool = ThreadPoolExecutor(workers)
 
     def init(keys: Array, scalars: Scalars, federation: Federation) -> Lanes:
@@ -172,7 +177,7 @@ def threaded(
         return Lanes(list(pool.map(begin, split(keys), split(scalars))))
 
     def advance(lanes: Lanes, scalars: Scalars, federation: Federation, until: Array) -> Lanes:
-        turns = 1 if len(lanes.states) % workers == 0 else workers  # a thread more or less is busy for a part of a lane
+        turns = 1 if len(lanes.states) % workers == 0 else workers  # parts of a lane keep all threads equally busy
         stops = np.linspace(np.min(lanes.round), until, turns + 1).astype(np.int32)[1:]
         values, running = split(scalars), [finished_future(state) for state in lanes.states]
 
@@ -192,18 +197,18 @@ def threaded(
 
 
 def finished_future(state: State) -> Future[State]:
-    """A future that has come."""
+    """A future whose result is there."""
     future = Future()
     future.set_result(state)
     return future
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keys(seeds: Sequence[int], devices: int = 1) -> Array:
-    """The run keys of seeds run together, on all devices: one key, or `[seeds]` keys."""
+    """The keys of seeds that run together, on all devices: one key, or `[seeds]` keys."""
     made = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
     return keys_on_devices(made[0] if len(made) == 1 else made, devices)

@@ -1,4 +1,4 @@
-"""Runs trained side by side: their figures gathered, written and tracked, each in a folder of its own."""
+"""Runs that train side by side: their evaluations are kept, written and tracked, each run in a folder of its own."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Run:
-    """One method's run: its figures gathered and written, whoever trains it."""
+    """One method's run: it keeps, writes and tracks its evaluations, and does not train by itself."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Run:
         self.state: Any = None
 
     def begin(self) -> None:
-        """Make the folder, and take over what an earlier sitting measured."""
+        """Make the folder, and read the evaluations from before the run was resumed."""
         if self.folder is not None:
             self.folder.begin(self.plan.config.text())
             there = results.lines(self.folder.path / "metrics.jsonl")
@@ -65,17 +65,17 @@ class Run:
             self.folder.begin(plan.config.text())
 
     def checkpoints(self, seeds: Sequence[int]) -> Checkpoints | None:
-        """Where the states of some seeds are."""
+        """The store of the states of some seeds; None for a run without a folder."""
         return Checkpoints(self.folder.checkpoints / f"seeds-{seeds[0]}-{seeds[-1]}") if self.folder else None
 
     def rewind(self, seeds: Sequence[int], round: int) -> None:
-        """Forget what these seeds measured after the round they go on from."""
+        """Remove the evaluations of some seeds after the round from which they go on."""
         self.records = [record for record in self.records if record.seed not in seeds or record.round <= round]
         if self.folder is not None:
             self.folder.rewrite(self.records)
 
     def take(self, records: Sequence[Record]) -> None:
-        """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
+        """Keep, write and track new evaluations, unless the run has failed."""
         if self.failed is not None:
             return
         self.records += records
@@ -85,7 +85,7 @@ class Run:
             self.tracking.record(record.round, record.seed, record.scores)
 
     def save(self) -> None:
-        """Write what goes before a checkpoint."""
+        """Write the files that must be on disk before a checkpoint is."""
         if self.folder is not None:
             self.folder.clusters(self.history_so_far())
 
@@ -94,12 +94,12 @@ class Run:
         return results.history(self.name, self.seeds, self.due, self.records, np.asarray(self.plan.federation.groups))
 
     def write_results(self) -> History:
-        """The history until now with its summary, both written."""
+        """Write the history until now and its summary, and return the history."""
         found = self.history_so_far()
         failure = {"failed": str(self.failed)} if self.failed is not None else {}
         found.summary = results.final(found) | self.timing() | failure
         if self.folder is not None:
-            if not self.clock.rounds:  # the run was complete already, and was timed when it was made
+            if not self.clock.rounds:  # the run was complete before, so its first timing stays
                 found.summary |= self.folder.timing()
             self.folder.clusters(found)
             self.folder.summary(found.summary)
@@ -109,14 +109,14 @@ class Run:
         return found
 
     def clusters(self) -> float:
-        """The clusters that a client may be sent: as many as the method fixes, else those found last, on average."""
+        """How many clusters' models a client may be sent: the method's number, else the mean number found last."""
         method, last = self.algorithm.method, [record for record in self.records if record.round == self.due[-1]]
         fixed = getattr(method.group, "clusters", None) if method is not None else None
         found = [record.scores.get("clusters", 1.0) for record in last]
         return float(fixed or (np.mean(found) if found else 1.0))
 
     def timing(self) -> dict[str, Any]:
-        """What the run took; of several side by side, its share."""
+        """The time, memory and costs of the run; of several that train side by side, its share of the time."""
         clock, model = self.clock, jax.eval_shape(self.plan.context.task.init, jax.random.key(0))
         speed = clock.rounds / clock.training if clock.training else None
         costs = average(self.algorithm, self.clusters(), self.plan.config.rounds)
@@ -144,16 +144,16 @@ def train(
     before: int = 0,
     total: int | None = None,
 ) -> None:
-    """Train runs of one length and the same seeds side by side, a batch of seeds after another.
+    """Train runs with the same rounds and seeds side by side, one batch of seeds after another.
 
     Args:
-        programs: for as many lanes as runs times seeds of a batch, the seeds of a run next to each other.
+        programs: for as many lanes as runs times seeds of a batch; the seeds of a run are next to each other.
         keep: whether the runs keep their final states, in NumPy and with a leading axis of seeds.
-        before: rounds that were trained ahead of these, over all seeds, and
-        total: rounds in all, for whoever watches.
+        before: rounds that other runs have trained before, over all seeds; for progress.
+        total: rounds in all; for progress.
 
     Raises:
-        TrainingError: no run is left that can go on; each knows its own failure.
+        TrainingError: no run can go on; each has its own error in `failed`.
         Interrupted: `stop` was set; what is needed to go on is written.
     """
     first = runs[0]
@@ -171,13 +171,13 @@ def train(
 
 
 class Reporter:
-    """Tells whoever watches where runs are."""
+    """Reports how far runs have come."""
 
     def __init__(self, runs: Sequence[Run], seeds: Sequence[int], on_progress: OnProgress, done: int, total: int):
         self.runs, self.seeds, self.on_progress, self.done, self.total = runs, seeds, on_progress, done, total
 
     def __call__(self, round: int) -> None:
-        """Tell, after a block of rounds."""
+        """Report after a block of rounds."""
         last = self.runs[-1]
         done = self.done + round * len(self.seeds) * len(self.runs)
         scores = last.records[-1].scores if last.records else {}
@@ -187,7 +187,7 @@ class Reporter:
 def train_batch(
     runs: Sequence[Run], programs: Programs, seeds: Sequence[int], watch: Callable[[int], None], stop: threading.Event
 ) -> Running:
-    """The final state of one batch of seeds of all runs."""
+    """Train one batch of seeds of all runs, and return their final state."""
     n, clock = len(seeds), Clock()
     stores = JointCheckpoints([store for run in runs if (store := run.checkpoints(seeds))], n, len(runs) * n == 1)
 
@@ -210,7 +210,7 @@ def train_batch(
         if all(run.failed for run in runs):
             loop.stop_at(failed)
 
-    sitting = LoopSettings(
+    settings = LoopSettings(
         seeds=[*seeds] * len(runs),
         rounds=runs[0].plan.config.rounds,
         evaluated=runs[0].due,
@@ -225,7 +225,7 @@ def train_batch(
         stop=stop,
     )
     try:
-        return loop.train(programs, runs[0].plan.federation, sitting)
+        return loop.train(programs, runs[0].plan.federation, settings)
     finally:
         stores.close()
         for run in runs:
@@ -236,7 +236,7 @@ def train_batch(
 
 
 class JointCheckpoints:
-    """The checkpoints of several runs, whose states are the parts of one."""
+    """The checkpoints of several runs, whose states are parts of one state."""
 
     def __init__(self, parts: Sequence[Checkpoints], seeds: int, single: bool):
         self.parts = parts
@@ -249,7 +249,7 @@ class JointCheckpoints:
             part.save(round, self.part(state, index), seconds / len(self.parts))
 
     def newest(self, like: State) -> tuple[State, float] | None:
-        """The newest state, put together from all runs'; None unless all have come equally far."""
+        """The newest state of all runs together; None if some have no checkpoint or not of the same round."""
         found = [part.newest(self.part(like, index)) for index, part in enumerate(self.parts)]
         states = [item[0] for item in found if item is not None]
         if len(states) < len(found) or len({int(np.min(state.round)) for state in states}) > 1:
@@ -268,7 +268,7 @@ class JointCheckpoints:
         return jax.tree.map(lambda leaf: leaf[pick], state)
 
     def close(self) -> None:
-        """Let go of the folders."""
+        """Close the stores."""
         for part in self.parts:
             part.close()
 

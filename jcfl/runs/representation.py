@@ -1,4 +1,4 @@
-"""What a run's clients hold and how alike they are, for figures: computed once, before anything trains."""
+"""What clients hold and how similar they are, for figures: arrays that are computed once, before training."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ COMPARED = 1000
 """The most clients that are compared with each other."""
 
 TILES = 3
-"""Where not all gradients fit: the most tiles of clients, each compared with each, so that the work stays bounded."""
+"""The most tiles of clients that are compared if not all gradients fit, because every pair of tiles takes time."""
 
 PICTURES = 2**20
 """Bytes of images that are kept, before compression."""
@@ -25,17 +25,18 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     """The arrays of federation.npz.
 
     Returns:
-        `train`, `test` [m, c]: examples of every class; `groups`, `held_out`, `arrive`, `depart` [m]; `compared` [n]:
-        the clients compared, all of them or a sample drawn by the run's seed; `cosine` [n (n - 1) / 2] float32: the
-        upper triangle, row by row, of the cosines between their gradients at the first seed's initial model, over all
-        their training data (StoCFL's Ψ at its usual anchor); `pictured` [p]: clients, some of those compared; `images`
-        [p, h, w, ch]: one training image of each, as it is stored; p is 0 where examples are not images.
+        `train`, `test` [m, c]: how many examples of every class each client has. `groups`, `held_out`, `arrive`,
+        `depart` [m]: as in the federation. `compared` [n]: the clients that are compared, all of them or a sample drawn
+        by the run's seed. `cosine` [n (n - 1) / 2] float32: the upper triangle, row by row, of the cosines between
+        their gradients at the first seed's initial model, over all their training examples (StoCFL's Ψ at its usual
+        anchor). `pictured` [p]: some of these clients. `images` [p, h, w, ch]: one training image of each, as it is
+        stored; p is 0 if examples are not images.
     """
     federation, config = plan.federation, plan.config
     task, m = plan.context.task, plan.context.population.clients
     rng = np.random.default_rng(config.seed)
     size = 4 * trees.parameters(jax.eval_shape(task.init, jax.random.key(0)))
-    tile = max(2, plan.context.resources.budget // (4 * size))  # two tiles of gradients take half of what there is
+    tile = max(2, plan.context.resources.budget // (4 * size))  # two tiles of gradients take half of the budget
     order = rng.permutation(m)[: min(COMPARED, TILES * tile)]
     pictured = np.sort(order[: picture_count(federation)])
     key = stream(jax.random.key(config.seed), Stream.MODEL)

@@ -1,4 +1,4 @@
-"""Trackers: services that a run sends its scores to, besides its folder."""
+"""Trackers: services to which a run sends its scores, besides its folder."""
 
 import importlib
 import json

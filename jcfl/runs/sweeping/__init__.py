@@ -1,4 +1,4 @@
-"""Many runs over a grid or a list of options, compared in a table, each resumable."""
+"""Sweeps: many runs over a grid or a list of options, which are compared in a table and can be resumed."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ class Sweep:
     def best(self) -> int | None:
         """The point with the best mean score at the last evaluation; None where none has one.
 
-        Scores are those on test examples: the best of many is flattered by having been chosen.
+        Scores are those on test examples. The score of the best of many points is therefore too high to report.
         """
         sign = -1 if metrics.score(self.by).better == "lower" else 1
         means = [sign * one.summary.get(self.by, {}).get("mean", math.nan) for one in self.histories]
@@ -70,7 +70,7 @@ def sweep(
     stop the others.
 
     Args:
-        what: as for `jcfl.run`, or a sweep's file; methods to compare are left aside.
+        what: as for `jcfl.run`, or a sweep's file; methods to compare are ignored.
         over: values by dotted key, `{"method.lam": [0, 0.05], "train.lr": [0.1, 0.2]}`, or a list of points.
         by: the registered score by which the best point is chosen.
         out: the sweep's folder; each point has an ordinary run's folder under `runs`.
@@ -80,7 +80,7 @@ def sweep(
 
     Raises:
         InputError: a point is wrong; nothing has been trained or written.
-        TrainingError: every point's model stopped being finite.
+        TrainingError: at every point a model is no longer finite.
     """
     known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
     if by not in known:
@@ -107,7 +107,7 @@ def sweep(
 
 
 def resumed_point(folder: Path, point: Point) -> Point:
-    """A point that goes on as it began, if it has begun."""
+    """The point with the configuration in its folder, if its run has begun."""
     if not (folder / "runs" / point.name / "config.yaml").is_file():
         return point
     stored = experiment.resumed(folder / "runs" / point.name, point.config)

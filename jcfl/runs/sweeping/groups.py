@@ -1,4 +1,4 @@
-"""Points of a sweep trained in groups: those that differ in numbers alone share a program and run side by side."""
+"""The training of a sweep's points in groups: points that differ only in numbers share a program, side by side."""
 
 import itertools
 import json
@@ -26,13 +26,13 @@ from jcfl.runs.sweeping.points import Point, Points
 from jcfl.types import Federation
 
 FEDERATION = ("data", "scenario", "data_dir")
-"""What of a configuration decides its federation."""
+"""The keys of a configuration on which its federation depends."""
 
 OWN = re.compile(r"(method|train)\.(addons\.\d+\.)?\w+")
-"""The dotted names of a piece's own options, not of values inside them."""
+"""The dotted names of a piece's own options, but not of values inside an option."""
 
 CLIENTS = (*FEDERATION, "model", "seed")
-"""What of a configuration decides how its clients look."""
+"""The keys of a configuration on which `representation` depends."""
 
 
 class Training:
@@ -48,7 +48,7 @@ class Training:
         self.clients = LastMade()
 
     def check(self) -> None:
-        """Build every point's method, and train nothing."""
+        """Build every point's method and trackers, so that mistakes are found before anything is trained."""
         for group in grouped(self.whole.points):
             plan = self.plan(group[0])
             for point in group:
@@ -70,7 +70,10 @@ class Training:
         self.write()
 
     def train_group(self, group: Sequence[Point], names: Sequence[str], stop: threading.Event) -> None:
-        """Train points that differ only in `names`; where one of these cannot be an array, its values one by one."""
+        """Train points that differ only in the options `names`.
+
+        If one of these options cannot be an array, the points are trained again in a group for each of its values.
+        """
         plan = self.plan(group[0])
         seeds = group[0].config.seeds
         make = algorithm_by_options(plan.config, plan.context, plan.objects)
@@ -87,7 +90,7 @@ class Training:
             if lanes not in families:
                 try:
                     families[lanes] = family(make, values, plan.federation, lanes, plan.context.resources.devices)
-                except (TypeError, InputError):  # an option that is branched on, or an array where none can be
+                except (TypeError, InputError):  # the code branches on an option, or an option cannot be an array
                     if not names:
                         raise
                     self.train_apart(group, names, untraceable_options(make, values, plan.federation), stop)
@@ -100,13 +103,13 @@ class Training:
     def train_apart(
         self, group: Sequence[Point], names: Sequence[str], fixed: Sequence[str], stop: threading.Event
     ) -> None:
-        """Train points again of whose options those in `fixed` cannot be arrays: a group for each of their values."""
+        """Train points in a group for each combination of values of the options `fixed`, which cannot be arrays."""
         value = lambda point: tuple(real_options(point.config)[name] for name in fixed)
         for _, alike in itertools.groupby(sorted(group, key=value), key=value):
             self.train_group(list(alike), [name for name in names if name not in fixed], stop)
 
     def train_part(self, part: Sequence[Run], shared: Family, values: Scalars, stop: threading.Event) -> None:
-        """Train runs side by side, and write what is known of the sweep."""
+        """Train runs side by side, and write their results."""
         for run in part:
             if run.folder is not None:
                 key = key_text(run.plan.config, CLIENTS)
@@ -115,7 +118,7 @@ class Training:
         watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
         try:
             train(part, shared.with_values(values), watch, stop, before=self.done, total=self.total)
-        except TrainingError:  # nobody is left; each run knows its own failure
+        except TrainingError:  # no run can go on; each has its own error
             pass
         except KeyboardInterrupt:
             for run in part:
@@ -126,7 +129,7 @@ class Training:
         self.write()
 
     def plan(self, point: Point, lanes: int | None = None) -> Plan:
-        """A point's plan, with its federation built once."""
+        """A point's plan. Points with the same federation share it."""
         config, objects = point.config, point.objects
         if objects.federation is None:
             objects = objects._replace(
@@ -151,7 +154,7 @@ class Training:
         return self.folder / "runs" / point.name if self.folder is not None else None
 
     def ordered(self) -> list[History]:
-        """The histories there are, in the order of the points."""
+        """The histories of the points that are complete, in the order of the points."""
         return [self.histories[point.name] for point in self.whole.points if point.name in self.histories]
 
     def write(self) -> None:
@@ -161,21 +164,21 @@ class Training:
 
 
 class LastMade:
-    """What was made last: asked for again under the same key, it is not made again."""
+    """Remembers the last value that was made; the same key gets the same value again."""
 
     def __init__(self):
         self.key, self.value = "", None
 
     def __call__(self, key: str, make: Callable[[], Any]) -> Any:
-        """The value under a key."""
+        """The value of a key, which `make` makes if the last key was another."""
         if key != self.key:
-            self.value = None  # let go of the last one before the next is made
+            self.value = None  # frees the memory of the last value before the next is made
             self.key, self.value = key, make()
         return self.value
 
 
 def is_complete(place: Path, rounds: int) -> bool:
-    """Whether an earlier sitting has come to the end of the run in a folder."""
+    """Whether the run in a folder has been trained to its last round."""
     file = place / "summary.json"
     return file.is_file() and json.loads(file.read_text("utf-8"))["rounds"] == rounds
 
@@ -186,7 +189,7 @@ def key_text(config: Config, keys: Sequence[str]) -> str:
 
 
 def grouped(points: Sequence[Point]) -> list[list[Point]]:
-    """Points that differ only in numbers that no shape depends on, together; groups of one federation in a row."""
+    """Groups of points that differ only in real numbers; groups with the same federation follow each other."""
     groups: dict[str, dict[str, list[Point]]] = {}
     for point in points:
         rest = point.config.flat() | dict.fromkeys(real_options(point.config))
@@ -217,7 +220,7 @@ def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
 
 
 def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -> Scalars:
-    """The values of options at the points run side by side, each as often as there are seeds; in the models' type."""
+    """The values of options at points that run side by side, repeated for every seed, in the models' dtype. [lanes]"""
     model = jax.eval_shape(plan.context.task.init, jax.random.key(0))
     kind = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(model["params"])))
     values = {name: np.repeat([real_options(run.plan.config)[name] for run in part], batch) for name in names}
@@ -225,7 +228,7 @@ def scalars(plan: Plan, part: Sequence[Run], names: Sequence[str], batch: int) -
 
 
 def untraceable_options(make: Callable[..., Any], values: Scalars, federation: Federation) -> list[str]:
-    """The options with which an algorithm cannot be traced as arrays; all, if no one alone is in the way."""
+    """The options that cannot be arrays when an algorithm is traced; all options if each of them alone can."""
 
     def once(value: Scalars, federation: Federation) -> Any:
         algorithm = make(value)
@@ -243,7 +246,7 @@ def untraceable_options(make: Callable[..., Any], values: Scalars, federation: F
 
 
 def grouped_by_progress(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs whose newest checkpoints are of the same rounds, together: these can go on side by side."""
+    """Groups of runs whose newest checkpoints are of the same round, because these can go on side by side."""
 
     def far(run: Run) -> list[tuple[str, str]]:
         places = run.folder.checkpoints.glob("seeds-*/*") if run.folder is not None else ()
@@ -253,5 +256,5 @@ def grouped_by_progress(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def batches(runs: Sequence[Run], width: int) -> Iterator[list[Run]]:
-    """Runs in their order, so many at a time."""
+    """The runs in their order, at most `width` at a time."""
     return (list(runs[start : start + width]) for start in range(0, len(runs), width))

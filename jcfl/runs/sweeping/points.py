@@ -12,7 +12,7 @@ from jcfl.errors import InputError
 from jcfl.nested import plain
 from jcfl.runs import config
 from jcfl.runs.config import OPTIONAL, PLACEHOLDER, Config, checked, overridden
-from jcfl.runs.plan import Objects, config_of_federation, objects_and_settings
+from jcfl.runs.plan import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -20,9 +20,6 @@ Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 KEYS = ("base", "grid", "list")
 """The keys that a sweep's file has beside a configuration's."""
-
-OBJECT_SECTIONS = ("method", "model", "train")
-"""The sections in whose place Python can hand over an object."""
 
 LONGEST = 100
 """The largest number of characters in a point's name."""
@@ -32,9 +29,9 @@ class Point(NamedTuple):
     """One run of a sweep."""
 
     name: str
-    values: dict[str, Any]  # by dotted key; a stand-in for an object that was passed in Python
+    values: dict[str, Any]  # by dotted key; an object that the user passed in Python has a placeholder
     config: Config
-    objects: Objects  # what the configuration has no name for
+    objects: Objects  # those that the user passed in Python
 
 
 class Points(NamedTuple):
@@ -59,8 +56,8 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
         **settings: the configuration's keys, as for `jcfl.run`.
 
     Raises:
-        InputError: an unknown key, a value out of bounds, no values, the same point twice, an option of an object that
-            was handed over in Python.
+        InputError: an unknown key, a value out of bounds, no values, the same point twice, or an option of an object
+            that the user passed in Python.
     """
     base, grid, entries = base_grid_and_list(what)
     if isinstance(over, Mapping):
@@ -85,7 +82,7 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
 
 
 def base_grid_and_list(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """The unchecked configuration in `what`, and the grid and the list beside it."""
+    """The unchecked configuration in `what`, its grid and its list."""
     if isinstance(what, Federation):
         return config_of_federation(what), {}, []
     if isinstance(what, Config):
@@ -103,7 +100,7 @@ def base_grid_and_list(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[
 
 
 def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
-    """Every entry of the list, combined with every point of the grid."""
+    """The values of every point: each entry of the list is combined with each point of the grid."""
     for key, values in grid.items():
         if isinstance(values, str | Mapping | Task) or not hasattr(values, "__iter__") or not len(values):
             raise InputError(f"a sweep over {key} expects a list of values, got {values!r}")
@@ -139,12 +136,16 @@ def key_and_values(text: str) -> tuple[str, list[Any]]:
 
 
 def python_number(value: Any) -> Any:
-    """The value, a NumPy number as a Python number."""
+    """The value; a NumPy number becomes a Python number."""
     return value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
 
 
 def point_config(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> Config:
-    """A point's configuration."""
+    """The configuration of the point `name`.
+
+    Raises:
+        InputError: a key or a value is wrong; the message names the point.
+    """
     try:
         found = checked(overridden(base, [(key.split("."), value) for key, value in values.items()]))
     except InputError as error:
@@ -160,9 +161,10 @@ def point_config(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> 
 
 
 def with_placeholders(points: Sequence[Mapping[str, Any]], base: Objects) -> tuple[list[dict[str, Any]], list[Objects]]:
-    """Values with a stand-in for every object handed over in Python, and each point's objects.
+    """The values of every point with placeholders for objects, and each point's objects.
 
-    Different objects get different stand-ins: the second of one class is `Net-2`. The sweep's own object is the first.
+    Different objects get different placeholders: the second object of the class `Net` is `Net-2`. The sweep's own
+    objects are numbered first.
     """
     known: dict[str, list[Any]] = {}  # objects by their class's name, in the order in which they first come
     chosen, objects = [], []
@@ -183,7 +185,7 @@ def with_placeholders(points: Sequence[Mapping[str, Any]], base: Objects) -> tup
 
 
 def objects_of(config: Config, base: Objects, own: Objects) -> Objects:
-    """A point's objects: its own or else the sweep's, where its configuration has a stand-in for one."""
+    """A point's objects, for each placeholder in its configuration: its own object, or else the sweep's."""
     chosen = {
         section: next((thing for thing in (getattr(own, section), getattr(base, section)) if thing is not None), None)
         for section in OBJECT_SECTIONS
@@ -193,7 +195,7 @@ def objects_of(config: Config, base: Objects, own: Objects) -> Objects:
 
 
 def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each point, made of its values, that can be the name of a folder."""
+    """A name for each point, made of its values, which can be the name of a folder."""
     keys = list(dict.fromkeys(key for values in points for key in values))
     last = [key.rpartition(".")[2] for key in keys]
     short = {key: own if last.count(own) == 1 else key for key, own in zip(keys, last, strict=True)}
@@ -204,7 +206,7 @@ def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def label(value: Any) -> str:
-    """A value as part of a point's name; a piece is written as its name and its options."""
+    """A value as a part of a point's name; a piece is written as its name and its options."""
     if isinstance(value, Mapping) and value.get("name") == PLACEHOLDER:
         return label(value.get("object", PLACEHOLDER))
     if isinstance(value, Mapping):
