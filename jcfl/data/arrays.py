@@ -78,13 +78,13 @@ def from_arrays(
         x: uint8 pixels (0..255) or floats; images of one channel may come without its axis. `[n, ...]`
         y: whole numbers from 0. `[n]`
         clients: the owner of every example, any ids that can be sorted. `[n]`
-        test: the share to test on, drawn from every client (from every class where there are no clients); or the
-            arrays `(x, y)`, `(x, y, clients)` of a test set.
+        test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays
+            `(x, y)` or `(x, y, clients)` of a test set.
         classes: the number of classes; None counts them in the labels.
         groups: the true group of every client, in the sorted order of their ids. `[users]`
         seed: of the draw of the test set.
         name: what the dataset is called.
-        where: what errors call the arrays.
+        where: the name of the arrays in errors.
 
     Raises:
         InputError: arrays that do not fit together, NaN or infinite values, labels out of range.
@@ -143,7 +143,7 @@ def _count(ids: Any) -> int:
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Those of the named arrays that an `.npz` file, or a folder of `.npy` files, holds.
+    """The arrays with some names in an `.npz` file or a folder of `.npy` files; missing ones are left out.
 
     Raises:
         InputError: a damaged file, or one that holds Python objects.

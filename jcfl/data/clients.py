@@ -1,4 +1,4 @@
-"""One's own arrays, split by client already, as a federation."""
+"""A federation from a user's own arrays, in which the client of every example is known."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def from_clients(
     min_examples: tuple[int, int] = (1, 1),
     **options: Any,
 ) -> Federation:
-    """The federation of one's own arrays, of which the client of every example is known.
+    """The federation of a user's own arrays.
 
     Args:
         x: [n, ...] images [n, h, w] or [n, h, w, c], or features [n, d]; uint8 pixels or floats.

@@ -1,4 +1,4 @@
-"""What every source gives: labelled examples in NumPy arrays, for training and for testing."""
+"""Datasets: labelled examples in NumPy arrays, for training and for testing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from jcfl.errors import InputError
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled examples, and whose they are where the dataset has natural clients."""
+    """Labelled examples, and their owners if the dataset has natural clients."""
 
     x: np.ndarray  # [n, ...] uint8 pixels or float32 features
     y: np.ndarray  # [n] int32
@@ -45,7 +45,7 @@ class Dataset:
 def examples(
     x: np.ndarray, y: np.ndarray, user: np.ndarray | None = None, *, classes: int, where: str | Path
 ) -> Examples:
-    """Examples that can be trained on, or an error that names where the fault is.
+    """Examples that were checked, so that one can train on them.
 
     Args:
         x: uint8 pixels or floats, which become float32. `[n, ...]`
@@ -71,7 +71,11 @@ def examples(
 
 
 def features(x: np.ndarray, where: str | Path) -> np.ndarray:
-    """`x` as it is stored: uint8 pixels as they are, floats as finite float32. `[n, ...]`."""
+    """`x` in the form in which it is stored: uint8 pixels, or finite float32. `[n, ...]`
+
+    Raises:
+        InputError: other numbers, NaN or infinite values, or one axis only.
+    """
     x = np.asarray(x)
     if x.ndim < 2:
         raise InputError(f"{where}: examples have the shape {x.shape}; expected (n, ...)")
@@ -88,7 +92,11 @@ def features(x: np.ndarray, where: str | Path) -> np.ndarray:
 
 
 def labels(y: np.ndarray, where: str | Path) -> np.ndarray:
-    """`y` as whole numbers, int64. `[n]`."""
+    """`y` as whole numbers. `[n]` int64
+
+    Raises:
+        InputError: numbers that are not whole, or several labels per example.
+    """
     y = np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -101,9 +109,9 @@ def labels(y: np.ndarray, where: str | Path) -> np.ndarray:
 
 
 def test_mask(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:
-    """A random share of every stratum, for testing: a mask. `[n]` bool.
+    """A mask that chooses a random share of every stratum for testing. `[n]` bool
 
-    A stratum of n examples gives round(fraction · n) of them, and never all.
+    Of a stratum with n examples, round(fraction · n) are chosen, but never all.
 
     Args:
         strata: the class or the client of every example. `[n]`

@@ -1,4 +1,4 @@
-"""A federation: a scenario's partition checked, topped up and packed, with who is held out, who comes and who goes."""
+"""A federation from a scenario's partition, with held-out clients, arrivals and departures."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -38,28 +38,28 @@ def federation(
     ] = "unit",
     **options: Any,
 ) -> Federation:
-    """The clients that a scenario makes of a dataset.
+    """The federation that a scenario makes of a dataset.
 
-    Partition, topping up, held-out clients, arrivals and departures have their own streams of chance each, so one can
-    be changed and the others stay. The same arguments give the same federation bit for bit.
+    Partition, topping up, held-out clients, arrivals and departures each have their own random stream, so a change of
+    one does not change the others. The same arguments give the same federation bit for bit.
 
     Args:
-        dataset: the dataset, or several of them for a scenario of several (`hybrid`).
+        dataset: the dataset, or several for a scenario that takes several (`hybrid`).
         scenario: the scenario's registered name.
-        seed: the seed of all that is drawn at random.
+        seed: the seed of all random streams.
         min_examples: the fewest (training, test) examples a client may have; see `topped_up`. A client without test
-            examples weighs nothing in a mean by size.
-        held_out: the share of clients, spread over the groups, that never train.
-        arrivals: for a round, the share of clients that can be asked from it on; the others can from round 0.
-        departures: for a round, the share of clients that can no longer be asked from it on.
+            examples has weight 0 in a mean by size.
+        held_out: the share of clients that never train, drawn from all groups in proportion.
+        arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
+        departures: by round, the share of clients that depart in this round.
         scale: `unit` for pixels in [0, 1]; `standard` for pixels less 0.5, over 0.5, in every channel.
         **options: the scenario's own options, `clients` among them.
 
     Returns:
-        The federation, its leaves in NumPy: see `place`.
+        The federation with leaves in NumPy; see `place`.
 
     Raises:
-        InputError: an unknown option or a wrong value, or a request that the data cannot meet.
+        InputError: an unknown option, a wrong value, or too little data for the request.
     """
     common = {"seed": seed, "min_examples": min_examples, "held_out": held_out, "arrivals": arrivals}
     common = registry.options("federation", "options", common | {"departures": departures, "scale": scale})
@@ -99,13 +99,13 @@ def _shaped(dataset: Dataset) -> Dataset:
 
 
 def _checked(part: Examples, classes: int, where: str) -> Examples:
-    """The examples, checked unless there are none: `natural` can do without a test set."""
+    """The examples, checked unless there are none, because the scenario `natural` needs no test set."""
     x = part.x[..., None] if part.x.ndim == 3 else part.x
     return examples(x, part.y, part.user, classes=classes, where=where) if len(part) else replace(part, x=x)
 
 
 def _own_options(scenario: str, make: Callable[..., Partition], given: dict[str, Any], common: dict[str, Any]) -> Any:
-    """The scenario's options, checked; `min_examples` is the federation's where the scenario asks for it."""
+    """The scenario's options, checked. If `min_examples` is one of them, it is the federation's."""
     own = {parameter.name for parameter in registry.parameters(make)}
     for key in given:
         if key not in own:
@@ -119,7 +119,7 @@ def _takes_several(make: Callable[..., Partition]) -> bool:
 
 
 def _packed(partition: Partition, classes: int, name: str) -> Federation:
-    """The partition as arrays; examples that nobody owns are left out of the pool."""
+    """The federation of a partition; examples without an owner are left out of the pool."""
     owned = partition.owner >= 0
     if not owned.all():
         x, y, trains, owner = (field[owned] for field in partition[:4])
@@ -130,7 +130,7 @@ def _packed(partition: Partition, classes: int, name: str) -> Federation:
 
 
 def _tabled(draws: Draws, classes: int, name: str) -> Federation:
-    """Clients that share a pool, as arrays."""
+    """The federation of clients that draw from a shared pool."""
     train, test = (packed(table.reshape(-1), np.full(*table.shape)) for table in (draws.train, draws.test))
     return assembled(draws.x, draws.y, draws.groups, train, test, classes, name)
 
@@ -172,7 +172,7 @@ def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
 def _with_attendance(
     federation: Federation, streams: Sequence[np.random.Generator], common: dict[str, Any]
 ) -> Federation:
-    """The federation with the clients drawn that are held out, come late and leave."""
+    """The federation after held-out clients, arrivals and departures were drawn."""
     holding, coming, leaving = streams
     groups, held_out, arrive, depart = (
         np.array(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
@@ -193,7 +193,7 @@ def _with_attendance(
 def _drawn_clients(
     rng: np.random.Generator, groups: np.ndarray, among: np.ndarray, share: float, what: str
 ) -> np.ndarray:
-    """A share of all clients, drawn among some of them in proportion to the groups: [m] bool."""
+    """A share of all clients, drawn among some of them, and from the groups in proportion. [m] bool"""
     number = round(share * len(groups))
     left = np.flatnonzero(among)
     if not 1 <= number <= len(left):

@@ -1,4 +1,4 @@
-"""Where the files of a dataset lie, and the errors that name them."""
+"""The search for a dataset's files, and the errors about missing and corrupt files."""
 
 import gzip
 import os
@@ -55,12 +55,18 @@ def content(path: Path) -> bytes:
 
 
 def corrupt(path: Path, why: str) -> InputError:
-    """The error for a file whose content cannot be what it should be."""
+    """The error for a file with wrong content."""
     return InputError(f"corrupt file {path}: {why}")
 
 
 def missing(name: str, folders: Sequence[Path], files: Sequence[str], commands: Sequence[str]) -> InputError:
-    """The error for a dataset that is nowhere: folders searched, files expected, commands that fetch it."""
+    """The error for a dataset that was not found.
+
+    Args:
+        folders: those that were searched.
+        files: those that were expected.
+        commands: each of them fetches the dataset.
+    """
     return InputError(
         f"dataset {name!r} not found: searched {', '.join(map(str, dict.fromkeys(folders)))} for {', '.join(files)}. "
         f"Fetch it with: {'  or: '.join(commands)}  "

@@ -63,9 +63,10 @@ def gaussian(
 
 
 def true_parameters(groups: int, features: int, classes: int, separation: float = 1.0, seed: int = 0) -> np.ndarray:
-    """The parameters of `gaussian`'s tasks, rows of length one. `[k, c, d]`.
+    """The parameters W of the tasks in `gaussian`, with rows of length one. `[k, c, d]`
 
-    W_g mixes a matrix of the group's own with one of all, in the proportion `separation`; both are standard normal.
+    W_g is a mixture of a matrix of the group and a matrix of all groups; `separation` is the share of the first. Both
+    are standard normal.
     """
     rng = np.random.default_rng([seed, 0])
     common, own = rng.standard_normal((classes, features)), rng.standard_normal((groups, classes, features))

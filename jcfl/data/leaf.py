@@ -21,7 +21,7 @@ Share = Annotated[float, Field(gt=0, lt=1, description="of every user's examples
 
 @dataclass
 class Rows:
-    """What a folder of LEAF files says, user by user."""
+    """The examples in some LEAF files, as a list with an entry per user."""
 
     x: list[np.ndarray] = field(default_factory=list)  # per user [n, ...], numbers or the names of image files
     y: list[np.ndarray] = field(default_factory=list)
@@ -108,7 +108,7 @@ def from_leaf(
 
 
 def _rows(files: Sequence[Path], numbers: dict[str, int], pixels: bool, named: bool) -> Rows:
-    """The examples in some files; `numbers` gains the users it does not know yet."""
+    """The examples in some files. Users that `numbers` does not have yet are added to it."""
     rows = Rows()
     for path in files:
         for user, count, given in _users(path):
@@ -217,7 +217,7 @@ def _root(data_dir: Path, name: str, smallest: int) -> Path:
 
 
 def _files(root: Path) -> list[list[Path]] | None:
-    """A folder's files for training and for testing, or those not split yet; None where there are none."""
+    """A folder's files for training and for testing, or its files that are not split; None if it has none."""
     train, test = (sorted((root / part).glob("*.json")) for part in ("train", "test"))
     if train and test:
         return [train, test]

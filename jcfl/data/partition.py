@@ -1,7 +1,7 @@
-"""Who owns which example: the noun every scenario returns, and the few steps they all share.
+"""The partition of examples among clients, which every scenario returns, and the steps that scenarios share.
 
-Ownership is one number per example, its client, so an example can never belong to two clients and storage does not
-depend on how uneven the clients are.
+Each example has one number, its client. An example can therefore never belong to two clients, and the storage does not
+depend on the sizes of the clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from jcfl.data.dataset import Dataset
 from jcfl.errors import InputError
 
 NOBODY = -1
-"""The owner of an example that no client got, and the group of a client whose true group is not known."""
+"""The owner of an example without a client, and the group of a client whose true group is not known."""
 
 Count = Annotated[int, Field(ge=1, description="number of clients")]
 Sizes = Annotated[
@@ -28,7 +28,7 @@ Least = Annotated[
 
 
 class Pool(NamedTuple):
-    """Examples to be shared out; a group's own version of the data is a part of it."""
+    """Examples that are to be divided among clients. Each version of the data is a part of the pool."""
 
     x: np.ndarray  # [N, ...]
     y: np.ndarray  # [N]
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """What a scenario returns: examples, their owners, and the true group of every client."""
+    """The result of a scenario: examples, their owners, and the true group of every client."""
 
     x: np.ndarray  # [N, ...]
     y: np.ndarray  # [N]
@@ -47,7 +47,7 @@ class Partition(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What a scenario returns whose clients draw from a pool they share, so that an example may be several clients'."""
+    """The result of a scenario whose clients draw from a shared pool, so that several may have the same example."""
 
     x: np.ndarray  # [N, ...]
     y: np.ndarray  # [N]
@@ -89,15 +89,15 @@ def shared(rng: np.random.Generator, dataset: Dataset, versions: Sequence[Callab
 
 
 def client_groups(clients: int, groups: int, sizes: Literal["equal", "uneven"] | Sequence[int]) -> np.ndarray:
-    """The group of every client, each group's clients side by side, `[m]`.
+    """The group of every client; the clients of a group are next to each other. `[m]` int
 
     Uneven sizes are eq. 2 of Bhattacharya and Aridi: ⌊m / ((i+1) Σ_j 1/(j+1))⌋ for group i.
 
     Deviations:
-        Eq. 2 leaves clients over; they go to the largest group.
+        The sizes of eq. 2 add up to fewer clients than there are; the others go to the largest group.
 
     Raises:
-        InputError: a group would be without clients, or given sizes do not add up.
+        InputError: a group would have no clients, or given sizes do not add up to the number of clients.
     """
     if sizes == "equal":
         numbers = clients // groups + (np.arange(groups) < clients % groups)
@@ -118,25 +118,25 @@ def client_groups(clients: int, groups: int, sizes: Literal["equal", "uneven"] |
 
 
 def group_shares(groups: np.ndarray) -> np.ndarray:
-    """Equal shares of part g for every client of group g, as `random_owners` takes them, `[k, m]`."""
+    """Equal shares of part g for every client of group g, as `random_owners` takes them. `[k, m]` float"""
     return (np.arange(groups.max() + 1)[:, None] == groups).astype(float)
 
 
 def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Share out every cell's examples at random, its training and its test examples in the same proportions.
+    """Random owners for the examples of every cell; training and test examples are divided in the same proportions.
 
-    A client's number of examples is its exact share rounded up or down. What is rounded up is drawn at random, so a
-    client that is unlucky in one cell is not in all of them.
+    A client gets its exact share of a cell, rounded up or down. Which shares are rounded up is random, so that no
+    client loses in all cells.
 
     Args:
-        rng: the source of chance.
-        cell: [N] the cell (a class, a part) of every example; those of cell -1 go to nobody.
-        trains: [N] bool, whether an example is for training.
-        shares: [cells, m] each client's share of each cell, up to a factor per cell; a row of zeros gives the cell
-            to nobody.
+        rng: the random generator.
+        cell: the cell (a class, a part) of every example; examples of cell -1 get no owner. [N] int
+        trains: whether an example is for training. [N] bool
+        shares: each client's share of each cell, up to a factor per cell; a cell whose row is zero gets no owners.
+            [cells, m] float
 
     Returns:
-        [N] int32, the owner of every example.
+        the owner of every example, -1 for none. [N] int32
     """
     owner = np.full(len(cell), NOBODY, np.int32)
     for index, row in enumerate(shares):
@@ -146,7 +146,7 @@ def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray
         for half in (trains, ~trains):
             found = rng.permutation(np.flatnonzero((cell == index) & half))
             points = (np.arange(len(found)) + rng.random()) / max(len(found), 1)
-            points = np.minimum(points, np.nextafter(1.0, 0.0))  # rounding must not pass the last client
+            points = np.minimum(points, np.nextafter(1.0, 0.0))  # rounding must not go beyond the last client
             owner[found] = np.searchsorted(edges / edges[-1], points, side="right")
     return owner
 

@@ -7,14 +7,14 @@ from jcfl.errors import InputError
 
 
 def rotated_images(x: np.ndarray, angle: float) -> np.ndarray:
-    """Images turned anticlockwise by an angle: exactly by multiples of 90°, bilinearly by others.
+    """Images turned anticlockwise by an angle: exactly by a multiple of 90°, else with bilinear interpolation.
 
     Args:
         x: [n, h, w, c] images.
         angle: degrees.
 
     Returns:
-        [n, h, w, c] of the same dtype; what turns in from outside is black.
+        [n, h, w, c] of the same dtype; pixels from outside the image are black.
 
     Raises:
         InputError: not images, or a quarter turn of images that are not square.

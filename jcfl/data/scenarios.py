@@ -1,7 +1,7 @@
-"""Scenarios that leave the labels' proportions alone: the same data for all, seen differently by every group.
+"""Scenarios in which all clients have the same proportions of labels, but each group has its own version of the data.
 
-A scenario is `name(rng, dataset, *, options) -> Partition`. One that lists `min_examples` among its options is given
-the federation's. Importing this module also registers the scenarios of `jcfl.data.skew`.
+A scenario is `name(rng, dataset, *, options) -> Partition`. If `min_examples` is one of its options, it gets the
+federation's. The import of this module also registers the scenarios of `jcfl.data.skew`.
 """
 
 from functools import partial
@@ -184,13 +184,13 @@ def natural(
 
 
 def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray) -> Partition:
-    """Part g of the pool in random equal shares to the clients of group g."""
+    """The partition in which the clients of group g have random equal shares of part g."""
     owner = random_owners(rng, parts.part, parts.trains, group_shares(groups))
     return Partition(parts.x, parts.y, parts.trains, owner, groups)
 
 
 def _user_pool(rng: np.random.Generator, dataset: Dataset, test_fraction: float) -> tuple[Pool, np.ndarray]:
-    """The examples that have a user, and their users [N]; test examples are drawn where the test set names none."""
+    """The examples with a user, and their users [N]. If the test set has no users, test examples are drawn."""
     users = dataset.train.user
     if users is None or len(users) == 0:
         raise InputError(f"scenario 'natural' needs users, and {dataset.name} has none: choose another scenario")

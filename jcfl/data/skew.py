@@ -1,4 +1,4 @@
-"""Scenarios of label skew: clients or groups hold some classes and not others."""
+"""Scenarios of label skew: the proportions of the classes differ between clients or groups."""
 
 from functools import partial
 from typing import Annotated
@@ -34,7 +34,7 @@ FOUR_SETS = ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))
 """The label sets of Pathological MNIST in Zeng et al."""
 
 DRAWS = 1000
-"""How often group shares are drawn before a request is given up."""
+"""How often group shares are drawn before a request is refused."""
 
 
 @register("scenario", "pathological")
@@ -205,7 +205,11 @@ def _by_class(rng: np.random.Generator, dataset: Dataset, shares: np.ndarray, gr
 
 
 def _workable_shares(rng: np.random.Generator, dataset: Dataset, need: np.ndarray, alpha: float) -> np.ndarray:
-    """The groups' shares of every class from Dir(α), given that every group gets what it needs, `[c, k]`."""
+    """The groups' shares of every class from Dir(α), drawn again until every group gets what it needs. `[c, k]`
+
+    Raises:
+        InputError: the dataset is too small, or no draw gave every group enough.
+    """
     counts = np.stack([np.bincount(half.y, minlength=dataset.classes) for half in (dataset.train, dataset.test)])
     totals = counts.sum(1)
     if np.any(need.sum(0) > totals):

@@ -1,4 +1,4 @@
-"""What a federation looks like: sizes, classes per client, and how far guessing gets."""
+"""A federation in numbers: sizes, classes per client, and the accuracy of guessing."""
 
 from typing import Any, Literal
 

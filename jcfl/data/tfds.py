@@ -44,8 +44,8 @@ def from_tfds(
     Args:
         dataset: `name`, `name/config` or `name/config:version`.
         data_dir: the folder to look in first.
-        absent: what to raise when it has not been prepared: at once, for a download without a network would be
-            retried for minutes.
+        absent: the error to raise if the dataset has not been prepared. It is raised at once, because a download
+            without a network would be tried again for minutes.
         train: the split to train on.
         test: the split to test on.
         image: the feature to learn from.

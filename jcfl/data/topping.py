@@ -1,4 +1,4 @@
-"""Clients with too few examples are given some of the largest clients' of their own group."""
+"""Clients with too few examples get some from the largest clients of their own group."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from jcfl.errors import InputError
 
 
 def topped_up(rng: np.random.Generator, partition: Partition, least: tuple[int, int]) -> Partition:
-    """The partition with at least `least` (training, test) examples for every client.
+    """The partition in which every client has at least `least` (training, test) examples.
 
-    Within a group the largest clients are cut to one common size until the smallest have enough; which of their
-    examples they give away is drawn at random. Clients whose group is not known are one group.
+    In each group the largest clients are cut to a common size, so that the smallest get enough. The examples that they
+    give away are drawn at random. Clients whose group is not known count as one group.
 
     Deviations:
-        Ma's code pads small clients with exact copies of other clients; here no example is ever in two places.
+        The code of Ma (2023) gives small clients exact copies of other clients. Here no example has two owners.
 
     Raises:
         InputError: a group has fewer examples than its clients need together.
@@ -34,8 +34,8 @@ def topped_up(rng: np.random.Generator, partition: Partition, least: tuple[int, 
 
 
 def levelled(size: np.ndarray, amount: int) -> np.ndarray:
-    """Sizes after `amount` in all is taken, one at a time, from whatever is largest then, `[m]`."""
-    low, high = 0, int(size.max())  # the level all are cut to: the highest that frees enough
+    """Sizes after `amount` examples were taken, each from the client that was the largest then. `[m]` int"""
+    low, high = 0, int(size.max())  # bounds of the highest level at which enough examples are freed
     while low < high:
         middle = (low + high + 1) // 2
         if np.maximum(size - middle, 0).sum() >= amount:
@@ -49,7 +49,7 @@ def levelled(size: np.ndarray, amount: int) -> np.ndarray:
 
 
 def _given(rng: np.random.Generator, rows: np.ndarray, owner: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Rows that owners give away when client i keeps `keep[i]` of its own, chosen at random."""
+    """The rows that owners give away, chosen at random, if client i keeps `keep[i]` of its own."""
     rows = rng.permutation(rows)
     rows = rows[np.argsort(owner[rows], kind="stable")]
     _, first, size = np.unique(owner[rows], return_index=True, return_counts=True)

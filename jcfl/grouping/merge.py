@@ -69,7 +69,7 @@ class Merge(Clustering):
         task = method.describe.task(context)
         in_coordinates = description.has_coordinates and factored.takes_less_memory(task, context)
         settings = Settings(
-            describe=description._replace(short=in_coordinates),
+            describe=description._replace(has_coordinates=in_coordinates),
             tau=self.tau,
             merge=MERGES[self.order],
             start=self.start,

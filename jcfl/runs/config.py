@@ -279,7 +279,7 @@ def completed(section: str, piece: Any) -> Any:
     """A piece, or each of several, with its options checked and its defaults added."""
     if isinstance(piece, tuple):
         return tuple(completed(section, item) for item in piece)
-    if piece.is_given:
+    if piece.is_placeholder:
         return piece
     given = piece.options
     beside = (*QUESTIONS, *OPTIONAL) if section == "method" else ()

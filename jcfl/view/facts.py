@@ -40,7 +40,7 @@ MEANINGS = {
     "aggregate": "how uploads become models",
     "answer": "how a client predicts",
 }
-"""What a title means that does not say it by itself: the seven questions that a method answers."""
+"""Explanations for the titles of the seven questions that a method answers."""
 
 NEEDED = {
     "arrays": "data.path=mine.npz",
@@ -53,7 +53,7 @@ NEEDED = {
     "hybrid": "'data=[mnist, fashion_mnist]'",
     "natural": "data.name=gaussian",
 }
-"""The override that a piece's example needs besides its name, where it needs one."""
+"""The override that a piece's example command needs besides the name."""
 
 LINKAGE = "'method.group={name: linkage, clusters: 4}'"
 LOSSES = "method=clustered method.describe=losses method.compare=itself method.when=every"
@@ -97,7 +97,7 @@ EXAMPLES = {
     "answer mixture": MIXTURE,
     "answer majority": "method=fedavg method.answer=majority",
 }
-"""What the example of an answer sets: by kind, or by kind and name where that needs something else beside it."""
+"""The overrides in the example command of an answer, by kind, or by kind and name if a piece needs other ones."""
 
 
 class Facts(NamedTuple):
@@ -111,7 +111,7 @@ class Facts(NamedTuple):
     options: list[Option]
     common: list[Option]  # the options that every piece of the kind has
     example: str  # a command
-    package: str = ""  # the module and the package it is from, where that is not jcfl
+    package: str = ""  # the module and the package of the piece, if that is not jcfl
     answers: Mapping[str, str] = {}  # a method's seven answers
     costs: Mapping[str, float] = {}  # of one client-round of a method, FedAvg's being 1
 
@@ -140,18 +140,18 @@ def facts(kind: str, name: str) -> Facts:
 
 
 def method_value(name: str) -> Any:
-    """A method's value, with its defaults or what its example sets; None where it needs more than that."""
+    """The value of a method with its defaults and the options of its example; None if it needs other options."""
     words = dict(word.split("=", 1) for word in NEEDED.get(name, "").split() if word.startswith("method."))
     given = {key.removeprefix("method."): yaml.safe_load(value) for key, value in words.items()}
     try:
         value = registry.find("method", name)(**given)
-    except (InputError, TypeError):  # of a package of a user's: an option that is required, or a function of a context
+    except (InputError, TypeError):  # a user's method has a required option, or is a function of a context
         return None
     return value if hasattr(value, "answers") else None
 
 
 def outside_package(function: Any) -> str:
-    """The module and the package of a function, where it is not one of jcfl's."""
+    """The module and the package of a function; an empty string for jcfl's own."""
     if function is None or function.__module__.partition(".")[0] == "jcfl":
         return ""
     return registry.origin(function)

@@ -1,4 +1,4 @@
-"""A federation before training: the sizes of its clients, their labels, and the accuracy that guessing reaches."""
+"""A federation before training: the sizes of its clients, their labels, and the accuracy of guessing."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -152,7 +152,7 @@ def point_config(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> 
         raise InputError(f"{error} (point {name})") from None
     for key in values:
         section, *path = key.split(".")
-        if section in OBJECT_SECTIONS and getattr(found, section).is_given and path and path[0] not in OPTIONAL:
+        if section in OBJECT_SECTIONS and getattr(found, section).is_placeholder and path and path[0] not in OPTIONAL:
             raise InputError(
                 f"{key}: the {section} was handed over in Python and has no options to sweep over; "
                 f"hand over several, {{'{section}': [...]}}, as a list"
@@ -189,7 +189,7 @@ def objects_of(config: Config, base: Objects, own: Objects) -> Objects:
     chosen = {
         section: next((thing for thing in (getattr(own, section), getattr(base, section)) if thing is not None), None)
         for section in OBJECT_SECTIONS
-        if getattr(config, section).is_given
+        if getattr(config, section).is_placeholder
     }
     return Objects(federation=base.federation, **chosen)
 

@@ -1,4 +1,4 @@
-"""Figures of runs, each made from a run's folder, or from the history that `jcfl.run` returned.
+"""Figures of runs, from a run's folder or from the history that `jcfl.run` returned.
 
 >>> list(FIGURES)[:3]
 ['curves', 'clusters', 'clients']
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect)}
-"""Figures that lay runs over each other."""
+"""Figures that show several runs together."""
 
 SINGLE = {function.__name__: function for function in (embedding, similarity, sizes, flow, samples, heatmap)}
 """Figures that show one run."""
@@ -47,21 +47,21 @@ FIGURES: dict[str, Callable[..., Figure]] = SEVERAL | SINGLE
 """All figures by name, in the order in which they are drawn."""
 
 DETAILED = 4
-"""The most runs of which each gets figures of its own that nobody asked for by name."""
+"""The most runs for each of which all figures of one run are drawn, unless figures are named."""
 
 
 def drawn(
     runs: Sequence[History], names: Sequence[str] = (), columns: int | None = None
 ) -> Iterator[tuple[str, Figure | InputError]]:
-    """Figures of some runs, one after another: the file's name, and the figure or why there is none.
+    """The figures of some runs, each with the name of its file. If a figure cannot be drawn, its error is given.
 
     Args:
         runs: histories.
-        names: figures that are wanted; without any, all that say something about these runs.
+        names: the figures that are wanted; by default all that make sense for these runs.
         columns: panels in a row.
 
     Raises:
-        InputError: there is no figure of a name.
+        InputError: there is no figure with one of the names.
     """
     for name in names:
         if name not in FIGURES:
@@ -81,7 +81,7 @@ def drawn(
 
 
 def attempted(name: str, what: Sequence[History] | History, columns: int | None) -> Figure | InputError:
-    """A figure, or why it cannot be drawn."""
+    """A figure, or the error that says why it cannot be drawn."""
     parameters = inspect.signature(FIGURES[name]).parameters
     try:
         return FIGURES[name](what, **({"columns": columns} if "columns" in parameters else {}))

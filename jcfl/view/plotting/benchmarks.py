@@ -9,7 +9,7 @@ from jcfl.view.plotting import style
 
 
 def seconds(found: dict[str, Any], stem: Path) -> list[Path]:
-    """Draw every measurement in seconds, on a logarithmic scale, as `stem`.png; without any, draw nothing."""
+    """Draw all measurements in seconds as `stem`.png, on a logarithmic scale, and return the file if there are any."""
     bars = [
         (" ".join(filter(None, (case["row"], case["case"]))) + f": {key.removesuffix('_s').replace('_', ' ')}", value)
         for case in found["cases"]
@@ -30,9 +30,9 @@ def seconds(found: dict[str, Any], stem: Path) -> list[Path]:
 
 
 def growth(found: dict[str, Any], stem: Path) -> list[Path]:
-    """Draw seconds per round and peak memory against the size, a column for each row with cases of several sizes.
+    """Draw seconds per round and peak memory against the problem's size, and return the file.
 
-    Without such a row, draw nothing.
+    There is a column for each row that has cases of several sizes. If no row has, nothing is drawn.
     """
     table = {name: points(found["cases"], name) for name in dict.fromkeys(case["row"] for case in found["cases"])}
     table = {name: some for name, some in table.items() if len(some) > 1}

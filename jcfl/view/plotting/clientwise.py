@@ -1,4 +1,4 @@
-"""Figures of single clients: how well each is served, what labels it has, what its images are like."""
+"""Figures of single clients: their accuracies, their labels and their images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ ROWS, IMAGES = 8, 10
 
 @figure(single=False)
 def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
-    """How accuracy is spread over clients after the last round, and the clients that the first run serves worst.
+    """The distribution of accuracy over clients after the last round, and the worst clients of the first run.
 
     Accuracies are means over seeds.
 
@@ -75,7 +75,7 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
 
 @figure(single=True)
 def heatmap(run: History, columns: int | None = None) -> Figure:
-    """What share of each client's training examples has which label, clients ordered by true group.
+    """The share of each label in each client's training examples, with clients ordered by true group.
 
     Args:
         run: a history or a folder.
@@ -87,7 +87,7 @@ def heatmap(run: History, columns: int | None = None) -> Figure:
 
 @figure(single=True)
 def samples(run: History, seed: int | None = None, columns: int | None = None) -> Figure:
-    """Images of clients in each cluster, one of each client, framed in the colour of its true group.
+    """Images of clients in each cluster, one image per client, in a frame with the colour of its true group.
 
     Args:
         run: a history or a folder.
@@ -123,7 +123,7 @@ def label_map(counts: np.ndarray, groups: np.ndarray, width: float = PAGE) -> Fi
 
 
 def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figure:
-    """`label_map`, in whatever style is set."""
+    """Draw the heat map of `label_map` in the present style."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     order = np.lexsort((share.argmax(1), groups)) if (groups >= 0).any() else np.arange(len(groups))
     shown = Picture(figsize=(width, 2.4))
@@ -152,7 +152,7 @@ def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figu
 
 
 def label_groups(axis: Axes, groups: np.ndarray) -> None:
-    """Write the groups' names above their part of a strip, where there is room for them."""
+    """Write the names of groups above their parts of a strip, if there is room."""
     names, start, size = np.unique(groups, return_index=True, return_counts=True)
     if len(names) <= 16:
         for name, first, count in zip(names, start, size, strict=True):
@@ -162,7 +162,7 @@ def label_groups(axis: Axes, groups: np.ndarray) -> None:
 
 
 def thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
-    """One image in a frame of its group's colour."""
+    """Draw one image in a frame with its group's colour."""
     image = image[..., 0] if image.shape[-1] == 1 else image[..., :3]
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.spines[:].set_visible(True)
@@ -170,7 +170,7 @@ def thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
 
 
 def last_accuracy(run: History) -> np.ndarray:
-    """Every client's accuracy after the last round, as mean over seeds; NaN where it has none. [m]"""
+    """Every client's accuracy after the last round, as mean over seeds; NaN for a client without accuracy. [m]"""
     if not run.accuracy_clients.size:
         return np.full(len(run.groups), np.nan)
     last = run.accuracy_clients[:, -1]

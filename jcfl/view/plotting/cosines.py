@@ -1,4 +1,4 @@
-"""Figures of how alike clients are: each one a point, or the whole matrix of cosines."""
+"""Figures of the similarity of clients: clients as points, or the matrix of cosines."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -26,13 +26,13 @@ def embedding(
     seed: int | None = None,
     columns: int | None = None,
 ) -> Figure:
-    """Clients as points, near each other where their gradients at the initial model point the same way.
+    """Clients as points, which are near each other if gradients at the initial model have similar directions.
 
-    Coloured by the cluster that serves them, at the last round or at several, and by true group.
+    Points are coloured by the cluster that serves the client, at the last round or at several, and by true group.
 
     Args:
         run: a history or a folder.
-        at: rounds whose clusters are shown, each in a panel; each is taken as the last one evaluated until then.
+        at: rounds whose clusters are shown, each in a panel; the clusters are those of the last evaluation until then.
         by: t-SNE of the cosine distances, or their two principal axes.
         seed: the seed whose clusters are shown; the first by default.
         columns: panels in a row.
@@ -108,7 +108,7 @@ def labels_of(run: History, seed: int | None) -> np.ndarray:
 
 
 def evaluation_index(run: History, round: int) -> int:
-    """The place of the last evaluation until a round."""
+    """The index of the last evaluation until a round."""
     return max(0, int(np.searchsorted(run.rounds, round, side="right")) - 1)
 
 
@@ -120,16 +120,16 @@ def full_matrix(upper: np.ndarray, n: int) -> np.ndarray:
 
 
 def principal_axes(cosine: np.ndarray) -> np.ndarray:
-    """Coordinates along the two principal axes of unit vectors with these cosines. [n, 2]"""
+    """Coordinates of unit vectors with these cosines along their two principal axes. [n, 2]"""
     centred = cosine - cosine.mean(0) - cosine.mean(1)[:, None] + cosine.mean()
     values, vectors = np.linalg.eigh(centred)
     values, axes = values[::-1][:2], vectors[:, ::-1][:, :2]
-    signs = np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])  # which way an axis points is arbitrary
+    signs = np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])  # the sign of an axis is arbitrary
     return axes * signs * np.sqrt(np.maximum(values, 0))
 
 
 def tsne(cosine: np.ndarray) -> np.ndarray:
-    """t-SNE of cosine distances, begun from the principal axes so that it comes out the same every time. [n, 2]"""
+    """t-SNE of cosine distances; it begins at the principal axes, so that the result is always the same. [n, 2]"""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
@@ -137,12 +137,12 @@ def tsne(cosine: np.ndarray) -> np.ndarray:
     start = 1e-4 * start / max(start[:, 0].std(), 1e-12)
     near = min(30.0, (len(cosine) - 1) / 3)
     chart = TSNE(perplexity=near, metric="precomputed", init=start, random_state=0)  # pyright: ignore[reportArgumentType]
-    with threadpool_limits(1):  # threads add up in any order, and t-SNE makes much of the last digit
+    with threadpool_limits(1):  # several threads add in any order, and t-SNE enlarges differences of rounding
         return chart.fit_transform(np.clip(1 - cosine, 0, 2))
 
 
 def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names: np.ndarray | None = None) -> None:
-    """Points coloured and shaped by cluster or group, with a legend below."""
+    """Draw points with the colour and the marker of their cluster or group, and a legend below."""
     handles = []
     size = float(np.clip(1200 / len(points), 4, 16))
     kinds = [int(label) for label in np.unique(labels)]
@@ -159,7 +159,7 @@ def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names
 
 
 def draw_strip(axis: Axes, labels: np.ndarray) -> Axes:
-    """A strip of clusters' or groups' colours."""
+    """Draw a strip with the colours of clusters or groups, and return its axes."""
     shades = [colour(-1), *(colour(i) for i in range(max(int(labels.max()), 0) + 1))]
     look: dict[str, Any] = {"vmin": 0, "vmax": len(shades) - 1, "aspect": "auto", "interpolation": "nearest"}
     axis.imshow(labels + 1, cmap=ListedColormap(shades), **look)
@@ -168,7 +168,7 @@ def draw_strip(axis: Axes, labels: np.ndarray) -> Axes:
 
 
 def remove_axes(axis: Axes) -> None:
-    """Take ticks, grid and frame off."""
+    """Remove ticks, grid and frame."""
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
     axis.spines[:].set_visible(False)

@@ -1,4 +1,4 @@
-"""Figures of scores: against rounds, and against what was varied between runs."""
+"""Figures of scores: against rounds, and against an option that differs between runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def curves(runs: Sequence[History], scores: Sequence[str] | None = None, columns
 
     Args:
         runs: histories or folders, laid over each other.
-        scores: the scores, one panel each; by default those that the table of scores gives to this plot.
+        scores: the scores, one panel each; by default those that the table of scores names for this figure.
         columns: panels in a row.
     """
     return against_rounds(runs, scores or shown_scores(runs, "curves"), columns)
@@ -71,7 +71,7 @@ def effect(
     Args:
         runs: histories or folders, as a sweep leaves them.
         key: the option on the x-axis, such as `method.tau`; by default the one with the most values.
-        scores: the scores, one panel each; by default those that the table of scores gives to this plot.
+        scores: the scores, one panel each; by default those that the table of scores names for this figure.
         columns: panels in a row.
     """
     settings = [numbers(results.settings(run)) for run in runs]
@@ -120,7 +120,7 @@ def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int 
 
 
 def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str, Any]) -> None:
-    """One run's line, with a band where there are several seeds."""
+    """Draw the line of one run, with a band if it has several seeds."""
     values = run[score]
     there = ~np.isnan(values).all(0)
     rounds, values = run.rounds[there], values[:, there]
@@ -131,7 +131,7 @@ def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str,
 
 
 def scale_axis(axis: Axes, score: str) -> None:
-    """Name a score's axis, and give it the scale that suits it."""
+    """Set the title and the scale of a score's axis."""
     one = metrics.score(score)
     axis.set_ylabel(one.title)
     if one.unit == "%":
@@ -144,10 +144,10 @@ def scale_axis(axis: Axes, score: str) -> None:
 
 
 def shown_scores(runs: Sequence[History], place: metrics.Place) -> list[str]:
-    """The scores that a place shows and that some run has.
+    """The scores that a figure shows and that at least one run has.
 
     Raises:
-        InputError: no run has any.
+        InputError: no run has any of them.
     """
     found = [name for name in metrics.scores(place) if any(has_score(run, name) for run in runs)]
     if not found:
@@ -179,5 +179,5 @@ def option_name(key: str) -> str:
 
 
 def spans_decades(values: Sequence[float]) -> bool:
-    """Whether values span so many powers of ten that a logarithmic axis shows them better."""
+    """Whether the largest value is at least 50 times the smallest, so that a logarithmic axis shows them better."""
     return min(values) > 0 and max(values) / min(values) >= 50

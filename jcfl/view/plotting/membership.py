@@ -1,4 +1,4 @@
-"""Figures of who is in which cluster: sizes over rounds, and clients on their way between clusters."""
+"""Figures of the clients in clusters: sizes over rounds, and moves between clusters."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from jcfl.view.plotting.cosines import labels_of, remove_axes
 from jcfl.view.plotting.style import COLUMN, NOBODY, colour, figure, panels, ranked, whole_numbers
 
 SHOWN = 8
-"""The most clusters drawn one by one; the rest is drawn as one."""
+"""The most clusters that are drawn one by one; the others are drawn as one."""
 
 REST = "#8F8F8F"
 """The colour of all other clusters together."""
@@ -50,14 +50,14 @@ def sizes(run: History, seed: int | None = None) -> Figure:
 
 @figure(single=True)
 def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Figure:
-    """Clients on their way between clusters, at the rounds between which most of them moved.
+    """The moves of clients between clusters, at the rounds between which most clients moved.
 
-    A column is a round, a block a cluster, and a band the clients that go from one to another, in the colour of where
-    they go.
+    A column is a round and a block a cluster. A band is the clients that go from one cluster to another; it has the
+    colour of the cluster to which they go.
 
     Args:
         run: a history or a folder.
-        at: the rounds shown, each taken as the last one evaluated until then; chosen by default.
+        at: the rounds that are shown, each by the last evaluation until then; chosen by default.
         seed: the seed whose clusters are shown; the first by default.
     """
     labels = with_rest_merged(ranked(labels_of(run, seed)))
@@ -86,12 +86,12 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
 
 
 def with_rest_merged(labels: np.ndarray) -> np.ndarray:
-    """Labels with all clusters beyond those shown one by one as a single one."""
+    """Labels in which all clusters that are not drawn one by one are a single cluster."""
     return np.where(labels >= SHOWN, SHOWN, labels)
 
 
 def cluster_name(kind: int) -> str:
-    """What a cluster is called."""
+    """The name of a cluster in the figure."""
     if kind < 0:
         return "none"
     return str(kind + 1) if kind < SHOWN else "others"
@@ -105,7 +105,7 @@ def cluster_colour(kind: int) -> str:
 
 
 def chosen_evaluations(labels: np.ndarray) -> np.ndarray:
-    """The first evaluation, the last one, and between them those after which most clients have another cluster."""
+    """The first and the last evaluation, and some between them at which most clients have changed their cluster."""
     last = len(labels) - 1
     moved = (labels[1:] != labels[:-1]).sum(1)  # [e - 1]
     order = [turn + 1 for turn in np.argsort(-moved, kind="stable") if moved[turn] > 0]
@@ -113,7 +113,7 @@ def chosen_evaluations(labels: np.ndarray) -> np.ndarray:
 
 
 def heights(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
-    """How high every client stands in a column: by cluster, and in it by another round's. [m]
+    """The height of every client in a column: sorted by cluster, and in it by the cluster in another round. [m]
 
     >>> places(np.array([1, 0, 1]), np.array([1, 0, 0]), 0.5).tolist()
     [2.5, 0.0, 1.5]
@@ -126,14 +126,14 @@ def heights(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
 
 
 def blocks(axis: Axes, turn: int, labels: np.ndarray, place: np.ndarray, width: float) -> None:
-    """The clusters of one round, each a bar."""
+    """Draw the clusters of one round as bars."""
     for kind in np.unique(labels):
         mine = place[labels == kind]
         axis.bar(turn, mine.size, width, mine.min(), color=cluster_colour(kind), linewidth=0, zorder=3)
 
 
 def name_blocks(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
-    """Write names and sizes beside the clusters of the last round, one above the other where these are small."""
+    """Write names and sizes beside the clusters of the last round, with enough room between them."""
     place = heights(labels, labels, gap)
     kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
     line, lowest = 2.2 * gap, -np.inf
@@ -147,7 +147,7 @@ def name_blocks(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
 
 
 def bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float, width: float) -> None:
-    """The clients between two rounds, a band for all that go from one cluster to another."""
+    """Draw the moves between two rounds: a band for each pair of an old and a new cluster."""
     left, right = turn - 1 + width / 2, turn - width / 2
     middle = (left + right) / 2
     curve = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]

@@ -1,4 +1,4 @@
-"""How every figure looks: its fonts, its colours, its panels, and how it is saved."""
+"""The style of all figures: fonts, colours and panels, and how a figure is saved."""
 
 import functools
 import io
@@ -22,10 +22,10 @@ COLUMN, PAGE = 3.4, 7.0
 """Inches: the width of a paper's column, and of its page."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#4D4D4D")
-"""Told apart with every common kind of colour vision: Okabe and Ito's, with a violet in place of the faint yellow."""
+"""Okabe and Ito's colours, which colour-blind readers can distinguish, with a violet in place of the faint yellow."""
 
 MARKERS = "osD^vPX<"
-"""Beside the colours, for those who print in grey; a pair of the two comes back only after 64 clusters."""
+"""Markers besides the colours, for print in grey; a pair of marker and colour repeats only after 64 clusters."""
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 NOBODY = "#C9C9C9"
@@ -57,9 +57,9 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "figure.facecolor": "white",
     "savefig.dpi": 300,
-    "pdf.fonttype": 42,  # text stays text
-    "svg.hashsalt": "jcfl",  # the same figure, the same file
-    "text.parse_math": False,  # a $ in a name is a $
+    "pdf.fonttype": 42,  # keeps text as text
+    "svg.hashsalt": "jcfl",  # writes the same file for the same figure
+    "text.parse_math": False,  # prints a $ in a name as it is
 }
 
 
@@ -71,10 +71,10 @@ class Picture(Figure):
 
 
 def figure(single: bool) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
-    """Have a figure drawn in the house style, from histories or folders.
+    """Decorate a function that draws histories: it then takes folders too, and draws in the style of this module.
 
     Args:
-        single: whether it shows one run.
+        single: whether the figure shows one run.
     """
 
     def wrap(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -94,7 +94,7 @@ def figure(single: bool) -> Callable[[Callable[..., Figure]], Callable[..., Figu
 
 
 def histories(runs: Any) -> list[History]:
-    """Runs given as histories or folders, one or several; those compared with a run follow it."""
+    """Histories from one or several histories or folders. The runs that were compared with a run follow it."""
     given = [runs] if isinstance(runs, History | str | Path) else list(runs)
     whole = [item if isinstance(item, History) else results.load(item) for item in given]
     found = {id(one): one for item in whole for one in (item, *item.others.values())}
@@ -104,7 +104,7 @@ def histories(runs: Any) -> list[History]:
 
 
 def titles(runs: Sequence[History]) -> list[str]:
-    """A name for each run, with its folder's where several share one."""
+    """A title for each run: its name, with the folder's name before it if several runs have the same name."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -147,7 +147,7 @@ def line(index: int) -> dict[str, Any]:
 
 
 def legend_above(shown: Figure, axes: Iterable[Axes]) -> None:
-    """One legend for all panels, above them, if there is more than one thing to tell apart."""
+    """Draw one legend above all panels, if it has more than one entry."""
     pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     entries = {label: handle for handle, label in pairs[::-1]}
     order = list(dict.fromkeys(label for _, label in pairs))
@@ -158,17 +158,17 @@ def legend_above(shown: Figure, axes: Iterable[Axes]) -> None:
 
 
 def in_per_cent(axis: Axis) -> None:
-    """Shares as per cent, with no more digits than they need."""
+    """Print shares as per cent, with no more digits than needed."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Ticks at round whole numbers."""
+    """Put ticks at round whole numbers."""
     axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def tight(shown: Figure) -> None:
-    """Let parts that belong together touch."""
+    """Remove the space between the parts of a figure."""
     shown.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)  # pyright: ignore
 
 
@@ -200,7 +200,7 @@ def encoded(shown: Figure, kind: str, dpi: float | None = None) -> bytes:
 
 
 def ranked(labels: np.ndarray) -> np.ndarray:
-    """Cluster labels over rounds [e, m] renumbered: the largest of the last round 0, those that vanished last.
+    """Labels over rounds [e, m] with clusters numbered by size in the last round, from 0 for the largest.
 
     >>> ranked(np.array([[7, 7, 3, 9], [3, 7, 3, -1]])).tolist()
     [[1, 1, 0, 2], [0, 1, 0, -1]]
@@ -215,7 +215,7 @@ def ranked(labels: np.ndarray) -> np.ndarray:
 
 
 def matched(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """True groups [m] renumbered, so that a group has the number of the cluster that holds most of it."""
+    """True groups [m] with new numbers, so that groups have the numbers of the clusters that match them best."""
     from scipy.optimize import linear_sum_assignment
 
     names, group = np.unique(groups, return_inverse=True)

@@ -1,4 +1,4 @@
-"""One HTML page about a run, or about several side by side, that needs no network and no other file."""
+"""One HTML page about a run, or about several runs, which needs no network and no other file."""
 
 import base64
 import datetime
@@ -46,7 +46,7 @@ CAPTIONS = {
     "flow": ("Clients between clusters", "At the rounds between which most clients moved."),
     "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
 }
-"""What a figure is called, and what it shows."""
+"""The title and the caption of every figure."""
 
 
 def page(runs: Sequence[History]) -> str:
@@ -80,13 +80,13 @@ def page(runs: Sequence[History]) -> str:
 
 
 def environment() -> jinja2.Environment:
-    """Templates whose values are all escaped: names in a run come from anywhere."""
+    """The templates of the page. All values are escaped, because names in a run may contain HTML."""
     loader = jinja2.PackageLoader("jcfl.view", "report")
     return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
 
 
 def page_title(runs: Sequence[History]) -> str:
-    """What the page is called: the runs' folder, or the runs."""
+    """The title of the page: the name of the runs' folder, or the number of runs."""
     folders = {str(run.folder.resolve()) if run.folder else run.name for run in runs}
     above = {str(results.home(run).resolve().parent.parent) for run in runs if results.home(run).parent.name == "runs"}
     if len(runs) > 1 and len(above) == 1:
@@ -95,7 +95,7 @@ def page_title(runs: Sequence[History]) -> str:
 
 
 def figures(runs: Sequence[History]) -> dict[str, list[dict[str, str]]]:
-    """The figures that say something about these runs, as SVG in a data URL each, by the run they show ("": all)."""
+    """The figures of these runs, each as SVG in a data URL, by the title of the run that they show ("" for all)."""
     found: dict[str, list[dict[str, str]]] = {}
     for stem, figure in plotting.drawn(runs, columns=1):
         if isinstance(figure, InputError):
@@ -111,7 +111,7 @@ def figures(runs: Sequence[History]) -> dict[str, list[dict[str, str]]]:
 
 
 def how_made(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, Any]]:
-    """How to make runs again, and what they were made with: an entry for each configuration that was run."""
+    """How to repeat the runs, and with what they were made: an entry for each configuration that was run."""
     together: dict[Path, list[str]] = {}
     for run, title in zip(runs, titles, strict=True):
         if run.folder is not None:
@@ -120,13 +120,13 @@ def how_made(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, A
 
 
 def configured_folder(home: Path) -> Path:
-    """The folder whose configuration was run: that of a comparison, for a run that is part of one."""
+    """The folder with the configuration that was run: for a part of a comparison, that of the comparison."""
     top = home.parent.parent
     return top if home.parent.name == "runs" and (top / "config.yaml").exists() else home
 
 
 def how_configured(place: Path) -> dict[str, Any]:
-    """What a folder's configuration says of how it was made."""
+    """The command, the versions and the device in a folder's configuration, and the configuration itself."""
     file = place / "config.yaml"
     text = file.read_text("utf-8") if file.exists() else ""
     by = (yaml.safe_load(text) or {}).get("made_by") or {}

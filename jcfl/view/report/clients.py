@@ -19,11 +19,11 @@ GROUPED = 4
 
 
 def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
-    """The table as the page's script takes it.
+    """The table in the form that the page's script needs.
 
     Returns:
         `columns`: {title, kind: id, name, count or share, filter: whether rows can be chosen by it}; `rows`: a list of
-        values for each client, null where there is none; `clients`: how many there are in all.
+        values for each client, with null for a missing value; `clients`: how many clients there are in all.
     """
     first = runs[0]
     alike = [i for i, run in enumerate(runs) if np.array_equal(run.groups, first.groups)]
@@ -43,7 +43,7 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
 
 
 def holding_columns(run: History) -> list[dict[str, Any]]:
-    """What clients hold, where the run's folder says so."""
+    """The columns about clients' examples; none if the run's folder has no federation.npz."""
     try:
         facts = results.federation(run)
     except InputError:
@@ -60,7 +60,7 @@ def holding_columns(run: History) -> list[dict[str, Any]]:
 
 
 def column(title: str, kind: str, values: np.ndarray, filter: bool = False) -> dict[str, Any]:
-    """One column: a name below zero, and a share that is not a number, are null."""
+    """One column; a negative name and a share that is NaN become null."""
     if kind == "share":
         plain = [None if np.isnan(value) else round(float(value), 5) for value in values]
     else:

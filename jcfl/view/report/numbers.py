@@ -1,4 +1,4 @@
-"""A report's numbers as text: what was run, its scores, what it cost, what differs between runs."""
+"""A report's numbers as text: the configuration, scores, costs, and differences between runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from jcfl.results import History
 
 
 def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> list[tuple[str, str]]:
-    """What was run, in a few words."""
+    """The most important facts of a run, as pairs of a name and a text."""
     pieces = {section: named(settings.get(section)) for section in ("data", "scenario", "model", "train")}
     groups = np.unique(run.groups[run.groups >= 0]).size
     shown = {
@@ -41,7 +41,7 @@ def named(piece: Any) -> str:
 
 
 def state(run: History) -> tuple[str, str] | None:
-    """What is not as it should be with a run: (a word, a sentence); None if it is complete."""
+    """Why a run is not complete, as a word and a sentence; None if it is complete."""
     if "failed" in run.summary:
         return "failed", str(run.summary["failed"])
     if not run.summary:
@@ -72,7 +72,7 @@ def is_number(value: Mapping[str, float] | None) -> bool:
 
 
 def best_of(values: Sequence[Mapping[str, float] | None], name: str) -> set[int]:
-    """The runs that are best by a score, if there are several and the score says so."""
+    """The indices of the runs with the best score, if there are several runs and scores differ."""
     known = {i: value["mean"] for i, value in enumerate(values) if value is not None and is_number(value)}
     better = metrics.score(name).better
     if len(known) < 2 or better is None or len(set(known.values())) == 1:
@@ -82,7 +82,7 @@ def best_of(values: Sequence[Mapping[str, float] | None], name: str) -> set[int]
 
 
 def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
-    """The table of what runs took; units are those of one client in one round of FedAvg."""
+    """The table of time, memory and costs; a cost of 1 is that of one client in one round of FedAvg."""
     columns = {
         "time": lambda one, _: seconds(one.get("wall_s")),
         "of it compiling": lambda one, _: seconds(one.get("compile_s")),
@@ -105,7 +105,7 @@ def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
 
 
 def total(summary: Mapping[str, Any], cost: Mapping[str, float]) -> float | None:
-    """Bytes that went between the server and all clients in one seed's run."""
+    """How many bytes the server and all clients exchanged in the run of one seed."""
     speeds = summary.get("clients_per_s"), summary.get("rounds_per_s")
     if not all(speeds) or "communication_bytes" not in cost:
         return None
@@ -145,7 +145,7 @@ NEUTRAL = ("made_by", "compare", "chunk", "budget", "data_dir")
 
 
 def differences(settings: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> dict[str, Any]:
-    """The table of options that are not the same in all runs, with the longer list of the two downwards.
+    """The table of options that differ between runs; the longer of the two lists becomes the rows.
 
     Returns:
         `first`: the title of the first column; `columns`; `rows`: (name, [(value, False)]).
