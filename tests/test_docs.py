@@ -89,7 +89,7 @@ def test_the_table_of_answers_has_all_methods_and_is_read_from_their_values(part
 def test_pieces_of_every_kind_have_their_facts(parts):
     for kind, page in (("addon", "addons"), ("data", "data"), ("scenario", "data"), ("model", "models"), *ANSWERS):
         assert f'{{{{ pieces("{kind}") }}}}' in PAGES[f"{page}.md"]
-        text = parts.described(kind)
+        text = parts.all_pieces(kind)
         assert re.findall(r"^### `(\w+)`$", text, re.MULTILINE) == registry.names(kind)
         assert re.findall(rf"^\({kind}-(\w+)\)=$", text, re.MULTILINE) == registry.names(kind)
 

@@ -19,7 +19,7 @@ from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import fedavg, majority
 from jcfl.runs import config, experiment, loop, programs
-from jcfl.runs.plan import described, planned
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Algorithm
 from tests import tiny
 
@@ -240,9 +240,9 @@ def test_a_users_module_and_names_together(tmp_path):
     with pytest.raises(InputError, match="only Python can repeat it"):
         planned(config.read(tmp_path / "run" / "config.yaml"))
     whole = {"scenario": {"name": "iid", "clients": 4}, "method": fedavg(), "model": Net(), "train": local.sgd(lr=0.5)}
-    _, objects = described(whole, {})
+    _, objects = config_and_objects(whole, {})
     assert (objects.method, objects.model, objects.train) == (whole["method"], whole["model"], whole["train"])
-    made, objects = described(whole, {"model": "linear", "method": majority()})
+    made, objects = config_and_objects(whole, {"model": "linear", "method": majority()})
     assert (made.model.name, objects.model, objects.method) == ("linear", None, majority())
     assert experiment.run(whole, rounds=0).rounds.tolist() == [0]
 

@@ -16,7 +16,7 @@ from jcfl.core.context import Context
 from jcfl.core.context import context as make_context
 from jcfl.core.method import Method
 from jcfl.fast.factored import Factored
-from jcfl.runs.plan import compiled
+from jcfl.runs.plan import compiled_with_addons
 from jcfl.types import NEVER, Federation, Split, Task
 
 registry.load()
@@ -129,7 +129,7 @@ def rest(addon: Mapping[str, Any]) -> dict[str, Any]:
 def built(method: Method | str, setting: Setting, **options: Any):
     """The algorithm of a method, by its value or its name and options, with the setting's add-ons."""
     value = registry.find("method", method)(**options) if isinstance(method, str) else method
-    return compiled(value, setting.addons, setting.context)
+    return compiled_with_addons(value, setting.addons, setting.context)
 
 
 def run(algorithm, turns: int, seed: int = 0, data=None):

@@ -120,9 +120,9 @@ def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> lis
 def key_and_values(text: str) -> tuple[str, list[Any]]:
     """The key and the values of `key=1,2,3`, each value read as YAML.
 
-    >>> swept("method.lam=0,0.05")
+    >>> key_and_values("method.lam=0,0.05")
     ('method.lam', [0, 0.05])
-    >>> swept("method=[ifca, {name: stocfl, tau: 0.4}]")
+    >>> key_and_values("method=[ifca, {name: stocfl, tau: 0.4}]")
     ('method', ['ifca', {'name': 'stocfl', 'tau': 0.4}])
     """
     key, sign, values = text.partition("=")

@@ -115,7 +115,7 @@ def chosen_evaluations(labels: np.ndarray) -> np.ndarray:
 def heights(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
     """The height of every client in a column: sorted by cluster, and in it by the cluster in another round. [m]
 
-    >>> places(np.array([1, 0, 1]), np.array([1, 0, 0]), 0.5).tolist()
+    >>> heights(np.array([1, 0, 1]), np.array([1, 0, 0]), 0.5).tolist()
     [2.5, 0.0, 1.5]
     """
     first = np.where(labels < 0, SHOWN + 1, labels)
