@@ -13,7 +13,7 @@ Models = Any  # models stacked along a leading axis
 EXACT = jax.lax.Precision.HIGHEST  # an average of models must not be rounded as training's products may be
 
 
-def take(tree: Models, index: Array) -> Models:
+def take(tree: Models, index: Array | int) -> Models:
     """The rows of stacked models at `index`."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
@@ -48,6 +48,11 @@ def inner(a: Models, b: Models) -> Array:
 def mix(weights: Array, stacked: Models) -> Models:
     """Every row of `weights` [p, k] times the k models. [p, ...]"""
     return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1, precision=EXACT).astype(leaf.dtype), stacked)
+
+
+def mean(weights: Array, stacked: Models) -> Model:
+    """The sum of k models by `weights` [k]: their mean, if the weights add up to 1."""
+    return take(mix(weights[None], stacked), 0)
 
 
 def remixed(weights: Array, stacked: Models) -> Models:

@@ -65,7 +65,7 @@ def test_logits_that_vanish_do_not_blow_up_a_run():
 def terms():
     task = tiny.task()
     return {
-        "contrastive": objective.contrastive(task, 0.7, 0.5, objective.head(task)),
+        "contrastive": objective.contrastive(0.7, 0.5, objective.head(task)),
         "features": objective.contrastive_features(task, 0.7, 0.5),
         "logits": objective.contrastive_features(task, 0.7, 0.5, logits=True),
     }

@@ -122,11 +122,11 @@ def train_in_turn(
 
     def body(carry, part: Participants):
         handed, sums = carry
-        data = jax.tree.map(lambda leaf: leaf[0], gather(federation, federation.train, part.who[None]))
+        data = trees.take(gather(federation, federation.train, part.who[None]), 0)
         start = handed if one_model else trees.take(state.clusters, part.label)
         sent = common.replace(label=part.label, cluster=start, shared=handed)
         upload = client(sent, data, jax.random.fold_in(key, part.who))
-        rows, alone = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in (upload, part))
+        rows, alone = trees.stack(upload, 1), trees.stack(part, 1)
         handed = trees.select(part.in_cohort > 0, upload.cluster if one_model else upload.shared, handed)
         return (handed, sums_with(sums, alone, rows)), None
 
@@ -138,9 +138,7 @@ def common_broadcast(state: State, federation: Federation) -> Broadcast:
     """What the server sends to all clients; the label, the cluster's model and the client's own state are empty."""
     shares = cluster_shares(state, federation)
     live = metrics.sizes(state.labels, shares.size) > 0
-    mean = jax.tree.map(
-        lambda leaf: leaf[0], trees.mix((shares / jnp.maximum(shares.sum(), 1e-30))[None], state.clusters)
-    )
+    mean = trees.mean(shares / jnp.maximum(shares.sum(), 1e-30), state.clusters)
     mean = trees.select(shares.sum() > 0, mean, state.shared)
     return Broadcast(jnp.int32(0), (), state.clusters, state.shared, shares, state.memory, live=live, mean=mean)
 
@@ -217,9 +215,8 @@ def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> t
     clusters = trees.add_by(clusters, part.label, part.in_cluster, rows.cluster)
     if not jax.tree.leaves(rows.shared):
         return clusters, common
-    lone = jax.tree.map(lambda leaf: leaf[None], common)
-    lone = trees.add_by(lone, jnp.zeros_like(part.label), part.in_cohort, rows.shared)
-    return clusters, jax.tree.map(lambda leaf: leaf[0], lone)
+    lone = trees.add_by(trees.stack(common, 1), jnp.zeros_like(part.label), part.in_cohort, rows.shared)
+    return clusters, trees.take(lone, 0)
 
 
 def train_chunk(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:

@@ -7,23 +7,18 @@ https://arxiv.org/abs/2002.06440, and Yurochkin et al. 2019 (PFNM), https://arxi
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import chex
 import jax
 import jax.numpy as jnp
 import optax
 from optax.assignment import hungarian_algorithm
-from pydantic import Field
 
 from jcfl import trees
 from jcfl.core.averaging import present_labels, sum_by, weighted_mean
 from jcfl.core.chain import Layer, permuted, reordered
 from jcfl.core.objective import Part, everything
 from jcfl.types import Array, Model, Models
-
-Sigma = Annotated[float, Field(gt=0, description="standard deviation of a client's weights around the centre's")]
-SigmaBias = Annotated[float, Field(gt=0, description="standard deviation of its biases and scales")]
 
 
 def matched_mean(
@@ -34,8 +29,8 @@ def matched_mean(
     layers: Sequence[Layer],
     class_counts: Array,
     *,
-    sigma: Sigma = 1.0,
-    sigma_bias: SigmaBias = 1.0,
+    sigma: float | Array = 1.0,
+    sigma_bias: float | Array = 1.0,
     at_once: int = 8,
 ) -> Models:
     """The mean of a cluster's clients after their neurons were matched to the cluster's model (Xie et al. 2020, §5.1).

@@ -62,13 +62,13 @@ def proximal(to: Reference, weight: Array | float, on: Part | None = None) -> Pu
     return Pull(to, weight, on or everything)
 
 
-def contrastive(task: Task, weight: Array | float, temperature: Array | float, on: Part) -> Term:
+def contrastive(weight: Array | float, temperature: Array | float, on: Part) -> Term:
     """−μ log of the softmax of cos(θ, Θ_k)/τ at the client's own cluster: near it, far from others (Ma 2023, eq. 4.3).
 
     The softmax is taken over the slots that hold a cluster, which `sent.live` tells, and the client's own.
 
     Deviations:
-        T prints the softmax without −log; minimising that would drive a client away from its own cluster.
+        The thesis prints the softmax without −log; its minimum would be far from the client's own cluster.
     """
 
     def term(model: Model, batch: Clients, sent: Broadcast) -> Array:

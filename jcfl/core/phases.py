@@ -41,8 +41,9 @@ def shared_warm_up(first: Algorithm):
     """Rounds of FedAvg for ω, cluster models untouched (Ma 2023, Alg. 5, as for IFCA with CAM)."""
 
     def warm(state: State, federation: Federation) -> State:
-        one = jax.tree.map(lambda leaf: leaf[None], state.shared)
-        view = state.replace(clusters=one, labels=jnp.zeros_like(state.labels), memory=(), clients={}, server={})
+        view = state.replace(
+            clusters=trees.stack(state.shared, 1), labels=jnp.zeros_like(state.labels), memory=(), clients={}, server={}
+        )
         after = first.step(view, federation)
         return state.replace(shared=after.shared, round=after.round, failed=after.failed)
 

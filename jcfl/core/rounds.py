@@ -121,7 +121,7 @@ def training(method: Method, context: Context, keep: bool):
         participants, weight = engine.participants_of(view, cohort, federation, weigh)
         models, common, uploads = train_cohort(keys.train, view, participants, federation, keep)
         if method.train.models == "all":
-            models = jax.tree.map(lambda leaf: leaf[0], models)
+            models = trees.take(models, 0)
             weight = jnp.broadcast_to(weight[0], (trees.count(state.clusters),))
         return state, uploads, Sums(models, weight, common)
 
@@ -130,9 +130,7 @@ def training(method: Method, context: Context, keep: bool):
 
 def as_one_cluster(state: State) -> State:
     """The state as clients see it that train all models: one cluster, whose model is the stack of all. [1, k, ...]"""
-    return state.replace(
-        clusters=jax.tree.map(lambda leaf: leaf[None], state.clusters), labels=jnp.zeros_like(state.labels)
-    )
+    return state.replace(clusters=trees.stack(state.clusters, 1), labels=jnp.zeros_like(state.labels))
 
 
 def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTraining]:
@@ -204,8 +202,7 @@ def grouped(
     clusters, weight = server.aggregate(method, bound, state, members, federation, models)
     if "model" in state.clients and not method.trains_shared:
         size = jnp.where(members.present, server.by_size(federation.train.size[members.who]), 0.0)
-        mean = trees.mix((size / jnp.maximum(size.sum(), 1))[None], models)
-        sums = sums._replace(shared=jax.tree.map(lambda leaf: leaf[0], mean))
+        sums = sums._replace(shared=trees.mean(size / jnp.maximum(size.sum(), 1), models))
     return state, sums._replace(clusters=clusters, weight=weight)
 
 
@@ -223,7 +220,7 @@ def with_rows(old: Array, cohort: Cohort, new: Array) -> Array:
 
 def finished(state: State, cohort: Cohort) -> State:
     """The state at the end of a round: who took part, and the first model that is not finite."""
-    good = trees.finite(state.clusters) & trees.finite(jax.tree.map(lambda leaf: leaf[None], state.shared))
+    good = trees.finite(state.clusters) & trees.finite(trees.stack(state.shared, 1))
     failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
     return state.replace(
         failed=jnp.where(good.all() | (state.failed[0] >= 0), state.failed, failed),

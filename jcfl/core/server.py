@@ -92,9 +92,8 @@ def aggregate(
 def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
     """ω by the method's own rule, from the copies of it that the cohort trained."""
     weights = jnp.where(cohort.present, by_size(federation.train.size[cohort.who]), 0.0)
-    rule, default = bound(federation, cohort.who), jax.tree.map(lambda leaf: leaf[None], state.shared)
-    found = rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default)
-    return jax.tree.map(lambda leaf: leaf[0], found)
+    rule, default = bound(federation, cohort.who), trees.stack(state.shared, 1)
+    return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
 
 def updated(method: Method, tied: tuple[str, ...], private: tuple[str, ...], state: State, sums: Sums) -> State:
@@ -109,21 +108,18 @@ def updated(method: Method, tied: tuple[str, ...], private: tuple[str, ...], sta
     if private:
         clusters = parts.with_part(clusters, parts.part_of(state.clusters, private))
     share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
-    mean = jax.tree.map(lambda leaf: leaf[0], trees.mix(share[None], clusters))
-    shared = mean
+    shared = mean = trees.mean(share, clusters)
     if sums_shared(method):
-        one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
         shared = sums.shared
         if "shared_optimizer" in server:
-            stack, server = stepped(method, one(state.shared), one(shared), total[None] > 0, server, "shared_optimizer")
-            shared = jax.tree.map(lambda leaf: leaf[0], stack)
+            old, new = trees.stack(state.shared, 1), trees.stack(shared, 1)
+            stack, server = stepped(method, old, new, total[None] > 0, server, "shared_optimizer")
+            shared = trees.take(stack, 0)
     if private and not method.trains_shared:
         shared = parts.with_part(shared, parts.part_of(state.shared, private))
     if tied:
         same = trees.stack(parts.part_of(mean, tied), trees.count(clusters))
-        clusters = trees.select(
-            jnp.broadcast_to(total > 0, sums.weight.shape), parts.with_part(clusters, same), clusters
-        )
+        clusters = trees.select(total > 0, parts.with_part(clusters, same), clusters)
     return state.replace(clusters=clusters, shared=trees.select(total > 0, shared, state.shared), server=server)
 
 

@@ -118,7 +118,7 @@ class Contrastive(LossTerm):
 
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.contrastive`."""
-        return contrastive(task, self.weight, self.temperature, PARTS[self.on](task))
+        return contrastive(self.weight, self.temperature, PARTS[self.on](task))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ Names = Annotated[
 ]
 
 
+Steps = Annotated[int, Field(ge=0, description="local steps before a client predicts")]
+
+
 @register("training", "local")
 def local() -> Train:
     """Clients minimise the loss on their own examples."""
@@ -72,13 +75,13 @@ def nothing() -> Train:
 
 
 @register("answer", "cluster")
-def cluster(*, tune: Annotated[int, Field(ge=0, description="local steps before a client predicts")] = 0) -> Answer:
+def cluster(*, tune: Steps = 0) -> Answer:
     """The model of the client's cluster, after local steps if asked for."""
     return Answer(tune=tune)
 
 
 @register("answer", "sum")
-def sum_(*, tune: Annotated[int, Field(ge=0, description="local steps before a client predicts")] = 0) -> Answer:
+def sum_(*, tune: Steps = 0) -> Answer:
     """The logits of the cluster's model and of ω, added; ω is trained with the cluster models (Ma 2023, eq. 7.2)."""
     return Answer(model="sum", tune=tune)
 

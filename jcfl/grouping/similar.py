@@ -26,7 +26,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)
         model, k = anchor(key, state), trees.count(state.clusters)
-        data = jax.tree.map(lambda leaf: leaf[0], chunks.gather(federation, federation.train, jnp.zeros(1, jnp.int32)))
+        data = trees.take(chunks.gather(federation, federation.train, jnp.zeros(1, jnp.int32)), 0)
         psi, _ = jax.eval_shape(settings.describe.__call__, model, data, key)
         sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), leaf.dtype), psi)
         memory = MergeMemory(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key)
@@ -140,7 +140,7 @@ def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array,
     if settings.start == "current":
         return now
     near = jnp.where(trained, gram * merging.inverse_norm(jnp.diagonal(gram)), -jnp.inf)
-    return trees.select(jnp.broadcast_to(trained.any(), (k,)), trees.take(mixed, near.argmax(1)), now)
+    return trees.select(trained.any(), trees.take(mixed, near.argmax(1)), now)
 
 
 def after_departures(settings: Settings, state: State, federation: Federation) -> tuple[State, Array]:

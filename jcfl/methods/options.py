@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jcfl.core.method import Weights
+from jcfl.grouping.losses import Clusters as Clusters
 
 Mu = Annotated[float, Field(ge=0, description="weight of the proximal term to the round's start")]
 Lam = Annotated[float, Field(ge=0, description="weight of the proximal term")]
-Clusters = Annotated[int, Field(ge=1, description="number of clusters K")]
 Averaging = Annotated[Weights, Field(description="how clients count in an average")]
 SharedUpdate = Annotated[
     Literal["parallel", "sequential"],

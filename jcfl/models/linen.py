@@ -14,8 +14,7 @@ from jcfl.models.runner import (
     call_arguments,
     cast_like,
     ignore,
-    nonempty,
-    own_method,
+    prepared,
     with_mask,
 )
 from jcfl.types import Array, Key, Model
@@ -37,14 +36,12 @@ def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
         on_call: OnCall = ignore,
         method: str = "__call__",
     ) -> tuple[Any, Model]:
-        training = key is not None
-        mask = nonempty(mask) if training else None
-        arguments = call_arguments(own_method(module, method), training, mask, x.shape[0])
-        mutable = [name for name in model if name != "params"] if training else False
-        rngs = {"params": key} if training else None  # every other stream falls back on it
+        mask, arguments = prepared(module, method, key, mask, x.shape[0])
+        mutable = False if key is None else [name for name in model if name != "params"]
+        rngs = None if key is None else {"params": key}  # every other stream falls back on it
         with nn.intercept_methods(interceptor(on_call, mask)):
             out = module.apply(model, x, **arguments, method=method, mutable=mutable, rngs=rngs)
-        if not training:
+        if key is None:
             return out, model
         out, changed = out
         return out, {**model, **cast_like(changed, {name: model[name] for name in changed})}

@@ -22,11 +22,9 @@ from jcfl.models.runner import (
     ROOT,
     OnCall,
     Runner,
-    call_arguments,
     cast_like,
     ignore,
-    nonempty,
-    own_method,
+    prepared,
     with_mask,
 )
 from jcfl.types import Array, Key, Model
@@ -54,19 +52,17 @@ def nnx_runner(make: Callable[..., Any]) -> Runner:
         on_call: OnCall = ignore,
         method: str = "__call__",
     ) -> tuple[Any, Model]:
-        training = key is not None
-        mask = nonempty(mask) if training else None
         parts = [
             from_layers(empty[i], model.get(name, {})) for i, name in ((0, "params"), (1, "batch_stats"), (3, "other"))
         ]
         streams = new_streams(empty[2], jax.random.key(0) if key is None else key)
         module = nnx.merge(graph, parts[0], parts[1], streams, parts[2])
-        module.train() if training else module.eval()
-        arguments = call_arguments(own_method(module, method), training, mask, x.shape[0])
+        module.eval() if key is None else module.train()
+        mask, arguments = prepared(module, method, key, mask, x.shape[0])
         on_call(ROOT, module, x)
         with observed(on_call, mask):
-            out = own_method(module, method)(x, **arguments)
-        if not training:
+            out = getattr(module, method)(x, **arguments)
+        if key is None:
             return out, model
         _, stats, _, other = nnx.state(module, *kinds)
         changed = {name: part for name, part in collections({}, stats, other).items() if name != "params"}

@@ -65,6 +65,14 @@ def call_arguments(function: Callable[..., Any], training: bool, mask: Array | N
     return given
 
 
+def prepared(
+    module: Any, method: str, key: Key | None, mask: Array | None, n: int
+) -> tuple[Array | None, dict[str, Any]]:
+    """The mask that layers get, and the arguments for a call of a module's method on `n` rows; see `Runner.run`."""
+    mask = None if key is None else nonempty(mask)
+    return mask, call_arguments(own_method(module, method), key is not None, mask, n)
+
+
 def nonempty(mask: Array | None) -> Array | None:
     """The mask itself if it has a real row, else a mask of all rows, because the mean of no rows is not a number."""
     return None if mask is None else mask | ~mask.any()
