@@ -15,7 +15,7 @@ from jcfl.data.dataset import Dataset, Examples
 from jcfl.data.federation import federation, place
 from jcfl.data.partition import Partition
 from jcfl.data.summary import describe, label_counts, summary
-from jcfl.data.topping import levelled, topped_up
+from jcfl.data.topping import levelled_sizes, topped_up
 from jcfl.errors import InputError
 from jcfl.types import NEVER
 
@@ -42,7 +42,7 @@ def test_levelled_takes_one_at_a_time_from_the_largest(sizes, data):
     left = list(sizes)
     for _ in range(amount):
         left[left.index(max(left))] -= 1
-    result = levelled(np.array(sizes), amount)
+    result = levelled_sizes(np.array(sizes), amount)
     assert sorted(result) == sorted(left)
     assert np.all(result <= sizes)
 

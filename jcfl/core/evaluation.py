@@ -54,14 +54,14 @@ def predictor(method: Method, context: Context, grouping: Grouping, client: Call
         weights = memberships(context, state, federation)
         return soft.hard(weights), mixture_logits(context, state, federation, weights)
 
-    def own(state: State, federation: Federation) -> tuple[Array, Array]:
+    def by_models(state: State, federation: Federation) -> tuple[Array, Array]:
         labels = serving_clusters(method, context, grouping, state, federation)
         alone = jax.tree.map(jnp.zeros_like, state.shared) if method.is_summed else state.shared
         if method.answer.tune or private:
             return labels, individual_predictions(method, context, answer, client, state, alone, federation, labels)
         return labels, predictions(context, answer, state.clusters, state.shared, alone, federation, labels)
 
-    return {"majority": majority, "mixture": mixture}.get(method.answer.model, own)
+    return {"majority": majority, "mixture": mixture}.get(method.answer.model, by_models)
 
 
 def serving_clusters(

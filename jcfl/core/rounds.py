@@ -53,7 +53,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         if method.train.active:
             state, uploads, sums = train(keys, state, cohort, federation)
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
-            state = server.updated(method, tied, private, state, sums)
+            state = server.after_server_step(method, tied, private, state, sums)
         return finished(state, cohort)
 
     predict = evaluation.predictor(method, context, grouping, client)
@@ -76,7 +76,7 @@ def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: c
         models = parts.with_part(models, trees.stack(parts.part_of(first, tied), k))
     shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
     own = {name: trees.stack(begin(first), m) for name, begin in kept.items()}
-    return initial(run_key, models, shared, m).replace(clients=own, server=server.fresh(method, first, k))
+    return initial(run_key, models, shared, m).replace(clients=own, server=server.first_server_state(method, first, k))
 
 
 def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
@@ -183,7 +183,7 @@ def grouped(
 ) -> tuple[State, Sums]:
     """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
     if "control" in uploads.own:
-        state = server.moved_control(state, cohort, federation, uploads.own["control"])
+        state = server.with_new_controls(state, cohort, federation, uploads.own["control"])
     state = with_kept(state, cohort, uploads.own)
     if "membership" in uploads.own:
         label = uploads.own["membership"].argmax(-1).astype(jnp.int32)

@@ -31,7 +31,7 @@ def equally(size: Array) -> Array:
 WEIGHTS: dict[str, Weigh] = {"by_size": by_size, "equally": equally}
 
 
-def fresh(method: Method, first: Model, k: int) -> dict[str, Any]:
+def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
     """What the server keeps beside the models of `k` clusters before the first round."""
     found: dict[str, Any] = {}
     server = method.aggregate.server
@@ -63,7 +63,7 @@ def merged(server: dict[str, Any], weights: Array, first: Model, method: Method)
         return server
     total = weights.sum(1)
     share = weights / jnp.maximum(total, 1)[:, None]
-    begun = fresh(method, first, total.size)
+    begun = first_server_state(method, first, total.size)
 
     def mix(leaf: Array, start: Array) -> Array:
         mean = jnp.tensordot(share, leaf.astype(share.dtype), 1)
@@ -96,7 +96,9 @@ def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federa
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
 
-def updated(method: Method, tied: tuple[str, ...], private: tuple[str, ...], state: State, sums: Sums) -> State:
+def after_server_step(
+    method: Method, tied: tuple[str, ...], private: tuple[str, ...], state: State, sums: Sums
+) -> State:
     """The cluster models and ω after the server's step; a model that nobody trained stays as it is.
 
     Args:
@@ -140,7 +142,7 @@ def stepped(
     return trees.select(counted, moved, old), server | {name: states}
 
 
-def moved_control(state: State, cohort: Cohort, federation: Federation, controls: Models) -> State:
+def with_new_controls(state: State, cohort: Cohort, federation: Federation, controls: Models) -> State:
     """The clusters' control variates after a round (Karimireddy et al. 2020, Alg. 1, line 17).
 
     Args:

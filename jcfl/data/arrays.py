@@ -96,11 +96,17 @@ def from_arrays(
     if len(x) != len(y) or (clients is not None and len(clients) != len(y)):
         raise InputError(f"{where}: {len(x)} examples, {len(y)} labels, {_count(clients)} clients' ids; expected equal")
     users = None if clients is None else np.asarray(clients)
-    parts = _apart(x, y, users, test, where) if isinstance(test, tuple) else _shared(x, y, users, test, seed, where)
-    return _assembled(parts, classes, groups, name, where)
+    parts = (
+        _with_test_set(x, y, users, test, where)
+        if isinstance(test, tuple)
+        else _split_by_share(x, y, users, test, seed, where)
+    )
+    return _dataset(parts, classes, groups, name, where)
 
 
-def _apart(x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: tuple[Any, ...], where: str | Path) -> list:
+def _with_test_set(
+    x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: tuple[Any, ...], where: str | Path
+) -> list:
     """The training arrays, and the given ones to test on."""
     x_test, y_test, *more = test
     if (users is None) != (not more):
@@ -108,7 +114,9 @@ def _apart(x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: tuple[A
     return [(x, y, users), (features(x_test, where), labels(y_test, where), np.asarray(more[0]) if more else None)]
 
 
-def _shared(x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: float, seed: int, where: str | Path) -> list:
+def _split_by_share(
+    x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: float, seed: int, where: str | Path
+) -> list:
     """The arrays split in two, a share of every client's (or class's) examples in the second."""
     if not 0 < test < 1:
         raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {test}")
@@ -116,7 +124,7 @@ def _shared(x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: float,
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 
 
-def _assembled(parts: list, classes: int | None, groups: Any, name: str, where: str | Path) -> Dataset:
+def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: str | Path) -> Dataset:
     shapes = [part[0].shape[1:] for part in parts]
     if shapes[0] != shapes[1]:
         raise InputError(f"{where}: examples to train on have the shape {shapes[0]}, those to test on {shapes[1]}")

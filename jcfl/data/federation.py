@@ -74,7 +74,9 @@ def federation(
     classes = max(one.classes for one in datasets)
     drawn = isinstance(made, Draws)
     whole = (
-        _tabled(made, classes, name) if drawn else _packed(topped_up(top, made, common["min_examples"]), classes, name)
+        _from_draws(made, classes, name)
+        if drawn
+        else _from_partition(topped_up(top, made, common["min_examples"]), classes, name)
     )
     return _scaled(_with_attendance(whole, streams, common), common["scale"])
 
@@ -118,7 +120,7 @@ def _takes_several(make: Callable[..., Partition]) -> bool:
     return any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(make).parameters.values())
 
 
-def _packed(partition: Partition, classes: int, name: str) -> Federation:
+def _from_partition(partition: Partition, classes: int, name: str) -> Federation:
     """The federation of a partition; examples without an owner are left out of the pool."""
     owned = partition.owner >= 0
     if not owned.all():
@@ -129,7 +131,7 @@ def _packed(partition: Partition, classes: int, name: str) -> Federation:
     return assembled(partition.x, partition.y, partition.groups, train, test, classes, name)
 
 
-def _tabled(draws: Draws, classes: int, name: str) -> Federation:
+def _from_draws(draws: Draws, classes: int, name: str) -> Federation:
     """The federation of clients that draw from a shared pool."""
     train, test = (packed(table.reshape(-1), np.full(*table.shape)) for table in (draws.train, draws.test))
     return assembled(draws.x, draws.y, draws.groups, train, test, classes, name)

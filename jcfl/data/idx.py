@@ -27,7 +27,7 @@ def mnist(data_dir: Path) -> Dataset:
     Files directly in `data_dir` count too, unless the folder is called after Fashion-MNIST.
     """
     bare = [] if "fashion" in data_dir.name.lower() else [data_dir]
-    return _twin("mnist", [data_dir / "mnist", data_dir / "MNIST" / "raw", *bare], data_dir, MNIST_URL)
+    return _mnist_like("mnist", [data_dir / "mnist", data_dir / "MNIST" / "raw", *bare], data_dir, MNIST_URL)
 
 
 @register("data", "fashion_mnist")
@@ -38,7 +38,7 @@ def fashion_mnist(data_dir: Path) -> Dataset:
     """
     bare = [data_dir] if "fashion" in data_dir.name.lower() else []
     names = [data_dir / name for name in ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw")]
-    return _twin("fashion_mnist", [*names, *bare], data_dir, FASHION_URL)
+    return _mnist_like("fashion_mnist", [*names, *bare], data_dir, FASHION_URL)
 
 
 @register("data", "emnist")
@@ -80,7 +80,7 @@ def _upright(part: Examples, first: int, classes: int) -> Examples:
     return examples(x, part.y - first, classes=classes, where=f"emnist (labels from {first})")
 
 
-def _twin(name: str, folders: list[Path], data_dir: Path, url: str) -> Dataset:
+def _mnist_like(name: str, folders: list[Path], data_dir: Path, url: str) -> Dataset:
     if paths := located(folders, FILES):
         return from_idx(name, paths, classes=10)
     target, everything = quote(str(data_dir / name)), f"{url}/{{{','.join(FILES)}}}.gz"

@@ -79,7 +79,7 @@ def copied(dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarra
     return Pool(x.reshape(many * each, *dataset.shape), y, trains, np.repeat(np.arange(many), each))
 
 
-def shared(rng: np.random.Generator, dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarray]]) -> Pool:
+def divided(rng: np.random.Generator, dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarray]]) -> Pool:
     """One random equal share of the dataset for every version of its inputs; version p is part p."""
     whole = pool(dataset)
     part = random_owners(rng, whole.part, whole.trains, np.ones((1, len(versions))))

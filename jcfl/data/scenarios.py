@@ -22,10 +22,10 @@ from jcfl.data.partition import (
     Sizes,
     client_groups,
     copied,
+    divided,
     group_shares,
     pool,
     random_owners,
-    shared,
 )
 from jcfl.data.rotation import rotated_images
 from jcfl.errors import InputError
@@ -71,7 +71,7 @@ def rotated(
     steps = groups if spacing == "circle" else groups + 1
     turns = angles if angles is not None else tuple(360 * group / steps for group in range(groups))
     versions = [partial(rotated_images, angle=angle) for angle in turns]
-    parts = copied(dataset, versions) if copies else shared(rng, dataset, versions)
+    parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
     return _dealt(rng, parts, client_groups(clients, len(turns), sizes))
 
 
@@ -124,7 +124,7 @@ def shifted(
 ) -> Partition:
     """Labels (y + s) mod c with a shift s of the group's own (Shifted MNIST)."""
     versions = [np.asarray] * len(shifts)
-    parts = copied(dataset, versions) if copies else shared(rng, dataset, versions)
+    parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
     labels = (parts.y + np.asarray(shifts)[parts.part]) % dataset.classes
     return _dealt(rng, parts._replace(y=labels), client_groups(clients, len(shifts), sizes))
 

@@ -28,12 +28,12 @@ def topped_up(rng: np.random.Generator, partition: Partition, least: tuple[int, 
                 raise InputError(_shortage(group, kind, len(clients), int(size[clients].sum()), number))
             wanted = np.maximum(number - size[clients], 0)
             keep = np.full(len(size), np.iinfo(np.int64).max)
-            keep[clients] = levelled(size[clients], int(wanted.sum()))
-            owner[_given(rng, owned, owner, keep)] = np.repeat(clients, wanted)
+            keep[clients] = levelled_sizes(size[clients], int(wanted.sum()))
+            owner[_given_rows(rng, owned, owner, keep)] = np.repeat(clients, wanted)
     return partition._replace(owner=owner)
 
 
-def levelled(size: np.ndarray, amount: int) -> np.ndarray:
+def levelled_sizes(size: np.ndarray, amount: int) -> np.ndarray:
     """Sizes after `amount` examples were taken, each from the client that was the largest then. `[m]` int"""
     low, high = 0, int(size.max())  # bounds of the highest level at which enough examples are freed
     while low < high:
@@ -48,7 +48,7 @@ def levelled(size: np.ndarray, amount: int) -> np.ndarray:
     return level
 
 
-def _given(rng: np.random.Generator, rows: np.ndarray, owner: np.ndarray, keep: np.ndarray) -> np.ndarray:
+def _given_rows(rng: np.random.Generator, rows: np.ndarray, owner: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """The rows that owners give away, chosen at random, if client i keeps `keep[i]` of its own."""
     rows = rng.permutation(rows)
     rows = rows[np.argsort(owner[rows], kind="stable")]

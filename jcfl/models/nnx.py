@@ -37,11 +37,11 @@ def nnx_runner(make: Callable[..., Any]) -> Runner:
     under `other`; the state of its random streams is made from the key of each call.
     """
     kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
-    copy = nnx.eval_shape(lambda: built(make, jax.random.key(0)))  # never the user's object: shapes alone
+    copy = nnx.eval_shape(lambda: built_module(make, jax.random.key(0)))  # never the user's object: shapes alone
     graph, *empty = observable(copy, *kinds)
 
     def init(key: Key) -> Model:
-        params, stats, _, other = nnx.state(built(make, key), *kinds)
+        params, stats, _, other = nnx.state(built_module(make, key), *kinds)
         return collections(params, stats, other)
 
     def run(
@@ -71,7 +71,7 @@ def nnx_runner(make: Callable[..., Any]) -> Runner:
     return Runner(init, run)
 
 
-def built(make: Callable[..., Any], key: Key) -> nnx.Module:
+def built_module(make: Callable[..., Any], key: Key) -> nnx.Module:
     """An NNX module from a key."""
     named = "rngs" in inspect.signature(make).parameters
     module = make(rngs=nnx.Rngs(key)) if named else make(nnx.Rngs(key))

@@ -164,7 +164,7 @@ def train(
         done = before + start * config.rounds * len(runs)
         watch = Reporter(runs, seeds, on_progress, done, total or config.rounds * config.seeds * len(runs))
         state = train_batch(runs, programs, seeds, watch, stop)
-        states.append(numpy(programs.joined(state), len(runs) * batch == 1) if keep else None)
+        states.append(in_numpy(programs.joined(state), len(runs) * batch == 1) if keep else None)
     for index, run in enumerate(runs if keep else ()):
         own = [jax.tree.map(lambda leaf: leaf[index * batch : (index + 1) * batch], state) for state in states]
         run.state = own[0] if len(own) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)
@@ -273,7 +273,7 @@ class JointCheckpoints:
             part.close()
 
 
-def numpy(state: Any, single: bool) -> Any:
+def in_numpy(state: Any, single: bool) -> Any:
     """A state in NumPy with a leading axis of lanes, its keys as plain integers."""
 
     def leaf(value: Any) -> np.ndarray:

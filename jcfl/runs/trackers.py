@@ -88,7 +88,7 @@ def tensorboard(
     path: Annotated[Path | None, Field(description="folder of event files; null: tensorboard in the run's")] = None,
 ) -> Tracker:
     """TensorBoard event files, one folder a seed; needs no TensorFlow."""
-    package = extra("tensorboardX", "tensorboard")
+    package = optional_package("tensorboardX", "tensorboard")
     if path is None and folder is None:
         raise InputError("track: tensorboard writes into the run's folder; give out=…, or its option path")
     return TensorBoard(package, path / title if path is not None else Path(folder or ".") / "tensorboard")
@@ -105,7 +105,7 @@ def mlflow(
     experiment: str = "jcfl",
 ) -> Tracker:
     """MLflow, one run a seed: options, scores by round, and how it ended."""
-    package = extra("mlflow", "mlflow")
+    package = optional_package("mlflow", "mlflow")
     try:
         client = package.MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
@@ -125,12 +125,12 @@ def wandb(
     mode: Annotated[Literal["online", "offline", "disabled"], Field(description="where figures go")] = "online",
 ) -> Tracker:
     """Weights & Biases, one run a seed, grouped by the run's name."""
-    package = extra("wandb", "wandb")
+    package = optional_package("wandb", "wandb")
     options = {"project": project, "entity": entity, "mode": mode, "group": title, "dir": folder}
     return WandB(package, title, options, Ids(folder, "wandb.json"))
 
 
-def extra(module: str, name: str) -> Any:
+def optional_package(module: str, name: str) -> Any:
     """The imported package of a tracker, which is an optional dependency."""
     try:
         return importlib.import_module(module)
@@ -154,7 +154,7 @@ class TensorBoard:
         if seed not in self.writers:
             self.writers[seed] = self.package.SummaryWriter(str(self.path / f"seed-{seed}"))
             self.writers[seed].add_text("config", self.text, 0)
-        for score, value in known(scores).items():
+        for score, value in finite_scores(scores).items():
             self.writers[seed].add_scalar(score, value, round)
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -199,7 +199,9 @@ class MLflow:
     def record(self, round: int, seed: int, scores: Mapping[str, float]) -> None:
         """Log one seed's scores."""
         run, at = self.run(seed), int(time.time() * 1000)
-        metrics = [self.entities.Metric(score, float(value), at, round) for score, value in known(scores).items()]
+        metrics = [
+            self.entities.Metric(score, float(value), at, round) for score, value in finite_scores(scores).items()
+        ]
         self.client.log_batch(run, metrics=metrics)
 
     def run(self, seed: int) -> str:
@@ -244,7 +246,7 @@ class WandB:
             about = {"name": f"{self.title} seed {seed}", "config": self.config | {"seed": seed}}
             more = {"id": id, "resume": "allow", "reinit": "create_new"}
             self.runs[seed] = self.package.init(**self.options, **about, **more)
-        self.runs[seed].log(known(scores), step=round)
+        self.runs[seed].log(finite_scores(scores), step=round)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Close the runs with their status."""
@@ -252,7 +254,7 @@ class WandB:
             run.finish(exit_code=0 if summary and "failed" not in summary else 1)
 
 
-def known(scores: Mapping[str, float]) -> dict[str, float]:
+def finite_scores(scores: Mapping[str, float]) -> dict[str, float]:
     """The scores that are not NaN."""
     return {score: value for score, value in scores.items() if not math.isnan(value)}
 

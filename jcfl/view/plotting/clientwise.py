@@ -26,7 +26,7 @@ from jcfl.view.plotting.style import (
     matched,
     panels,
     ranked,
-    tight,
+    remove_space,
     titles,
 )
 
@@ -110,7 +110,7 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
         for axis in row:
             remove_axes(axis)
         for axis, i in zip(row, mine, strict=False):
-            thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
+            draw_thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
         name = "none" if kind < 0 else f"cluster {kind + 1}"
         row[0].set_ylabel(f"{name}\n{(whole == kind).sum()} clients", rotation=0, ha="right", va="center", fontsize=7)
     return shown
@@ -127,12 +127,12 @@ def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figu
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     order = np.lexsort((share.argmax(1), groups)) if (groups >= 0).any() else np.arange(len(groups))
     shown = Picture(figsize=(width, 2.4))
-    tight(shown)
+    remove_space(shown)
     known = bool((groups >= 0).any())
     grid = shown.add_gridspec(2, 1, height_ratios=(0.06 if known else 0.001, 1), hspace=0.01)
     if known:
         top = draw_strip(shown.add_subplot(grid[0]), np.unique(groups, return_inverse=True)[1][order][None])
-        label_groups(top, groups[order])
+        draw_group_names(top, groups[order])
     axis = shown.add_subplot(grid[1])
     look: dict[str, Any] = {"vmin": 0, "vmax": max(float(share.max()), 1e-9), "interpolation": "nearest"}
     image = axis.imshow(share[order].T, cmap="Blues", aspect="auto", **look)
@@ -151,7 +151,7 @@ def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figu
     return shown
 
 
-def label_groups(axis: Axes, groups: np.ndarray) -> None:
+def draw_group_names(axis: Axes, groups: np.ndarray) -> None:
     """Write the names of groups above their parts of a strip, if there is room."""
     names, start, size = np.unique(groups, return_index=True, return_counts=True)
     if len(names) <= 16:
@@ -161,7 +161,7 @@ def label_groups(axis: Axes, groups: np.ndarray) -> None:
             axis.annotate(text, spot, ha="center", va="bottom", fontsize=7, annotation_clip=False)
 
 
-def thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
+def draw_thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
     """Draw one image in a frame with its group's colour."""
     image = image[..., 0] if image.shape[-1] == 1 else image[..., :3]
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from jcfl import results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.style import COLUMN, Picture, colour, figure, marker, matched, panels, ranked, tight
+from jcfl.view.plotting.style import COLUMN, Picture, colour, figure, marker, matched, panels, ranked, remove_space
 
 NAMED = 12
 """The most clusters or groups that a legend names."""
@@ -73,7 +73,7 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     cosine = full_matrix(facts["cosine"], len(who))[np.ix_(order, order)]
     truth = (groups >= 0).any()
     shown = Picture(figsize=(COLUMN, COLUMN * 0.9))
-    tight(shown)
+    remove_space(shown)
     grid = shown.add_gridspec(
         2, 3, width_ratios=(0.035, 1, 0.035), height_ratios=(0.035 if truth else 0.001, 1), hspace=0.02, wspace=0.02
     )

@@ -71,9 +71,9 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
     width = 0.0117 * max(len(turns) - 1, 1)  # of a block
     gap = labels.shape[1] * 0.02
     for turn, now in enumerate(labels):
-        blocks(axis, turn, now, heights(now, now, gap), width)
+        draw_blocks(axis, turn, now, heights(now, now, gap), width)
         if turn:
-            bands(axis, turn, labels[turn - 1], now, gap, width)
+            draw_bands(axis, turn, labels[turn - 1], now, gap, width)
     remove_axes(axis)
     axis.set_xticks(range(len(turns)), [str(run.rounds[turn]) for turn in turns])
     axis.tick_params(length=0)
@@ -81,7 +81,7 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
     axis.set_ylabel(f"{labels.shape[1]} clients")
     axis.set_xlim(-width, max(len(turns) - 1, 0) + width)
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in labels) + 1 + gap)
-    name_blocks(axis, len(turns) - 1, labels[-1], gap)
+    draw_names(axis, len(turns) - 1, labels[-1], gap)
     return shown
 
 
@@ -125,14 +125,14 @@ def heights(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
     return place
 
 
-def blocks(axis: Axes, turn: int, labels: np.ndarray, place: np.ndarray, width: float) -> None:
+def draw_blocks(axis: Axes, turn: int, labels: np.ndarray, place: np.ndarray, width: float) -> None:
     """Draw the clusters of one round as bars."""
     for kind in np.unique(labels):
         mine = place[labels == kind]
         axis.bar(turn, mine.size, width, mine.min(), color=cluster_colour(kind), linewidth=0, zorder=3)
 
 
-def name_blocks(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
+def draw_names(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
     """Write names and sizes beside the clusters of the last round, with enough room between them."""
     place = heights(labels, labels, gap)
     kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
@@ -146,7 +146,7 @@ def name_blocks(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
     axis.annotate("cluster (clients)", spot, (2, 7), textcoords="offset points", fontsize=6.5, ha="center")
 
 
-def bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float, width: float) -> None:
+def draw_bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float, width: float) -> None:
     """Draw the moves between two rounds: a band for each pair of an old and a new cluster."""
     left, right = turn - 1 + width / 2, turn - width / 2
     middle = (left + right) / 2

@@ -167,7 +167,7 @@ def whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
 
 
-def tight(shown: Figure) -> None:
+def remove_space(shown: Figure) -> None:
     """Remove the space between the parts of a figure."""
     shown.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)  # pyright: ignore
 

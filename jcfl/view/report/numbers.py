@@ -13,10 +13,10 @@ from jcfl.results import History
 
 def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> list[tuple[str, str]]:
     """The most important facts of a run, as pairs of a name and a text."""
-    pieces = {section: named(settings.get(section)) for section in ("data", "scenario", "model", "train")}
+    pieces = {section: piece_name(settings.get(section)) for section in ("data", "scenario", "model", "train")}
     groups = np.unique(run.groups[run.groups >= 0]).size
     shown = {
-        **compared(titles, settings),
+        **method_or_runs(titles, settings),
         **pieces,
         "clients": f"{run.groups.size}" + (f" in {groups} groups" if groups > 1 else ""),
         "rounds": f"{settings.get('rounds', run.rounds.max(initial=0))}",
@@ -26,17 +26,17 @@ def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> l
     return [(name, text) for name, text in shown.items() if text]
 
 
-def compared(titles: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
+def method_or_runs(titles: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
     """The method of one run, or which runs there are, or how many."""
     if len(titles) == 1:
-        return {"method": named(settings.get("method"))}
+        return {"method": piece_name(settings.get("method"))}
     return {"runs": ", ".join(titles) if len(titles) <= 8 else str(len(titles))}
 
 
-def named(piece: Any) -> str:
+def piece_name(piece: Any) -> str:
     """A piece of the configuration by its name, several of them one after another."""
     if isinstance(piece, list):
-        return " and ".join(named(one) for one in piece)
+        return " and ".join(piece_name(one) for one in piece)
     return str(piece["name"]) if isinstance(piece, Mapping) and "name" in piece else str(piece or "")
 
 
