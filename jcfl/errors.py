@@ -1,11 +1,27 @@
-"""The user's mistakes, told apart from ours."""
+"""The user's mistakes, told apart from ours; text that is safe to print; the memory that bounds what is asked for."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+LONGEST = 10_000
+"""Characters of an error that are shown; of a longer one the middle is left out."""
+
+CONTROL_GROUPS = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Where Linux says what a control group may take: by controller (version 2 names none), the folder, the limit, the use,
+and the part of the use that is a cache of files, which the kernel gives back."""
 
 
 class InputError(ValueError):
     """A mistake in what the user gave: one line that says what, what was expected, and the nearest valid choice."""
+
+    def __str__(self) -> str:
+        """The line. Names in it may be from a stranger's files, so it is made safe for a terminal, and not too long."""
+        text = super().__str__()
+        return printable(text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}")
 
 
 class TrainingError(RuntimeError):
@@ -22,3 +38,42 @@ def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")
+
+
+def printable(text: str) -> str:
+    r"""The text with escapes in place of the characters that a terminal obeys or hides: control, bidirectional, ESC.
+
+    >>> printable("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def available_memory() -> int:
+    """The bytes that this process can still take: what the machine has free, or less where a control group says so."""
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_left_by_groups()])
+
+
+def _left_by_groups(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """The bytes that each control group around this process leaves; none where the system has no such groups."""
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, name = line.split(":", 2)
+        for controller in {*controllers.split(",")} & {*CONTROL_GROUPS}:
+            folder, *files = CONTROL_GROUPS[controller]
+            root = mounted / folder
+            group = root / name.strip("/")
+            for place in (group, *(above for above in group.parents if above.is_relative_to(root))):
+                yield from _left(place, *files)
+
+
+def _left(group: Path, limit: str, used: str, cache: str) -> Iterator[int]:
+    """The bytes that one group leaves; none where it has no limit, or says nothing."""
+    try:
+        most = (group / limit).read_text().strip()
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        if most != "max":
+            yield max(int(most) - int((group / used).read_text()) + int(counts.get(cache, 0)), 0)
+    except OSError:  # a container shows only a part of the tree
+        return

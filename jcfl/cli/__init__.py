@@ -6,7 +6,7 @@ import typer
 
 from jcfl.cli import measuring, training, viewing
 from jcfl.cli.app import Stopped, app
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError, TrainingError, printable
 
 COMMANDS = (training, viewing, measuring)
 """The modules that add commands to the application when they are imported."""
@@ -41,6 +41,6 @@ def status(arguments: list[str] | None = None) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    """Print an error in one line, and return the exit status."""
-    print(f"jcfl: {' '.join(message.split())}", file=sys.stderr)
+    """Print an error in one line that a terminal has nothing to obey in, and return the exit status."""
+    print(f"jcfl: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

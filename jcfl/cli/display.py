@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderHook
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from jcfl.errors import printable
 from jcfl.metrics.table import score, scores
 from jcfl.results import cell
 from jcfl.runs import loop
@@ -41,7 +43,29 @@ def watched(console: Console, quiet: bool = False, methods: Sequence[str] = ()) 
 def screen(stderr: bool = False) -> Console:
     """The terminal, or in its place one so wide that a line of ours stays a line."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=160)
+    console = console if console.is_terminal else Console(stderr=stderr, width=160)
+    console.push_render_hook(Harmless())
+    return console
+
+
+class Harmless(RenderHook):
+    """Writes out what a terminal would obey in text that is printed, such as a name from a stranger's file."""
+
+    def process_renderables(self, renderables: list[Any]) -> list[Any]:
+        """What is printed in place of `renderables`."""
+        return [Printable(one) for one in renderables]
+
+
+class Printable(NamedTuple):
+    """Something printed with its text, but not its colours, made harmless."""
+
+    content: Any
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """The pieces of text that Rich prints."""
+        for text, style, control in console.render(self.content, options):
+            safe = text if control else "\n".join(map(printable, text.split("\n")))
+            yield Segment(safe, style, control)
 
 
 def animated(console: Console) -> bool:
