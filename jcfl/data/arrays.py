@@ -1,16 +1,26 @@
 """A user's own arrays, from memory or from NumPy files."""
 
-import zipfile
-import zlib
-from collections.abc import Iterable
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.dataset import Dataset, examples, features, labels, test_mask
-from jcfl.data.files import corrupt
+from jcfl.data.archives import read_arrays
+from jcfl.data.dataset import (
+    CLASSES,
+    Dataset,
+    array,
+    examples,
+    features,
+    joined,
+    labels,
+    of_clients,
+    owners,
+    test_mask,
+    whole_numbers,
+)
 from jcfl.errors import InputError
 from jcfl.registry import register
 
@@ -78,7 +88,7 @@ def from_arrays(
         x: uint8 pixels (0..255) or floats; images of one channel may come without its axis. `[n, ...]`
         y: whole numbers from 0. `[n]`
         clients: the owner of every example, any ids that can be sorted. `[n]`
-        test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays
+        test: the share to test on, test_mask from every client, or from every class if there are no clients; or the arrays
             `(x, y)` or `(x, y, clients)` of a test set.
         classes: the number of classes; None counts them in the labels.
         groups: the true group of every client, in the sorted order of their ids. `[users]`
@@ -92,35 +102,45 @@ def from_arrays(
     >>> from_arrays(np.zeros((10, 4)), np.arange(10) % 2, clients=["ann"] * 5 + ["bob"] * 5).train.user
     array([0, 0, 0, 0, 1, 1, 1, 1], dtype=int32)
     """
-    x, y = features(x, where), labels(y, where)
-    if len(x) != len(y) or (clients is not None and len(clients) != len(y)):
-        raise InputError(f"{where}: {len(x)} examples, {len(y)} labels, {_count(clients)} clients' ids; expected equal")
-    users = None if clients is None else np.asarray(clients)
+    for what, value, least in (("classes", classes, 1), ("seed", seed, 0)):
+        if value is not None and not (isinstance(value, int | np.integer) and value >= least):
+            raise InputError(f"{where}: expected {what} to be a whole number from {least}, got {value!r}")
+    users = None if clients is None else owners(clients, where)
+    named = of_clients(users)
+    x, y = features(x, where, named), labels(y, where, classes, named)
+    if len(x) != len(y) or (users is not None and len(users) != len(y)):
+        raise InputError(f"{where}: {len(x)} examples, {len(y)} labels, {_count(users)} clients' ids; expected equal")
+    apart = isinstance(test, tuple)
     parts = (
-        _with_test_set(x, y, users, test, where)
-        if isinstance(test, tuple)
-        else _split_by_share(x, y, users, test, seed, where)
+        _with_test_set(x, y, users, test, classes, where) if apart else _split_by_share(x, y, users, test, seed, where)
     )
     return _dataset(parts, classes, groups, name, where)
 
 
 def _with_test_set(
-    x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: tuple[Any, ...], where: str | Path
+    x: np.ndarray,
+    y: np.ndarray,
+    users: np.ndarray | None,
+    test: tuple[Any, ...],
+    classes: int | None,
+    where: str | Path,
 ) -> list:
     """The training arrays, and the given ones to test on."""
-    x_test, y_test, *more = test
-    if (users is None) != (not more):
+    if len(test) != (2 if users is None else 3):
         raise InputError(f"{where}: clients' ids are needed for both train and test, or for neither")
-    return [(x, y, users), (features(x_test, where), labels(y_test, where), np.asarray(more[0]) if more else None)]
+    there = f"{where} (test)"
+    who = None if users is None else owners(test[2], there)
+    named = of_clients(who)
+    return [(x, y, users), (features(test[0], there, named), labels(test[1], there, classes, named), who)]
 
 
 def _split_by_share(
-    x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: float, seed: int, where: str | Path
+    x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: Any, seed: int, where: str | Path
 ) -> list:
     """The arrays split in two, a share of every client's (or class's) examples in the second."""
-    if not 0 < test < 1:
-        raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {test}")
-    mask = test_mask(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), test, seed)
+    if not isinstance(test, Real) or not 0 < float(test) < 1:
+        raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {test!r}")
+    mask = test_mask(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), float(test), seed)
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 
 
@@ -129,17 +149,20 @@ def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: st
     if shapes[0] != shapes[1]:
         raise InputError(f"{where}: examples to train on have the shape {shapes[0]}, those to test on {shapes[1]}")
     classes = classes or int(max(y.max(initial=0) for _, y, _ in parts)) + 1
-    ids, users = None, [None, None]
+    ids, users = np.empty(0), [None, None]
     if parts[0][2] is not None:
-        ids, joined = np.unique(np.concatenate([part[2] for part in parts]), return_inverse=True)
-        users = np.split(joined.ravel(), [len(parts[0][2])])
-    if groups is not None and _count(ids) != len(groups):
-        raise InputError(f"{where}: {len(groups)} groups for {_count(ids)} clients; expected one for each")
+        ids, index = np.unique(joined([part[2] for part in parts], where), return_inverse=True)
+        users = np.split(index.ravel(), [len(parts[0][2])])
+    if groups is not None:
+        groups = array(groups, "groups", where)
+        if groups.shape != (len(ids),):
+            raise InputError(f"{where}: {groups.size} groups for {len(ids)} clients; expected one for each")
+        groups = whole_numbers(groups, "group", where, (-1, CLASSES), lambda i: f"client {ids.tolist()[i]!r}")
     train, test = (
         examples(_channelled(x), y, user, classes=classes, where=f"{where} ({side})")
         for (x, y, _), user, side in zip(parts, users, ("train", "test"), strict=True)
     )
-    return Dataset(name, train, test, classes, None if groups is None else labels(groups, where).astype(np.int32))
+    return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32))
 
 
 def _channelled(x: np.ndarray) -> np.ndarray:  # [n, h, w] -> [n, h, w, 1]
@@ -148,21 +171,3 @@ def _channelled(x: np.ndarray) -> np.ndarray:  # [n, h, w] -> [n, h, w, 1]
 
 def _count(ids: Any) -> int:
     return 0 if ids is None else len(ids)
-
-
-def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The arrays with some names in an `.npz` file or a folder of `.npy` files; missing ones are left out.
-
-    Raises:
-        InputError: a damaged file, or one that holds Python objects.
-    """
-    try:
-        if path.is_dir():
-            return {name: np.load(path / f"{name}.npy") for name in names if (path / f"{name}.npy").is_file()}
-        archive = np.load(path)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("one array, not an .npz archive")
-        with archive:
-            return {name: archive[name] for name in names if name in archive.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise corrupt(path, str(error).splitlines()[0]) from None

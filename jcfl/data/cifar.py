@@ -1,17 +1,16 @@
 """CIFAR-10 and CIFAR-100, from their publishers' binary files or python batches or from tensorflow-datasets."""
 
-import io
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, Examples, examples
-from jcfl.data.files import content, corrupt, located, missing
+from jcfl.data.files import content, corrupt, fit, located, missing, reading
+from jcfl.data.pickled import values
 from jcfl.data.tfds import from_tfds, preparation, prepared_in
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -19,12 +18,6 @@ from jcfl.registry import register
 PIXELS = 32 * 32 * 3
 URL = "https://www.cs.toronto.edu/~kriz"
 TEN = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-PICKLED = {  # what the pickled batches are made of, and all that is let in
-    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
-    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-    *(("numpy", name) for name in ("ndarray", "dtype")),
-    ("_codecs", "encode"),
-}
 
 
 @register("data", "cifar10")
@@ -76,7 +69,7 @@ def _missing(name: str, data_dir: Path, published: tuple[str, str], files: Seque
 
 def _binary(path: Path, *, labels: int, use: int, classes: int) -> Examples:
     """The records of a binary file: `labels` bytes, of which byte `use` is the class, then the pixels by channel."""
-    data = np.frombuffer(content(path), np.uint8)
+    data = np.frombuffer(content(path, "a binary CIFAR batch"), np.uint8)
     if len(data) == 0 or len(data) % (labels + PIXELS):
         raise corrupt(path, f"{len(data)} bytes; expected a multiple of {labels + PIXELS}, the size of a record")
     records = data.reshape(-1, labels + PIXELS)
@@ -85,26 +78,21 @@ def _binary(path: Path, *, labels: int, use: int, classes: int) -> Examples:
 
 def _pickled(path: Path, key: bytes, *, classes: int) -> Examples:
     """The examples of a pickled batch."""
-    data = content(path)
-    try:
-        batch = _Batch(io.BytesIO(data), encoding="bytes").load()
-        rows, y = np.asarray(batch[b"data"]), np.asarray(batch[key])
-    except KeyError as error:
-        raise corrupt(path, f"no entry {error}") from None
-    except Exception as error:  # a damaged pickle fails in every way there is
-        raise corrupt(path, f"not a pickled CIFAR batch ({error})") from None
-    if rows.ndim != 2 or rows.shape[1] != PIXELS or rows.dtype != np.uint8:
-        raise corrupt(path, f"pixels are {rows.dtype} {rows.shape}; expected uint8 (n, {PIXELS})")
-    return examples(_pictures(rows), y, classes=classes, where=path)
-
-
-class _Batch(pickle.Unpickler):
-    """Loads arrays, lists and strings only: unpickling anything else could run code of whoever wrote the file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in PICKLED:
-            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-        return super().find_class(module, name)
+    data = content(path, "a pickled CIFAR batch")
+    fit(path, 4 * len(data))  # its parts are copied when they are read
+    with reading(path, "a pickled CIFAR batch"):
+        batch = values(data)
+    if not isinstance(batch, dict):
+        raise corrupt(path, "not a pickled CIFAR batch (it holds no dictionary)")
+    for name in (b"data", key):
+        if name not in batch:
+            raise corrupt(path, f"no entry {name!r}")
+    rows, y = batch[b"data"], batch[key]
+    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.shape[1] != PIXELS:
+        raise corrupt(path, f"its data is no array of the shape (n, {PIXELS}); expected uint8 pixels")
+    if not isinstance(y, list) or not all(type(label) is int for label in y):
+        raise corrupt(path, f"its labels are no list of whole numbers; expected labels from 0 to {classes - 1}")
+    return examples(_pictures(rows), np.array(y), classes=classes, where=path)
 
 
 def _pictures(rows: np.ndarray) -> np.ndarray:  # [n, 3072] -> [n, 32, 32, 3]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jcfl.data.arrays import from_arrays
+from jcfl.data.dataset import joined, owners
 from jcfl.data.federation import federation
 from jcfl.errors import InputError
 from jcfl.types import Federation
@@ -47,12 +48,14 @@ def from_clients(
         The federation, its leaves in NumPy.
 
     Raises:
-        InputError: arrays that do not fit each other, or clients with too few examples.
+        InputError: arrays that do not fit each other, a value that cannot be trained on (NaN, infinite, a label that is
+            not whole or out of range; the line names the example and its client), or clients with too few examples.
     """
     given = [part is not None for part in (x_test, y_test, clients_test)]
     if any(given) != all(given):
         raise InputError("x_test, y_test and clients_test: expected all three or none")
-    names = np.unique(np.concatenate([np.ravel(ids) for ids in (clients, clients_test) if ids is not None])).tolist()
+    ids = [owners(part, name) for part in (clients, clients_test)[: 1 + all(given)]]
+    names = np.unique(joined(ids, name)).tolist()
     whole = from_arrays(
         x,
         y,

@@ -1,11 +1,16 @@
 """Datasets: labelled examples in NumPy arrays, for training and for testing."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jcfl.errors import InputError
+
+CLASSES = 2**31 - 1
+"""How many classes there can be at most: labels are int32."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,17 @@ class Dataset:
     test: Examples
     classes: int
     group_of_user: np.ndarray | None = None  # [users] int32, the true group of every natural client, where it is known
+
+    def __post_init__(self) -> None:
+        """Refuse halves that are not of one task, and a number of classes that labels cannot have."""
+        if not 1 <= self.classes <= CLASSES:
+            raise InputError(f"{self.name}: {self.classes} classes; expected 1 to {CLASSES}")
+        one, other = ((part.x.dtype, part.x.shape[1:]) for part in (self.train, self.test))
+        if one != other and len(self.train) and len(self.test):
+            raise InputError(
+                f"{self.name}: examples to train on have the shape {one[1]} ({one[0]}), those to test on {other[1]} "
+                f"({other[0]}); expected the same"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,27 +74,41 @@ def examples(
         InputError: no examples, different lengths, numbers that are neither pixels nor floats, NaN or infinite
             values, labels that are not whole numbers or out of range.
     """
-    x, y = features(x, where), labels(y, where)
+    x, y = features(x, where), labels(y, where, classes)
     if not len(x):
         raise InputError(f"{where}: no examples")
     if len(x) != len(y) or (user is not None and len(user) != len(y)):
         owners = "" if user is None else f" and {len(user)} clients' ids"
         raise InputError(f"{where}: {len(x)} examples but {len(y)} labels{owners}")
-    wrong = np.flatnonzero((y < 0) | (y >= classes))
-    if len(wrong):
-        raise InputError(f"{where}: label {y[wrong[0]]} of example {wrong[0]} is out of range 0..{classes - 1}")
     return Examples(x, y.astype(np.int32), None if user is None else user.astype(np.int32))
 
 
-def features(x: np.ndarray, where: str | Path) -> np.ndarray:
-    """`x` in the form in which it is stored: uint8 pixels, or finite float32. `[n, ...]`
+def of_clients(users: np.ndarray | None) -> Callable[[int], str]:
+    """What errors call the example of an index: by its number, and by the id of its client where it has one."""
+
+    def named(i: int) -> str:
+        whose = [] if users is None else users[i : i + 1].tolist()
+        return f"example {i}" + "".join(f" of client {one!r}" for one in whose)
+
+    return named
+
+
+def features(x: Any, where: str | Path, named: Callable[[int], str] = "example {}".format) -> np.ndarray:
+    """`x` as it is stored: uint8 pixels as they are, floats as finite float32. `[n, ...]`.
+
+    Args:
+        x: what was given.
+        where: the file or argument it came from, for the error.
+        named: what errors call the example of an index.
 
     Raises:
-        InputError: other numbers, NaN or infinite values, or one axis only.
+        InputError: no array of examples, neither pixels nor floats, or a value that is NaN or infinite.
     """
-    x = np.asarray(x)
-    if x.ndim < 2:
-        raise InputError(f"{where}: examples have the shape {x.shape}; expected (n, ...)")
+    x = array(x, "examples", where)
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise InputError(
+            f"{where}: examples have the shape {x.shape}; expected (n, ...), with numbers in every example"
+        )
     if x.dtype == np.uint8:
         return x
     if not np.issubdtype(x.dtype, np.floating):
@@ -87,25 +117,101 @@ def features(x: np.ndarray, where: str | Path) -> np.ndarray:
         x = x.astype(np.float32, copy=False)
     finite = np.isfinite(x).all(tuple(range(1, x.ndim)))  # [n]
     if not finite.all():
-        raise InputError(f"{where}: example {np.argmin(finite)} has a NaN or infinite value")
+        raise InputError(f"{where}: {named(int(np.argmin(finite)))} has a NaN or infinite value")
     return x
 
 
-def labels(y: np.ndarray, where: str | Path) -> np.ndarray:
-    """`y` as whole numbers. `[n]` int64
+def labels(
+    y: Any, where: str | Path, classes: int | None = None, named: Callable[[int], str] = "example {}".format
+) -> np.ndarray:
+    """`y` as whole numbers from 0 to `classes - 1`, int64. `[n]`.
+
+    Args:
+        y: what was given. `[n]` or `[n, 1]`
+        where: the file or argument it came from, for the error.
+        classes: the number of classes; None where it is not known yet.
+        named: what errors call the example of an index.
 
     Raises:
-        InputError: numbers that are not whole, or several labels per example.
+        InputError: no array of one number per example, or a label that is not whole or out of range.
     """
-    y = np.asarray(y)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1:
-        raise InputError(f"{where}: labels have the shape {y.shape}; expected one label per example, ({len(y)},)")
-    whole = y.dtype == bool or np.issubdtype(y.dtype, np.integer)
-    if not whole and not (np.issubdtype(y.dtype, np.floating) and np.all(np.isfinite(y) & (y == np.floor(y)))):
-        raise InputError(f"{where}: labels are {y.dtype}; expected whole numbers from 0")
-    return y.astype(np.int64)
+    y = array(y, "labels", where)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    return whole_numbers(y, "label", where, (0, (classes or CLASSES) - 1), named)
+
+
+def whole_numbers(
+    values: Any, what: str, where: str | Path, bounds: tuple[int, int], named: Callable[[int], str]
+) -> np.ndarray:
+    """Values as whole numbers within bounds, int64. `[n]`.
+
+    Args:
+        values: what was given, one for each example or client.
+        what: what one of them is called.
+        where: the file or argument they came from, for the error.
+        bounds: the least and the largest that a value may be.
+        named: what errors call the example or client of an index.
+
+    Raises:
+        InputError: the first value that is not whole or out of range, and whose it is.
+    """
+    values = array(values, f"{what}s", where)
+    if values.ndim != 1:
+        raise InputError(
+            f"{where}: {what}s have the shape {values.shape}; expected one {what} per {named(0).split()[0]}, (n,)"
+        )
+    if values.dtype.kind not in "biuf":
+        raise InputError(f"{where}: {what}s are {values.dtype}; expected whole numbers from {bounds[0]}")
+    values = values.astype(np.float64 if values.dtype.kind == "f" else values.dtype.kind.replace("b", "i") + "8")
+    if values.dtype.kind == "f" and not (fine := np.isfinite(values) & (values == np.floor(values))).all():
+        i = int(np.argmin(fine))
+        raise InputError(f"{where}: {what} {values[i]:.15g} of {named(i)}; expected whole numbers from {bounds[0]}")
+    wrong = np.flatnonzero((values < bounds[0]) | (values > bounds[1]))
+    if len(wrong):
+        i = int(wrong[0])
+        raise InputError(f"{where}: {what} {values[i]:.15g} of {named(i)} is out of range {bounds[0]}..{bounds[1]}")
+    return values.astype(np.int64)
+
+
+def owners(ids: Any, where: str | Path) -> np.ndarray:
+    """Clients' ids as an array that can be sorted. `[n]`.
+
+    Raises:
+        InputError: no array of one id per example, an id that is missing (NaN, None), or ids of kinds that do not mix.
+    """
+    ids = array(ids, "clients' ids", where)
+    if ids.ndim != 1:
+        raise InputError(f"{where}: clients' ids have the shape {ids.shape}; expected one id per example, (n,)")
+    if ids.dtype.hasobject:
+        try:
+            np.unique(ids)
+        except Exception as error:  # objects compare themselves
+            raise InputError(f"{where}: clients' ids cannot be sorted ({error}); expected numbers or text") from error
+    nothing = np.flatnonzero(ids != ids)
+    if len(nothing):
+        raise InputError(f"{where}: example {nothing[0]} has no client: its id is {ids[nothing[0]]}")
+    return ids
+
+
+def joined(parts: Sequence[np.ndarray], where: str | Path) -> np.ndarray:
+    """The clients' ids of several parts, one after the other, as `owners` has them. `[n]`."""
+    try:
+        ids = np.concatenate(parts)
+    except TypeError as error:
+        raise InputError(f"{where}: clients' ids to train and to test on are of different kinds ({error})") from error
+    return owners(ids, where)
+
+
+def array(values: Any, what: str, where: str | Path) -> np.ndarray:
+    """What was given as an array.
+
+    Raises:
+        InputError: lists of different lengths, or anything else that is no array.
+    """
+    try:
+        return np.asarray(values)
+    except Exception as error:  # what was given may be of any class, which converts itself
+        raise InputError(f"{where}: {what} are no array ({next(iter(str(error).splitlines()), '')})") from error
 
 
 def test_mask(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
-from jcfl.data.dataset import Dataset, Examples, examples
-from jcfl.data.partition import Draws, Least, Partition
+from jcfl.data.dataset import Dataset, Examples, examples, whole_numbers
+from jcfl.data.partition import NOBODY, Draws, Least, Partition
+from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
 from jcfl.errors import InputError, unknown
 from jcfl.types import NEVER, Federation, Split
@@ -72,18 +73,21 @@ def federation(
     made = make(draw, *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     classes = max(one.classes for one in datasets)
-    drawn = isinstance(made, Draws)
-    whole = (
-        _from_draws(made, classes, name)
-        if drawn
-        else _from_partition(topped_up(top, made, common["min_examples"]), classes, name)
-    )
-    return _scaled(_with_attendance(whole, streams, common), common["scale"])
+    if isinstance(made, Draws):
+        whole = _from_draws(made, classes, name)
+    else:
+        whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
+        whole = _from_partition(topped_up(top, made, common["min_examples"]), classes, name)
+    return _scaled(_with_attendance(checked(whole), streams, common), common["scale"])
 
 
 def place(federation: Federation) -> Federation:
-    """The federation with its leaves on the default device."""
-    return jax.device_put(federation)
+    """The federation with its leaves on the default device.
+
+    Raises:
+        InputError: its arrays do not fit each other.
+    """
+    return jax.device_put(checked(federation))
 
 
 def _shaped(dataset: Dataset) -> Dataset:

@@ -1,5 +1,6 @@
 """MNIST and its relatives, from their publishers' IDX files or from tensorflow-datasets."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -9,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, Examples, examples
-from jcfl.data.files import content, corrupt, located, missing
+from jcfl.data.files import corrupt, fit, located, missing, reading, stream, taken
 from jcfl.data.tfds import from_tfds, preparation, prepared_in
 from jcfl.registry import register
 
@@ -118,13 +119,21 @@ def idx(path: Path, rank: int) -> np.ndarray:
     Raises:
         InputError: a wrong magic number, a wrong length, or a damaged gzip file.
     """
-    data, start = content(path), 4 * (1 + rank)
-    if len(data) < start:
-        raise corrupt(path, f"{len(data)} bytes; an IDX header of {rank} dimensions alone has {start}")
-    magic, *shape = (int(number) for number in np.frombuffer(data, ">u4", 1 + rank))
-    if magic != 0x0800 + rank:
-        raise corrupt(path, f"magic number {magic:#010x}; expected {0x0800 + rank:#010x} (bytes, {rank} dimensions)")
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(data) != expected:
-        raise corrupt(path, f"{len(data)} bytes; its header {'x'.join(map(str, shape))} says {expected}")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    start = 4 * (1 + rank)
+    with stream(path, "an IDX file") as file:
+        header = taken(file, start)
+        if len(header) < start:
+            raise corrupt(path, f"{len(header)} bytes; an IDX header of {rank} dimensions alone has {start}")
+        magic, *shape = (int(number) for number in np.frombuffer(header, ">u4"))
+        if magic != 0x0800 + rank:
+            raise corrupt(
+                path, f"magic number {magic:#010x}; expected {0x0800 + rank:#010x} (bytes, {rank} dimensions)"
+            )
+        size = math.prod(shape)
+        fit(path, size)
+        data = taken(file, size + 1)
+    if len(data) != size:
+        found = f"{'at least ' if len(data) > size else ''}{start + len(data)}"
+        raise corrupt(path, f"{found} bytes; its header {'x'.join(map(str, shape))} says {start + size}")
+    with reading(path, "an IDX file"):
+        return np.frombuffer(data, np.uint8).reshape(shape)

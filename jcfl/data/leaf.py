@@ -1,9 +1,10 @@
 """LEAF's datasets, whose examples come with the people who made them, from the JSON files LEAF writes."""
 
-import json
+import math
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -12,7 +13,8 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, Examples, examples, labels, test_mask
-from jcfl.data.files import corrupt, missing
+from jcfl.data.files import corrupt, entry, missing, parsed, reading
+from jcfl.data.images import pictures
 from jcfl.errors import InputError
 from jcfl.registry import register
 
@@ -53,7 +55,9 @@ def leaf(
     data_dir: Path,
     *,
     path: Annotated[Path, Field(description="the folder that holds train/ and test/, all_data/ or all_data_*.json")],
-    shape: Annotated[tuple[int, ...] | None, Field(description="of one example, if not as in the files")] = None,
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...] | None, Field(description="of one example, if not as in the files")
+    ] = None,
     classes: Annotated[int | None, Field(ge=2, description="how many there are; else counted in the labels")] = None,
     pixels: Annotated[bool, Field(description="values from 0 to 1 are pixels, kept as bytes")] = False,
     images: Annotated[str | None, Field(description="x names image files in this folder, inside path")] = None,
@@ -112,50 +116,72 @@ def _rows(files: Sequence[Path], numbers: dict[str, int], pixels: bool, named: b
     rows = Rows()
     for path in files:
         for user, count, given in _users(path):
-            where = f"{path}, user {user!r}"
-            try:
-                x, y = np.asarray(given["x"]), np.asarray(given["y"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise corrupt(path, f"user {user!r}: examples of different shapes or no x and y ({error})") from None
+            x, y = (given.get(key) if isinstance(given, dict) else None for key in ("x", "y"))
+            if not isinstance(x, list) or not isinstance(y, list):
+                raise corrupt(path, f"user {user!r}: examples of different shapes or no x and y; expected two lists")
             if not len(x) == len(y) == count:
-                raise corrupt(path, f"user {user!r}: {len(x)} examples, {len(y)} labels, num_samples {count}")
+                number = str(count)[:20] if isinstance(count, int | float) else "no number"
+                raise corrupt(path, f"user {user!r}: {len(x)} examples, {len(y)} labels, num_samples {number}")
             if count == 0:
                 continue
-            rows.x.append(x if named else _numbers(x, pixels, where))
-            rows.y.append(labels(y, where))
+            answers = _array(path, user, y, "labels are text or a mixture; expected whole numbers from 0")
+            rows.x.append(_names(path, user, x) if named else _numbers(path, user, x, pixels))
+            rows.y.append(labels(answers, f"{path}, user {user!r}"))
             rows.user.append(np.full(count, numbers.setdefault(user, len(numbers))))
     return rows
 
 
-def _users(path: Path) -> list[tuple[str, int, Any]]:
-    """Every user of a file, with its number of examples and its data."""
-    try:
-        content = json.loads(path.read_bytes())
-        users, counts, data = content["users"], content["num_samples"], content["user_data"]
-        return [(user, int(count), data[user]) for user, count in zip(users, counts, strict=True)]
-    except KeyError as error:
-        raise corrupt(path, f"no entry {error}") from None
-    except (ValueError, TypeError) as error:
-        raise corrupt(path, f"not a LEAF file ({error})") from None
+def _users(path: Path) -> list[tuple[str, Any, Any]]:
+    """Every user of a file, with the number of examples that it should have, and its data."""
+    content = parsed(path, "a LEAF file")
+    users, counts, data = (entry(path, content, key) for key in ("users", "num_samples", "user_data"))
+    if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
+        raise corrupt(path, "not a LEAF file (users and num_samples are not lists of one length)")
+    if not all(isinstance(user, str) for user in users):
+        raise corrupt(path, "not a LEAF file (a user that is no text)")
+    user, times = next(iter(Counter(users).most_common(1)), ("", 0))
+    if times > 1:
+        raise corrupt(path, f"user {user!r} is listed {times} times, which would repeat all examples; expected once")
+    return [(user, count, entry(path, data, user)) for user, count in zip(users, counts, strict=True)]
 
 
-def _numbers(x: np.ndarray, pixels: bool, where: str) -> np.ndarray:
-    if x.dtype.kind not in "fiu":
-        raise InputError(f"{where}: x is text or a mixture; expected numbers (or set `images`, if x names image files)")
-    if not pixels:
-        return x.astype(np.float32)
-    if not ((x >= 0) & (x <= 1)).all():
-        raise InputError(f"{where}: pixels from {x.min()} to {x.max()}; expected 0 to 1")
-    return np.rint(x * 255).astype(np.uint8)
+def _names(path: Path, user: str, x: list[Any]) -> np.ndarray:
+    if not all(isinstance(name, str) for name in x):
+        raise InputError(f"{path}, user {user!r}: x is not a list of names; expected those of image files")
+    return np.array(x, object)
+
+
+def _numbers(path: Path, user: str, x: list[Any], pixels: bool) -> np.ndarray:
+    mixed = "x is text or a mixture; expected numbers (or set `images`, if x names image files)"
+    values = _array(path, user, x, mixed)
+    if pixels and not ((values >= 0) & (values <= 1)).all():
+        wrong = f"pixels from {values.min():.6g} to {values.max():.6g}; expected 0 to 1"
+        raise InputError(f"{path}, user {user!r}: {wrong}")
+    if not (abs(values) <= np.finfo(np.float32).max).all():
+        raise InputError(f"{path}, user {user!r}: x has a NaN or infinite value")
+    return np.rint(values * 255).astype(np.uint8) if pixels else values.astype(np.float32)
+
+
+def _array(path: Path, user: str, values: list[Any], mixed: str) -> np.ndarray:
+    """Nested lists of numbers as an array. Text is never converted: NumPy makes all of it as long as the longest."""
+    flat = values
+    while {*map(type, flat)} == {list}:
+        if len({*map(len, flat)}) > 1:
+            raise corrupt(path, f"user {user!r}: examples of different shapes")
+        flat = list(chain.from_iterable(flat))
+    if not {*map(type, flat)} <= {int, float}:
+        raise InputError(f"{path}, user {user!r}: {mixed}")
+    with reading(path, f"numbers, of user {user!r}"):
+        return np.array(values, np.float64)
 
 
 def _joined(rows: Rows, root: Path) -> tuple[np.ndarray, ...]:
     if not rows.x:
         raise InputError(f"{root}: no examples")
-    try:
-        return tuple(np.concatenate(values) for values in (rows.x, rows.y, rows.user))
-    except ValueError as error:
-        raise corrupt(root, f"users' examples differ in shape ({error})") from None
+    shapes = {x.shape[1:] for x in rows.x}
+    if len(shapes) > 1:
+        raise corrupt(root, f"users' examples differ in shape ({' and '.join(map(str, sorted(shapes)[:2]))})")
+    return tuple(np.concatenate(values) for values in (rows.x, rows.y, rows.user))
 
 
 def _examples(
@@ -168,36 +194,12 @@ def _examples(
 ) -> Examples:
     x, y, user = part
     if images is not None:
-        x = pictures([images / str(name) for name in x], size)
+        x = pictures(images, x.tolist(), size)
     elif shape is not None:
-        if x[0].size != np.prod(shape):
-            raise InputError(f"{root}: examples of {x[0].size} numbers cannot take the shape {shape}")
-        x = x.reshape(-1, *shape)
+        if (numbers := math.prod(x.shape[1:])) != math.prod(shape):
+            raise InputError(f"{root}: examples of {numbers} numbers cannot take the shape {shape}")
+        x = x.reshape(len(x), *shape)
     return examples(x, y, user, classes=classes, where=root)
-
-
-def pictures(paths: Sequence[Path], size: int) -> np.ndarray:
-    """Image files as squares of `size` pixels a side, in colour. `[n, size, size, 3]` uint8.
-
-    Raises:
-        InputError: an image that is not there or cannot be decoded, by its name.
-    """
-    from PIL import Image  # only needed where images come as files
-
-    pool = np.empty((len(paths), size, size, 3), np.uint8)
-
-    def put(i: int) -> None:
-        try:
-            with Image.open(paths[i]) as image:
-                pool[i] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-        except FileNotFoundError:
-            raise InputError(f"no image {paths[i]}") from None
-        except (OSError, SyntaxError, ValueError) as error:
-            raise corrupt(paths[i], f"not an image ({error})") from None
-
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(put, range(len(paths))))
-    return pool
 
 
 def _root(data_dir: Path, name: str, smallest: int) -> Path:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.arrays import read_arrays
-from jcfl.data.dataset import Dataset, examples
+from jcfl.data.archives import read_arrays
+from jcfl.data.dataset import Dataset, examples, features, labels
 from jcfl.data.files import corrupt, missing
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -44,7 +44,9 @@ def medmnist(
 
 def _published(file: str, data_dir: Path, validation: str, classes: int | None) -> Dataset:
     folders = [data_dir / "medmnist", data_dir / Path(file).stem, data_dir]
-    path = next((folder / file for folder in folders if (folder / file).is_file()), None)
+    path = next(
+        (place for place in (folder / file for folder in folders) if place.exists() and not place.is_dir()), None
+    )
     if path is None:
         name = Path(file).name
         command = f"curl -L --create-dirs -o {quote(str(data_dir / 'medmnist' / name))} {URL}/{name}"
@@ -69,12 +71,17 @@ def from_medmnist(path: Path, validation: str, classes: int | None) -> Dataset:
     for name in names:
         if name not in given:
             raise corrupt(path, f"no array {name!r}")
-    if given["train_labels"].ndim == 2 and given["train_labels"].shape[1] > 1:
-        raise InputError(f"{path}: {given['train_labels'].shape[1]} labels per image; expected one")
+    y = given["train_labels"]
+    if y.ndim == 2 and y.shape[1] > 1:
+        raise InputError(f"{path}: {y.shape[1]} labels per image; expected one")
+    classes = classes or int(labels(y, path, named="example {} of train_labels".format).max(initial=0)) + 1
     parts = {}
-    classes = classes or int(given["train_labels"].max(initial=0)) + 1
     for part in ("train", "test"):
         joined = [part, "val"] if validation == part else [part]
-        x, y = (np.concatenate([given[f"{name}_{kind}"] for name in joined]) for kind in ("images", "labels"))
+        x = [features(given[f"{name}_images"], path, f"example {{}} of {name}_images".format) for name in joined]
+        y = [labels(given[f"{name}_labels"], path, classes, f"example {{}} of {name}_labels".format) for name in joined]
+        if len({(one.shape[1:], one.dtype) for one in x}) > 1:
+            raise corrupt(path, f"images of {x[0].shape[1:]} and {x[1].shape[1:]}, {x[0].dtype} and {x[1].dtype}")
+        x, y = np.concatenate(x), np.concatenate(y)
         parts[part] = examples(x[..., None] if x.ndim == 3 else x, y, classes=classes, where=path)
     return Dataset(path.stem, parts["train"], parts["test"], classes)

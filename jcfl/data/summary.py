@@ -4,15 +4,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jcfl.types import Federation, Split
+from jcfl.data.soundness import rows
+from jcfl.types import Federation
 
 
 def label_counts(federation: Federation, split: Literal["train", "test"] = "train") -> np.ndarray:
-    """How many examples of every class every client has, `[m, c]`."""
-    owned: Split = getattr(federation, split)
-    size, classes = np.asarray(owned.size), federation.classes
-    labels = np.asarray(federation.y)[np.asarray(owned.rows)]  # rows are in the clients' order
-    cell = np.repeat(np.arange(len(size)), size) * classes + labels
+    """How many examples of every class every client has, `[m, c]`.
+
+    Raises:
+        InputError: a client's rows are not in the pool.
+    """
+    owned, size = rows(federation, split)
+    classes = federation.classes
+    cell = np.repeat(np.arange(len(size)), size) * classes + np.asarray(federation.y)[owned]
     return np.bincount(cell, minlength=len(size) * classes).reshape(len(size), classes)
 
 

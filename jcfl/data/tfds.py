@@ -1,7 +1,7 @@
 """Datasets that tensorflow-datasets has prepared on disk, read without TensorFlow and without the network."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +9,16 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, Examples, examples
-from jcfl.data.files import corrupt, missing
+from jcfl.data.files import allowed, corrupt, entry, fit, missing, parsed, reading, regular
+from jcfl.data.images import decoded
 from jcfl.errors import InputError
 from jcfl.registry import register
+
+FORMAT = "array_record"
+"""The format of prepared files that can be read without TensorFlow."""
+
+FEATURES = {"Image": "image", "ClassLabel": "classLabel", "Scalar": "tensor", "Tensor": "tensor"}
+"""The connectors of tensorflow-datasets that features may have, and the entry that says more about such a feature."""
 
 
 @register("data", "tfds")
@@ -52,55 +59,125 @@ def from_tfds(
         label: the feature to predict.
 
     Raises:
-        InputError: the dataset is not prepared, not as array_record files, or has no such split or feature.
+        InputError: the dataset is not prepared, not as array_record files, has no such split or feature, or is damaged.
     """
     folder = next((f for f in prepared_in(data_dir, dataset) if any(f.rglob("dataset_info.json"))), None)
     if folder is None:
         raise absent
-    builder, sources = _opened(dataset, folder, [train, test], preparation(dataset, data_dir))
-    known, folder = builder.info.features, Path(builder.data_dir)
-    for feature in (image, label):
-        if feature not in known:
-            raise InputError(f"{folder}: no feature {feature!r}; it has {', '.join(known)}")
-    if not (classes := getattr(known[label], "num_classes", None)):
-        raise InputError(f"{folder}: the feature {label!r} is {known[label]}; expected a ClassLabel")
+    folder = _version(dataset, folder)
+    features = _features(folder, image, label)
+    classes, sources = _opened(folder, [train, test], features, image, label, preparation(dataset, data_dir))
     parts = [_read(source, image, label, classes, folder) for source in sources]
     return Dataset(dataset, parts[0], parts[1], classes)
 
 
-def _opened(dataset: str, folder: Path, splits: list[str], command: str) -> tuple[Any, list[Any]]:
-    """The builder of a prepared dataset, and its splits as sequences of examples; never downloads."""
-    import tensorflow_datasets  # slow to import, and needed by few
+def _version(dataset: str, folder: Path) -> Path:
+    """The folder of the version that is asked for, else of the newest one."""
+    from tensorflow_datasets.core.utils import version
 
-    root = folder.parents[len(_parts(dataset)) - 1]
-    try:
-        builder: Any = tensorflow_datasets.builder(dataset, data_dir=root)
-        return builder, builder.as_data_source(split=splits)
-    except NotImplementedError:
-        raise InputError(f"{folder} is not in array_record format; remove it and prepare it with: {command}") from None
-    except (ValueError, AssertionError, tensorflow_datasets.core.DatasetNotFoundError) as error:
-        raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
+    known = version.list_all_versions(folder)
+    wanted = dataset.partition(":")[2]
+    with reading(folder, f"a folder with a version such as {wanted}"):
+        matching = [one for one in known if not wanted or one.match(wanted)]
+    if not matching:
+        there = ", ".join(map(str, known)) or f"none, but {', '.join(sorted(path.name for path in folder.iterdir()))}"
+        raise InputError(f"{folder}: no version {wanted or 'at all'} of {dataset!r}; there is {there}")
+    return folder / str(matching[-1])
+
+
+def _features(folder: Path, image: str, label: str) -> dict[str, Any]:
+    """What `features.json` says of the two features that are read.
+
+    tensorflow-datasets imports whatever module a feature names there, so no other name than its own reaches it. The
+    other features are left out: they need not be decoded.
+    """
+    from tensorflow_datasets import features as known
+
+    path = folder / "features.json"
+    named = {f"{getattr(known, name).__module__}.{name}": content for name, content in FEATURES.items()}
+    table = entry(path, entry(path, parsed(path, "a list of features"), "featuresDict"), "features")
+    if not isinstance(table, dict):
+        raise corrupt(path, "its features have no names")
+    chosen = {}
+    for name in (image, label):
+        if not isinstance(table, dict) or name not in table:
+            raise InputError(
+                f"{folder}: no feature {name!r}; it has {', '.join(table) if isinstance(table, dict) else 'none'}"
+            )
+        kind = entry(path, table[name], "pythonClassName")
+        content = named.get(str(kind))
+        if content is None:
+            raise InputError(f"{folder}: the feature {name!r} is a {kind}; expected one of {', '.join(FEATURES)}")
+        chosen[name] = {"pythonClassName": kind, content: entry(path, table[name], content)}
+    if "classLabel" not in chosen[label]:
+        raise InputError(f"{folder}: the feature {label!r} is {table[label]['pythonClassName']}; expected a ClassLabel")
+    if "zlib" in str(chosen[image].get("tensor")):
+        raise InputError(f"{folder}: the feature {image!r} is compressed by zlib; expected images, or plain numbers")
+    return chosen
+
+
+def _opened(
+    folder: Path, splits: list[str], features: dict[str, Any], image: str, label: str, command: str
+) -> tuple[int, Sequence[Any]]:
+    """The number of classes of a prepared dataset, and its splits: sequences of examples with these features alone."""
+    from google.protobuf import json_format
+    from tensorflow_datasets import decode
+    from tensorflow_datasets.core import read_only_builder
+    from tensorflow_datasets.core.features import FeaturesDict
+    from tensorflow_datasets.core.proto import dataset_info_pb2
+
+    said = parsed(folder / "dataset_info.json", "a description of a dataset")
+    kind = f"{FeaturesDict.__module__}.{FeaturesDict.__name__}"
+    with reading(folder / "dataset_info.json", "a description of a dataset"):
+        said = {**said, "features": {"pythonClassName": kind, "featuresDict": {"features": features}}}
+        info = json_format.ParseDict(said, dataset_info_pb2.DatasetInfo())  # type: ignore[attr-defined]
+    if FORMAT not in (info.file_format, *info.alternative_file_formats):
+        raise InputError(f"{folder} is not in {FORMAT} format; remove it and prepare it with: {command}")
+    for names in folder.glob("*.txt"):  # of labels
+        fit(names, regular(names))
+    limit = allowed()
+
+    @decode.make_decoder()
+    def pixels(example: Any, feature: Any) -> np.ndarray:
+        picture = np.asarray(decoded(folder, example, limit))
+        return picture if picture.ndim == 3 else picture[..., None]
+
+    decoders = {image: pixels()} if "image" in features[image] else None  # type: ignore[call-arg]
+    with reading(folder, "a prepared dataset"):
+        builder: Any = read_only_builder.builder_from_metadata(folder, info)
+        files = [Path(part.filename) for split in splits for part in builder.info.splits[split].file_instructions]
+    for file in files:
+        if file.parent != folder:
+            raise corrupt(folder, f"its description names the file {file}, outside of it")
+        regular(file)
+    with reading(folder, "a prepared dataset"):
+        sources = builder.as_data_source(split=splits, decoders=decoders, file_format=FORMAT)
+    return builder.info.features[label].num_classes or 0, sources
 
 
 def _read(source: Any, image: str, label: str, classes: int, folder: Path) -> Examples:
-    x, y = None, np.empty(len(source), np.int64)
-    for i, record in enumerate(_records(source, folder)):
-        one, y[i] = np.asarray(record[image]), record[label]
-        if x is None:
-            x = np.empty((len(source), *one.shape), one.dtype)
-        if one.shape != x.shape[1:]:
-            raise InputError(f"{folder}: {image!r} comes in several sizes, {x.shape[1:]} and {one.shape}; expected one")
-        x[i] = one
-    return examples(np.empty(0) if x is None else x, y, classes=classes, where=folder)
+    with reading(folder, "a prepared dataset"):
+        number = len(source)
+    x, y = np.empty(0), np.empty(0, np.int64)
+    for i, (one, answer) in enumerate(_records(source, number, image, label, folder)):
+        if i == 0:
+            fit(folder, number * (one.nbytes + y.itemsize))
+            x, y = np.empty((number, *one.shape), one.dtype), np.empty(number, y.dtype)
+        if (one.shape, one.dtype) != (x.shape[1:], x.dtype):
+            raise InputError(
+                f"{folder}: {image!r} comes in several sizes, {x.shape[1:]} {x.dtype} and {one.shape} {one.dtype}; "
+                "expected one"
+            )
+        x[i], y[i] = one, answer
+    return examples(x, y, classes=classes, where=folder)
 
 
-def _records(source: Any, folder: Path) -> Iterator[Any]:
-    for i in range(len(source)):
-        try:
+def _records(source: Any, number: int, image: str, label: str, folder: Path) -> Iterator[tuple[np.ndarray, int]]:
+    for i in range(number):
+        with reading(folder, f"a prepared dataset of {number} records: record {i} cannot be read"):
             record = source[i]
-        except Exception as error:  # a damaged record fails in its reader's or its decoder's own way
-            raise corrupt(folder, f"record {i} cannot be read ({str(error).splitlines()[0]})") from None
-        yield record
+            pair = np.asarray(record[image]), int(record[label])
+        yield pair
 
 
 def prepared_in(data_dir: Path, dataset: str) -> list[Path]:
