@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from jcfl.data import from_arrays, load
+from jcfl import registry
+from jcfl.data import federation, from_arrays, from_clients, label_counts, load, place
+from jcfl.data.partition import Partition, pool
 from jcfl.errors import InputError
 
 RNG = np.random.default_rng(4)
@@ -152,3 +154,121 @@ def test_any_medmnist_file_and_what_it_refuses(tmp_path):
         load("medmnist", tmp_path, file="part.npz")
     with pytest.raises(InputError, match=r"tissuemnist\.npz.*curl .*tissuemnist\.npz"):
         load("tissuemnist", tmp_path)
+
+
+def given(**changes):
+    """Arrays of three clients with ten examples each, floats, with some values changed: `{"x": {row: value}}`."""
+    arrays = {"x": X.reshape(30, -1)[:, :5] / 255.0, "y": Y.astype(float), "clients": CLIENTS.astype(object)}
+    for name, change in changes.items():
+        for row, value in change.items():
+            arrays[name][row] = value
+    return arrays
+
+
+@pytest.mark.parametrize("make", [from_arrays, from_clients])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": {17: np.nan}}, "example 17 of client 'ann' has a NaN or infinite value"),
+        ({"x": {29: -np.inf}}, "example 29 of client 'bob' has a NaN or infinite value"),
+        ({"x": {3: 1e300}}, "example 3 of client 'zoe' has a NaN or infinite value"),
+        ({"y": {12: -5}}, r"label -5 of example 12 of client 'ann' is out of range 0\.\."),
+        ({"y": {12: 0.5}}, r"label 0\.5 of example 12 of client 'ann'; expected whole numbers"),
+        ({"y": {1: np.nan}}, "label nan of example 1 of client 'zoe'; expected whole numbers"),
+        ({"y": {1: np.inf}}, "label inf of example 1 of client 'zoe'; expected whole numbers"),
+        ({"y": {25: 2.0**31}}, r"label 2147483648 of example 25 of client 'bob' is out of range"),
+        ({"clients": {4: None}}, "clients' ids cannot be sorted"),
+        ({"clients": {4: 3}}, "clients' ids cannot be sorted"),
+    ],
+)
+def test_a_value_that_cannot_be_trained_on_is_named_with_its_client(make, change, said):
+    with pytest.raises(InputError, match=said):
+        make(**given(**change))
+
+
+@pytest.mark.parametrize("make", [from_arrays, from_clients])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": [[1.0], [1.0, 2.0]] * 15}, "examples are no array"),
+        ({"x": "pixels"}, r"examples have the shape \(\)"),
+        ({"x": [[None]] * 30}, "examples are object"),
+        ({"y": 3}, r"labels have the shape \(\)"),
+        ({"y": ["cat"] * 30}, "labels are <U3; expected whole numbers"),
+        ({"y": [1 << 70] * 30}, "labels are object"),
+        ({"clients": 7}, "clients' ids have the shape"),
+        ({"clients": [[1]] * 30}, r"clients' ids have the shape \(30, 1\)"),
+        ({"clients": [float("nan"), *range(29)]}, "example 0 has no client: its id is nan"),
+        ({"groups": 3}, "1 groups for 3 clients"),
+        ({"groups": [0, 1, 0.5]}, r"group 0\.5 of client 'zoe'"),
+        ({"groups": [0, -2, 0]}, "group -2 of client 'bob' is out of range -1"),
+        ({"groups": ["a", "b", "c"]}, "groups are <U1"),
+        ({"classes": 0}, "classes to be a whole number from 1, got 0"),
+        ({"classes": "3"}, "classes to be a whole number"),
+        ({"classes": 2}, r"label 2 of example 2 of client 'zoe' is out of range 0\.\.1"),
+        ({"seed": -1}, "seed to be a whole number from 0, got -1"),
+        ({"seed": "x"}, "seed to be a whole number"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(make, change, said):
+    with pytest.raises(InputError, match=said):
+        make(**given() | change)
+
+
+@pytest.mark.parametrize("share", ["half", None, float("nan"), [1], (1,), (1, 2, 3, 4)])
+def test_a_share_to_test_on_of_another_kind_is_refused(share):
+    with pytest.raises(InputError):
+        from_arrays(**given(), test=share)
+
+
+def test_test_examples_are_named_too():
+    test = {f"{name}_test": value for name, value in given(y={14: -5}).items()}
+    with pytest.raises(InputError, match=r"\(test\): label -5 of example 14 of client 'ann' is out of range"):
+        from_clients(**given(), **test)
+    dates = np.arange(30).astype("datetime64[D]")
+    with pytest.raises(InputError, match="to train and to test on are of different kinds"):
+        from_clients(**given() | {"clients": np.arange(30)}, **test | {"y_test": Y, "clients_test": dates})
+    with pytest.raises(InputError, match=r"\(float32\), those to test on \(5,\) \(uint8\); expected the same"):
+        from_clients(**given(), **test | {"y_test": Y, "x_test": X.reshape(30, -1)[:, :5]})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": (3, 30)}, r"\(train\): row 30 of client 0 is out of range 0\.\.29"),
+        ({"rows": (10, -1)}, r"\(train\): row -1 of client 1 is out of range"),
+        ({"size": (2, 9)}, r"\(train\): client 2 has the rows 16 to 25 of 24; expected at most 8"),
+        ({"start": (1, -3)}, "size -3 of client 1 is out of range"),
+        ({"y": (0, 3)}, r"label 3 of row \d+ of client 0 is out of range 0\.\.2"),
+        ({"x": (0, np.nan)}, r"row \d+ of client 0 has a NaN"),
+    ],
+)
+def test_a_federation_of_arrays_that_do_not_fit_is_refused(change, said):
+    """One that a program has made itself; `place` and `label_counts` look at it."""
+    made = from_clients(**given())
+    ((name, (index, value)),) = change.items()
+    owner = made.train if name in ("rows", "size", "start") else made
+    array = np.array(getattr(owner, name))
+    array[made.train.rows[index] if owner is made else index] = value
+    changed = owner.replace(**{name: array})
+    made = changed if owner is made else made.replace(train=changed)
+    with pytest.raises(InputError, match=said):
+        place(made)
+    if owner is not made and name not in ("x", "y"):
+        with pytest.raises(InputError, match=said):
+            label_counts(made)
+
+
+@pytest.mark.parametrize(
+    ("row", "owner", "said"), [(4, 9, "owner 9 of row 4 is out of range -1..2"), (4, -2, "owner -2 of row 4")]
+)
+def test_a_scenario_that_returns_rows_out_of_range_is_refused(monkeypatch, row, owner, said):
+    def scenario(rng, dataset):
+        whole = pool(dataset)
+        owners = np.arange(30) % 3
+        owners[row] = owner
+        return Partition(whole.x, whole.y, whole.trains, owners, np.zeros(3, int))
+
+    monkeypatch.setitem(registry._TABLES["scenario"], "wrong", scenario)
+    with pytest.raises(InputError, match=said):
+        federation(from_arrays(X, Y), "wrong", min_examples=(1, 0))

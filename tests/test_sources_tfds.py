@@ -1,4 +1,7 @@
 import io
+import json
+import os
+import shutil
 import sys
 
 import numpy as np
@@ -7,6 +10,7 @@ from PIL import Image
 
 from jcfl.data import load
 from jcfl.errors import InputError
+from tests.test_untrusted import resized
 
 RNG = np.random.default_rng(2)
 
@@ -31,8 +35,9 @@ def prepare(folder, *, name, shape, x, y, classes=10):
 
             def _generate_examples(self, part):
                 for i, (image, label) in enumerate(zip(x[part], y[part], strict=True)):
-                    file = io.BytesIO()
-                    Image.fromarray(image.squeeze()).save(file, "PNG")
+                    file = io.BytesIO(image) if isinstance(image, bytes) else io.BytesIO()
+                    if not isinstance(image, bytes):
+                        Image.fromarray(image.squeeze()).save(file, "PNG")
                     file.seek(0)
                     yield i, {"image": file, "label": int(label), "size": 1}
 
@@ -135,3 +140,116 @@ def test_another_file_format_is_refused_with_the_command_that_helps(tmp_path):
     info.write_text(info.read_text().replace("array_record", "tfrecord"))
     with pytest.raises(InputError, match=r"not in array_record format; .*tfds\.data_source\('records'"):
         load("tfds", tmp_path, dataset="records")
+
+
+@pytest.fixture
+def copy(root, tmp_path):
+    """A prepared dataset of one's own to damage: its folder, and a function that changes one of its files of JSON."""
+    shutil.copytree(root[0] / "tiny", tmp_path / "tiny")
+    (folder,) = (path.parent for path in tmp_path.rglob("features.json"))
+
+    def changed(file, keys, value):
+        content = json.loads((folder / file).read_text())
+        entry = content
+        for key in keys[:-1]:
+            entry = entry[key]
+        entry[keys[-1]] = value
+        (folder / file).write_text(json.dumps(content))
+
+    return folder, changed
+
+
+def named(name):
+    return ["featuresDict", "features", name]
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "refused"),
+    [
+        ("features.json", [*named("image"), "pythonClassName"], True),
+        ("features.json", [*named("label"), "pythonClassName"], True),
+        ("features.json", [*named("size"), "pythonClassName"], False),
+        ("features.json", ["pythonClassName"], False),
+        ("features.json", ["type"], False),
+        ("dataset_info.json", ["moduleName"], False),
+        ("dataset_info.json", ["features"], False),
+    ],
+)
+def test_nothing_that_a_folder_names_is_imported(copy, tmp_path, monkeypatch, file, keys, refused):
+    changed = copy[1]
+    (tmp_path / "harm.py").write_text("raise SystemExit('code of whoever wrote the folder')")
+    monkeypatch.syspath_prepend(tmp_path)
+    changed(file, keys, {"pythonClassName": "harm.Feature"} if keys == ["features"] else "harm.Feature")
+    if refused:
+        with pytest.raises(InputError, match=r"is a harm\.Feature; expected one of Image"):
+            load("tfds", tmp_path, dataset="tiny")
+    else:
+        assert len(load("tfds", tmp_path, dataset="tiny").train) == 12
+    assert "harm" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value", "said"),
+    [
+        ("features.json", ["featuresDict"], None, "no entry 'features'"),
+        ("features.json", ["featuresDict", "features"], [1], "features.json"),
+        ("features.json", named("image"), {"pythonClassName": ["a"]}, "expected one of"),
+        ("features.json", [*named("image"), "image"], {"shape": 3}, "dataset_info.json"),
+        ("features.json", [*named("image"), "image", "shape", "dimensions"], ["-5", "x"], "dataset_info.json"),
+        ("features.json", [*named("label"), "classLabel", "numClasses"], "-1", "expected 1 to"),
+        ("features.json", [*named("label"), "classLabel"], {}, "tiny"),
+        ("dataset_info.json", ["splits"], 4, "dataset_info.json"),
+        ("dataset_info.json", ["splits", 0, "shardLengths"], ["1000000000000"], "of memory; at most"),
+        ("dataset_info.json", ["splits", 0, "shardLengths"], ["-3"], "3.0.1"),
+        ("dataset_info.json", ["splits", 0, "shardLengths"], ["13"], "record 12 cannot be read"),
+        ("dataset_info.json", ["splits", 0, "filepathTemplate"], "../{DATASET}", "outside of it"),
+        ("dataset_info.json", ["version"], "x", "3.0.1"),
+        ("dataset_info.json", ["fileFormat"], {}, "dataset_info.json"),
+        ("dataset_info.json", ["alternativeFileFormats"], 3, "dataset_info.json"),
+    ],
+)
+def test_a_folder_that_says_other_things_is_refused(copy, tmp_path, file, keys, value, said):
+    copy[1](file, keys, value)
+    with pytest.raises(InputError) as error:
+        load("tfds", tmp_path, dataset="tiny")
+    assert said in str(error.value) and str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "file", ["features.json", "dataset_info.json", "label.labels.txt", "tiny-train.array_record-00000-of-00001"]
+)
+def test_a_pipe_in_a_folder_is_refused(copy, tmp_path, file):
+    (copy[0] / file).unlink(missing_ok=True)
+    os.mkfifo(copy[0] / file)
+    with pytest.raises(InputError, match="not a regular file"):
+        load("tfds", tmp_path, dataset="tiny")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 100_000, b"[]", b"\xff", b'{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("file", ["features.json", "dataset_info.json"])
+def test_a_folder_with_damaged_json_is_refused_by_the_file(copy, tmp_path, file, data):
+    (copy[0] / file).write_bytes(data)
+    with pytest.raises(InputError, match=file):
+        load("tfds", tmp_path, dataset="tiny")
+
+
+@pytest.mark.parametrize("damage", ["size", "end", "format"])
+def test_a_picture_in_a_record_is_checked_as_in_a_file(tmp_path, damage):
+    x, y = drawn((5, 4, 3), 3)
+    file = io.BytesIO()
+    Image.fromarray(x["test"][2]).save(file, "BMP" if damage == "format" else "PNG")
+    data = file.getvalue()
+    data = {"size": resized(data, 20_000, 20_000), "end": data[:-3], "format": data}[damage]
+    x["test"] = [*x["test"][:2], data, *x["test"][3:]]
+    prepare(tmp_path, name="bomb", shape=(5, 4, 3), x=x, y=y, classes=3)
+    with pytest.raises(InputError, match=r"bomb.*not an image"):
+        load("tfds", tmp_path, dataset="bomb")
+
+
+def test_several_versions_and_those_that_are_not_there(copy, tmp_path):
+    shutil.copytree(copy[0], copy[0].parent / "2.0.0")
+    (copy[0] / "dataset_info.json").write_text("damaged")
+    with pytest.raises(InputError, match=r"no version 4\.\*\.\* of 'tiny:4\.\*\.\*'; there is 2\.0\.0, 3\.0\.1"):
+        load("tfds", tmp_path, dataset="tiny:4.*.*")
+    with pytest.raises(InputError, match=r"3\.0\.1/dataset_info\.json"):
+        load("tfds", tmp_path, dataset="tiny")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.dataset import Dataset, Examples, examples
+from jcfl.data.dataset import CLASSES, Dataset, Examples, examples
 from jcfl.data.files import allowed, corrupt, entry, fit, missing, parsed, reading, regular
 from jcfl.data.images import decoded
 from jcfl.errors import InputError
@@ -152,7 +152,10 @@ def _opened(
         regular(file)
     with reading(folder, "a prepared dataset"):
         sources = builder.as_data_source(split=splits, decoders=decoders, file_format=FORMAT)
-    return builder.info.features[label].num_classes or 0, sources
+    classes = builder.info.features[label].num_classes or 0
+    if not 1 <= classes <= CLASSES:
+        raise corrupt(folder / "features.json", f"{classes} classes; expected 1 to {CLASSES}")
+    return classes, sources
 
 
 def _read(source: Any, image: str, label: str, classes: int, folder: Path) -> Examples:
