@@ -88,7 +88,7 @@ def from_arrays(
         x: uint8 pixels (0..255) or floats; images of one channel may come without its axis. `[n, ...]`
         y: whole numbers from 0. `[n]`
         clients: the owner of every example, any ids that can be sorted. `[n]`
-        test: the share to test on, test_mask from every client, or from every class if there are no clients; or the arrays
+        test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays
             `(x, y)` or `(x, y, clients)` of a test set.
         classes: the number of classes; None counts them in the labels.
         groups: the true group of every client, in the sorted order of their ids. `[users]`
