@@ -23,6 +23,7 @@ QUICK = {
     "config",
     "contract",
     "environment",
+    "errors",
     "grouping_more",
     "house",
     "layout",
