@@ -20,7 +20,7 @@ class InputError(ValueError):
 
     def __str__(self) -> str:
         """The line. Names in it may be from a stranger's files, so it is made safe for a terminal, and not too long."""
-        text = super().__str__()
+        text = super().__str__().replace("\n", " ")
         return printable(text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}")
 
 

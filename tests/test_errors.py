@@ -12,6 +12,7 @@ def test_what_a_terminal_obeys_is_written_out():
     assert printable(HOSTILE) == SHOWN
     assert printable("Zürich, 東京, 100 %") == "Zürich, 東京, 100 %"
     assert str(InputError(f"no file {HOSTILE}")) == f"no file {SHOWN}"
+    assert str(InputError("one\nline")) == "one line" and len(str(InputError("a" * 10**6))) < 10_010
 
 
 def test_no_command_prints_what_a_terminal_obeys(capsys):

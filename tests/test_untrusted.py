@@ -1,5 +1,6 @@
 """A dataset from a stranger: each fault ends in one `InputError` that names the file, at once and in little memory."""
 
+import ast
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import struct
 import tracemalloc
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,7 +269,7 @@ def test_no_file_takes_more_memory_than_is_allowed(tmp_path, source):
     else:
         cifar(tmp_path, pickle.dumps(bytes(TINY // 2)))
         source = "cifar10"
-    message = refused("of memory; at most 1.0 MB is allowed, half of what is free", source, tmp_path, **options)
+    message = refused("of memory; at most 1.0 MB is allowed: half of what is free", source, tmp_path, **options)
     assert str(tmp_path) in message
 
 
@@ -437,6 +439,34 @@ def test_whatever_a_parser_raises_is_one_error(tmp_path, error):
 def test_a_file_that_cannot_be_opened_says_why(tmp_path):
     with pytest.raises(InputError, match=f"cannot read {tmp_path}/gone: No such file"):
         files.content(tmp_path / "gone", "a thing")
+
+
+PARSERS = {
+    "open",
+    "read_bytes",
+    "read_text",
+    "load",
+    "loads",
+    "fromfile",
+    "ZipFile",
+    "decompress",
+    "genops",
+    "ParseDict",
+}
+"""Calls that read what is in a file."""
+
+
+@pytest.mark.parametrize("path", sorted(Path(files.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_parser_is_called_inside_the_door(path):
+    def outside(node, inside):
+        inside |= isinstance(node, ast.With) and any("reading(" in ast.unparse(item) for item in node.items)
+        if isinstance(node, ast.Call) and not inside and ast.unparse(node.func).split(".")[-1] in PARSERS:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        for child in ast.iter_child_nodes(node):
+            yield from outside(child, inside)
+
+    found = list(outside(ast.parse(path.read_text("utf-8")), False))
+    assert found == ([] if path.stem != "pickled" else found[:1]), "the interpreter is called inside of it, by cifar"
 
 
 def test_a_fault_of_ours_shows_as_it_is(tmp_path, monkeypatch):

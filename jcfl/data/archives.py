@@ -44,7 +44,7 @@ def _alone(path: Path) -> np.ndarray:
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise corrupt(path, f"{info.filename} is encrypted, or compressed in a way that NumPy does not write")
-    with archive.open(info) as file:
+    with reading(path, "an .npz archive"), archive.open(info) as file:
         return _array(path, file, info.file_size)
 
 

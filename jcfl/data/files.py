@@ -199,7 +199,8 @@ def too_large(path: Path, size: int, limit: int, more: str = "") -> InputError:
     from rich.filesize import decimal
 
     return InputError(
-        f"{path} would take {more}{decimal(size)} of memory; at most {decimal(limit)} is allowed, half of what is free"
+        f"{path} would take {more}{decimal(size)} of memory; at most {decimal(limit)} is allowed: half of what is "
+        "free, shared by the files that are read at once"
     )
 
 
