@@ -30,6 +30,10 @@ class Clustering(NamedTuple):
     inertia: Array  # [] the weighted sum of clients' distances to their centres
 
 
+TIE = 1e-5
+"""Of runs whose inertia differs by less, relative to it, the first is taken, so that rounding does not choose."""
+
+
 def fit(
     key: Key,
     points: Array,
@@ -64,7 +68,8 @@ def fit(
 
     def attempt(best: Clustering, key: Key) -> tuple[Clustering, None]:
         found = run(points[seeds(key, points, weights, k, seeding, metric)])
-        return jax.tree.map(lambda new, old: jnp.where(found.inertia < best.inertia, new, old), found, best), None
+        better = found.inertia < best.inertia * (1 - TIE)
+        return jax.tree.map(lambda new, old: jnp.where(better, new, old), found, best), None
 
     m, d = points.shape
     none = jnp.full((k, d), jnp.nan, points.dtype)
