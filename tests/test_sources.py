@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from jcfl.data import load
-from jcfl.data.dataset import examples, mask_of_test_examples
+from jcfl.data.dataset import examples, random_share
 from jcfl.data.generated import true_parameters
 from jcfl.data.idx import EMNIST_CLASSES, FILES
 from jcfl.errors import InputError
@@ -221,16 +221,16 @@ def test_gaussian_seed_separation_and_noise():
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0.05, 0.95), st.integers(0, 9))
 def test_the_tested_share_of_every_stratum(strata, fraction, seed):
     strata = np.array(strata)
-    mask = mask_of_test_examples(strata, fraction, seed)
+    mask = random_share(strata, fraction, seed)
     for stratum in np.unique(strata):
         size = np.sum(strata == stratum)
         assert mask[strata == stratum].sum() == min(int(np.floor(fraction * size + 0.5)), size - 1)
-    assert np.array_equal(mask, mask_of_test_examples(strata, fraction, seed))
+    assert np.array_equal(mask, random_share(strata, fraction, seed))
 
 
 def test_the_draw_moves_with_the_seed():
     strata = np.zeros(100, int)
-    assert not np.array_equal(mask_of_test_examples(strata, 0.5, 0), mask_of_test_examples(strata, 0.5, 1))
+    assert not np.array_equal(random_share(strata, 0.5, 0), random_share(strata, 0.5, 1))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from jcfl.data.dataset import (
     features,
     joined,
     labels,
-    mask_of_test_examples,
     of_clients,
     owners,
+    random_share,
     whole_numbers,
 )
 from jcfl.errors import InputError
@@ -140,9 +140,7 @@ def _split_by_share(
     """The arrays split in two, a share of every client's (or class's) examples in the second."""
     if not isinstance(test, Real) or not 0 < float(test) < 1:
         raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {test!r}")
-    mask = mask_of_test_examples(
-        y if users is None else np.unique(users, return_inverse=True)[1].ravel(), float(test), seed
-    )
+    mask = random_share(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), float(test), seed)
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 
 

@@ -214,7 +214,7 @@ def array(values: Any, what: str, where: str | Path) -> np.ndarray:
         raise InputError(f"{where}: {what} are no array ({next(iter(str(error).splitlines()), '')})") from error
 
 
-def mask_of_test_examples(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:
+def random_share(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:
     """A mask that chooses a random share of every stratum for testing. `[n]` bool
 
     Of a stratum with n examples, round(fraction · n) are chosen, but never all.

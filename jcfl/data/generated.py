@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.dataset import Dataset, examples, mask_of_test_examples
+from jcfl.data.dataset import Dataset, examples, random_share
 from jcfl.errors import InputError
 from jcfl.registry import register
 
@@ -22,7 +22,7 @@ def digits(data_dir: Path) -> Dataset:
     bunch = load_digits()
     x = np.rint(bunch.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
     y = bunch.target  # type: ignore[union-attr]
-    mask = mask_of_test_examples(y, 0.2)
+    mask = random_share(y, 0.2)
     train, test = (examples(x[side], y[side], classes=10, where="digits") for side in (~mask, mask))
     return Dataset("digits", train, test, 10)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.dataset import Dataset, Examples, examples, labels, mask_of_test_examples
+from jcfl.data.dataset import Dataset, Examples, examples, labels, random_share
 from jcfl.data.files import corrupt, entry, missing, parsed, reading
 from jcfl.data.images import pictures
 from jcfl.errors import InputError
@@ -104,7 +104,7 @@ def from_leaf(
     assert files is not None
     parts = [_joined(_rows(group, numbers, pixels, images is not None), root) for group in files]
     if len(parts) == 1:
-        mask = mask_of_test_examples(parts[0][2], test)
+        mask = random_share(parts[0][2], test)
         parts = [tuple(values[side] for values in parts[0]) for side in (~mask, mask)]
     classes = classes or int(max(y.max(initial=0) for _, y, _ in parts)) + 1
     train, held = (_examples(part, classes, shape, images, size, root) for part in parts)

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data import skew as skew
-from jcfl.data.dataset import Dataset, mask_of_test_examples
+from jcfl.data.dataset import Dataset, random_share
 from jcfl.data.partition import (
     NOBODY,
     Count,
@@ -196,5 +196,5 @@ def _user_pool(rng: np.random.Generator, dataset: Dataset, test_fraction: float)
         raise InputError(f"scenario 'natural' needs users, and {dataset.name} has none: choose another scenario")
     if dataset.test.user is not None and len(dataset.test.user) > 0:
         return pool(dataset), np.concatenate([users, dataset.test.user])
-    tests = mask_of_test_examples(users, test_fraction, seed=int(rng.integers(2**31)))
+    tests = random_share(users, test_fraction, seed=int(rng.integers(2**31)))
     return Pool(dataset.train.x, dataset.train.y, ~tests, np.zeros(len(users), int)), users
