@@ -28,6 +28,18 @@ class TrainingError(RuntimeError):
     """Training cannot go on: a model stopped being finite, or a limit of the run was passed."""
 
 
+class Unwritable(InputError):
+    """A file or a folder that cannot be written: the disk is full, or may not be written to."""
+
+
+class Damaged(InputError):
+    """A file of a run that is not as it was written, or cannot be read."""
+
+
+class Notice(UserWarning):
+    """What a user should know of a run that goes on all the same: one line."""
+
+
 def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     """The error for a name that is not one of `known`, with the nearest one offered.
 

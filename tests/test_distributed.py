@@ -50,7 +50,7 @@ def test_two_hosts_one_killed_and_resumed(tmp_path):
     running = hosts(str(config), "--out", str(tmp_path / "two"))
     deadline = time.monotonic() + 240
     saved = tmp_path / "two" / "checkpoints"
-    while not any(path.name.isdigit() for path in saved.glob("*/*")):
+    while not any(path.stem.isdigit() for path in saved.glob("*/*")):
         assert time.monotonic() < deadline, "no checkpoint"
         assert running[0].poll() is None, running[0].stderr.read()[-2000:]
         time.sleep(0.05)

@@ -56,7 +56,7 @@ def test_one_seed_has_no_band_and_a_cut_off_seed_counts_where_it_is(tmp_path):
     assert not alone.axes[0].collections
     path = folders.run(tmp_path / "cut", seeds=(0, 1))
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (path / "metrics.jsonl").write_text("".join(lines[:-1]))  # seed 1 lacks its last evaluation
+    results.Folder(path).put_text("metrics.jsonl", "".join(lines[:-1]))  # seed 1 lacks its last evaluation
     (line,) = plotting.curves(path, scores=["accuracy_micro"]).axes[0].lines
     np.testing.assert_allclose(line.get_ydata(), [0.51, 0.56, 0.61, 0.65])
 
@@ -280,10 +280,10 @@ def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, 
         plotting.save(draw(path), tmp_path / name, ["png"])
     short = folders.run(tmp_path / "short")
     lines = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (short / "metrics.jsonl").write_text(lines[0])
+    results.Folder(short).put_text("metrics.jsonl", lines[0])
     if name != "clusters":  # in its first round this run has none
         plotting.save(draw(short), tmp_path / name, ["png"])
-    (short / "metrics.jsonl").write_text("")
+    results.Folder(short).put_text("metrics.jsonl", "")
     if name not in ("heatmap",):
         with pytest.raises(InputError):
             draw(short)

@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from jcfl import cli
+from jcfl import cli, results
 from jcfl.errors import InputError
 from jcfl.view import plotting
 from jcfl.view.report import numbers, page
@@ -129,9 +129,9 @@ def test_runs_that_stopped_say_so(tmp_path):
     text = page(plotting.histories(cut))
     assert "unfinished" in text
     assert "figures up to round 8" in text
-    (cut / "summary.json").write_text(json.dumps({"failed": "round 3: cluster 1 is not finite", "costs": {}}))
+    results.Folder(cut).put_json("summary.json", {"failed": "round 3: cluster 1 is not finite", "costs": {}})
     assert "round 3: cluster 1 is not finite" in page(plotting.histories(cut))
-    (cut / "metrics.jsonl").write_text("")
+    results.Folder(cut).put_text("metrics.jsonl", "")
     with pytest.raises(InputError, match="nothing has been evaluated yet"):
         page(plotting.histories(cut))
 

@@ -1,14 +1,18 @@
 """The command line: `main` is the console script; each other module has some of the commands."""
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
 
-from jcfl.cli import measuring, training, viewing
+from jcfl.cli import measuring, training, verifying, viewing
 from jcfl.cli.app import Stopped, app
-from jcfl.errors import InputError, TrainingError, printable
+from jcfl.errors import InputError, Notice, TrainingError
 
-COMMANDS = (training, viewing, measuring)
+COMMANDS = (training, viewing, verifying, measuring)
 """The modules that add commands to the application when they are imported."""
 
 
@@ -26,7 +30,8 @@ def status(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = typer.main.get_command(app)
     try:
-        return command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
+        with told():
+            return command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
     except InputError as error:
         return complain(str(error), 2)
     except TrainingError as error:
@@ -40,7 +45,21 @@ def status(arguments: list[str] | None = None) -> int:
         return complain(message, 2) if message else 2  # without a message, Typer has printed the help
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """Print what a run has to say in one line each, without the line of code that says it."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+        warnings.simplefilter("always", Notice)
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            complain(str(message), 0) if issubclass(category, Notice) else usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 def complain(message: str, code: int) -> int:
-    """Print an error in one line that a terminal has nothing to obey in, and return the exit status."""
-    print(f"jcfl: {printable(' '.join(message.split()))}", file=sys.stderr)
+    """Print what is wrong in one line, and return the exit status."""
+    print(f"jcfl: {' '.join(message.split())}", file=sys.stderr)
     return code

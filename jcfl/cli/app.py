@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jcfl.errors import TrainingError
+from jcfl.errors import InputError, TrainingError, Unwritable
 from jcfl.version import __version__
 
 app = typer.Typer(name="jcfl", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
@@ -26,6 +26,9 @@ Overrides = Annotated[
         metavar="KEY=VALUE...",
         help="Override keys of the configuration: `--set rounds=50 method.name=ifca method.clusters=3`.",
     ),
+]
+AllowVersions = Annotated[
+    bool, typer.Option("--allow-versions", help="Go on with what other versions of jcfl, JAX or NumPy have made.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_default="JCFL_DATA, else data")]
 
@@ -48,6 +51,10 @@ def stopping(command: str, folder: Path) -> Iterator[None]:
         raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from None
     except TrainingError as error:
         raise TrainingError(f"{error} (figures until then: {folder})") from None
+    except Unwritable as error:
+        begun = any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
+        more = f"; once it can be, go on with: jcfl {command} --resume {folder}" if begun else ""
+        raise InputError(f"{error}{more}") from None
 
 
 def print_version(wanted: bool) -> None:

@@ -1,9 +1,12 @@
 """The meaning of a command's arguments: a configuration, its overrides, and the folder to write."""
 
 import importlib.resources
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from jcfl.errors import InputError
 
@@ -23,7 +26,7 @@ def separated(words: Sequence[str] | None, overrides: Sequence[str] | None) -> t
     In `--set a=1 b=2` Typer takes `b=2` for a positional word.
     """
     words = words or []
-    names = [word for word in words if "=" not in word or Path(word).is_file()]
+    names = [word for word in words if "=" not in word or os.path.isfile(word)]
     if len(names) > 1:
         raise InputError(f"expected one configuration or preset, got {', '.join(names)}")
     return names, [*(overrides or []), *(word for word in words if word not in names)]
@@ -68,9 +71,8 @@ def grid(over: Sequence[str] | None) -> dict[str, list[Any]] | None:
     return dict(map(key_and_values, over or [])) or None
 
 
-def free_folder(stem: str) -> Path:
-    """The first of the folders runs/STEM-1, runs/STEM-2, … that does not exist."""
-    number = 1
-    while (folder := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return folder
+def destination(text: str) -> Path:
+    """The folder or file that an option names, refused where it is empty: that would be the current folder."""
+    if not text:
+        raise typer.BadParameter("expected a path, got an empty text; for the current folder give .")
+    return Path(text)

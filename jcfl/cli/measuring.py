@@ -23,8 +23,12 @@ def bench(
     Rows: round, full, whole, grouping, seeds, overhead, start, clients, cohort, parameters, clusters. All of them take
     about half an hour on two cores; each is measured in a process of its own.
     """
+    from jcfl.results import writing
     from jcfl.runs import bench
 
+    if out is not None:
+        with writing(out):  # half an hour before there is something to write
+            out.mkdir(parents=True, exist_ok=True)
     say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + " done", err=True)
     found = bench.measured(rows or [], quick, data_dir, threads, say)
     files = write(found, out) if out is not None else []

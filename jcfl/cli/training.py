@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, DataDir, Overrides, Track, app, stopping
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Track, app, stopping
 from jcfl.cli.arguments import (
     assigned,
     configured,
-    free_folder,
+    destination,
     grid,
     option_overrides,
     preset_names,
@@ -41,10 +41,17 @@ def run(
         int | None, typer.Option(min=1, help="How many seeds to run; figures become means and deviations.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write.", show_default="the first free one of runs/NAME-1, …")
+        Path | None,
+        typer.Option(
+            help="The folder to write.",
+            show_default="the first free one of runs/NAME-1, …",
+            parser=destination,
+            metavar="PATH",
+        ),
     ] = None,
     data_dir: DataDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run that a folder holds.")] = None,
+    allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[
@@ -71,12 +78,12 @@ def run(
     if resume is not None:
         if names or out is not None:
             raise InputError("--resume DIR takes the configuration and the folder from DIR; give no other")
-        folder, config = resume, resumed_configuration(resume, changes)
+        stem, config = "", resumed_configuration(resume, changes)
     else:
-        config = configured(names, changes)
-        folder = out or free_folder(Path(names[0]).stem)
+        stem, config = Path((names or [""])[0]).stem, configured(names, changes)
+        config = config.model_copy(update={"made_by": {"command": shlex.join(context.obj)}})
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
-    train(config, folder, resume is None, quiet, as_json, shlex.join(context.obj))
+    train(config, resume or out, stem, resume is None, allow_versions, quiet, as_json)
 
 
 def join(coordinator: str | None, hosts: int | None, host: int | None, folder: Path | None) -> None:
@@ -88,34 +95,39 @@ def join(coordinator: str | None, hosts: int | None, host: int | None, folder: P
     devices.join(coordinator, hosts, host)
 
 
-def train(config: "Config", folder: Path, is_new: bool, quiet: bool, as_json: bool, command: str) -> None:
+def train(
+    config: "Config", out: Path | None, stem: str, is_new: bool, allow_versions: bool, quiet: bool, as_json: bool
+) -> None:
     """Plan a run, train it and print its scores.
 
     Args:
         config: the configuration.
-        folder: the folder to write.
+        out: the folder to write, or None for the next of those that begin with
+        stem: the name of the configuration.
         is_new: whether the run begins, rather than resumes.
+        allow_versions: whether to go on with what other versions have made.
         quiet: whether to print nothing.
         as_json: whether to print the summary as JSON.
-        command: the command line, which a new run stores.
     """
     from jcfl.cli import display
     from jcfl.results import writable
+    from jcfl.results.writer import refuse_taken
     from jcfl.runs import devices, experiment
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import planned
 
     use_cache()
-    if is_new:
-        experiment.refuse_taken(folder)
+    if is_new and out is not None:
+        refuse_taken(out)
     plan = planned(config)
-    devices.wait_for_hosts()  # all hosts, before the first of them writes
     quiet = quiet or not devices.is_first_host()
-    made_by = plan.config.made_by | {"command": command if is_new else config.made_by.get("command")}
-    plan = plan._replace(config=plan.config.model_copy(update={"made_by": made_by}))
     console = display.screen(stderr=as_json)
-    with stopping("run", folder), display.watched(console, quiet, list(plan.config.methods)) as watch:
-        history = experiment.execute(plan, folder, watch, keep_state=False)
+    with (
+        devices.claimed(out, is_new, stem) as folder,
+        stopping("run", folder),
+        display.watched(console, quiet, list(plan.config.methods)) as watch,
+    ):
+        history = experiment.execute(plan, folder, watch, keep_state=False, allow_versions=allow_versions)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
     if as_json and devices.is_first_host():
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))
@@ -139,10 +151,16 @@ def sweep(
     by: Annotated[str, typer.Option(help="The score by which the best point is marked.")] = "accuracy_micro",
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder to write.", show_default="the first free one of runs/NAME-sweep-1, …"),
+        typer.Option(
+            help="The folder to write.",
+            show_default="the first free one of runs/NAME-sweep-1, …",
+            parser=destination,
+            metavar="PATH",
+        ),
     ] = None,
     data_dir: DataDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the sweep that a folder holds.")] = None,
+    allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all points as JSON on stdout.")] = False,
@@ -154,6 +172,7 @@ def sweep(
     `base:` for what it changes. Each point leaves an ordinary run's folder. The best is best on test examples.
     """
     from jcfl.cli import display
+    from jcfl.results import claimed
     from jcfl.runs import sweeping
     from jcfl.runs.environment import use_cache
 
@@ -161,19 +180,23 @@ def sweep(
     changes += option_overrides(seeds, track)
     if resume is not None:
         refuse_more(resume, [*names, *(over or []), *changes, *([str(out)] if out is not None else [])])
-        what, folder, settings = resume / "sweep.yaml", resume, {}
+        what, stem, settings = resume / "sweep.yaml", "", {}
     else:
         if not names:
             raise InputError("what to sweep over? Give a configuration, a preset, or a sweep's file")
-        what, folder = names[0], out or free_folder(f"{Path(names[0]).stem}-sweep")
+        what, stem = names[0], f"{Path(names[0]).stem}-sweep"
         settings = assigned(changes) | {"made_by": {"command": shlex.join(context.obj)}}
     settings |= {"data_dir": str(data_dir)} if data_dir is not None else {}
     use_cache()
-    console = display.screen(stderr=as_json)
-    with stopping("sweep", folder), display.watched(console, quiet, ["sweep"]) as watch:
-        resumes = resume is not None
-        found = sweeping.sweep(what, grid(over), by=by, out=folder, resume=resumes, on_progress=watch, **settings)
-    drawn = draw_effect(found, folder)
+    sweeping.refuse_score(by)
+    whole, console = sweeping.points(what, grid(over), **settings), display.screen(stderr=as_json)
+    with (
+        claimed(resume or out, resume is None, stem) as folder,
+        stopping("sweep", folder),
+        display.watched(console, quiet, ["sweep"]) as watch,
+    ):
+        found = sweeping.carried_out(whole, by, folder, resume is not None, allow_versions, watch)
+        drawn = draw_effect(found, folder)
     if as_json:
         print((folder / "sweep.json").read_text("utf-8"), end="")
     elif not quiet:
@@ -182,11 +205,14 @@ def sweep(
 
 
 def refuse_more(folder: Path, words: Sequence[str]) -> None:
-    """Refuse to resume a sweep with other arguments, or from a folder without one."""
+    """Refuse to resume a sweep with other arguments, or from a folder without one or with a damaged one."""
+    from jcfl.results import Folder
+
     if words:
         raise InputError(f"--resume DIR takes the sweep and the folder from DIR; leave out {', '.join(words)}")
     if not (folder / "sweep.yaml").is_file():
         raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it")
+    Folder(folder).content("sweep.yaml")
 
 
 def draw_effect(found: Any, folder: Path) -> str:

@@ -1,6 +1,7 @@
 """The commands that train nothing: `jcfl list`, `jcfl show`, `jcfl plot` and `jcfl report`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -160,15 +161,17 @@ def report(
 ) -> None:
     """Write one HTML page on a run, or on several side by side, that needs no network and no other file."""
     from jcfl.cli import display
+    from jcfl.results import writing
     from jcfl.view import plotting
     from jcfl.view.report import page
 
     file = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if file.is_dir():
+    if os.path.isdir(file):
         raise InputError(f"{file} is a folder; --out expects a file to write, such as {file / 'report.html'}")
     text = page(plotting.histories(folders))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, "utf-8")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
     display.screen().print(f"Written to {file}", **PLAIN)
 
 

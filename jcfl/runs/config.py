@@ -1,6 +1,7 @@
 """The configuration of a run: read from YAML, checked before anything trains, and written back as YAML."""
 
 import importlib.resources
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from jcfl.core.context import EngineName
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, unknown
 from jcfl.nested import flat, plain
+from jcfl.runs import titles
 
 SECTIONS = ("data", "scenario", "model", "method", "train")
 """The sections that name a registered piece and give its options."""
@@ -103,11 +105,8 @@ class Config(BaseModel):
     @property
     def methods(self) -> dict[str, Method]:
         """The main method and those compared with it, by titles made unique."""
-        table: dict[str, Method] = {}
-        for method in (self.method, *self.compare):
-            count = sum(other.title == method.title for other in table.values())
-            table[method.title if not count else f"{method.title}-{count + 1}"] = method
-        return table
+        methods = (self.method, *self.compare)
+        return dict(zip(titles.unique([method.title for method in methods]), methods, strict=True))
 
     def flat(self) -> dict[str, Any]:
         """Every value under its dotted name, without `made_by`, which the run fills in."""
@@ -150,7 +149,7 @@ def presets() -> dict[str, str]:
 def source_text(source: str | Path) -> tuple[str, str]:
     """The text of a configuration file or preset, and its name for error messages."""
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(path):  # a Path asked the same raises where the text is too long for a name
         try:
             return path.read_text("utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:
@@ -272,6 +271,7 @@ def resolved(config: Config) -> Config:
     changes = {section: completed(section, getattr(config, section)) for section in SECTIONS if section != "scenario"}
     changes |= {"scenario": completed("scenario", scenario)}
     changes |= {"compare": completed("method", config.compare), "track": completed("track", config.track)}
+    titles.refuse_unsafe(list(config.methods))
     return config.model_copy(update=changes)
 
 

@@ -1,16 +1,18 @@
 """The devices of a run, and what several hosts do together: agree on numbers, wait, and write one folder."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
 
+from jcfl import results
 from jcfl.core import chunks
 from jcfl.errors import InputError
-from jcfl.results import Folder, History, Record
+from jcfl.results import Folder, Record
 
 HEARTBEAT = 10
 """After so many seconds without a sign of life a host counts as dead, and the others stop."""
@@ -111,17 +113,38 @@ class ReadingFolder(Folder):
         """Wait until the first host has made the folder."""
         wait_for_hosts()
 
+    def put(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
+        """Write nothing."""
+
     def append(self, records: Iterable[Record]) -> None:
         """Write nothing."""
 
-    def rewrite(self, records: Iterable[Record]) -> None:
-        """Write nothing."""
-
-    def clusters(self, history: History) -> None:
-        """Write nothing."""
-
     def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Write nothing, and compute nothing to write."""
+
+    def count(self, name: str) -> None:
         """Write nothing."""
 
-    def summary(self, summary: Mapping[str, Any]) -> None:
+    def settle(self, gone: Collection[str] = ()) -> None:
         """Write nothing."""
+
+
+@contextmanager
+def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
+    """As `jcfl.results.claimed`, by the host that is_first_host, for all of them; first all hosts meet.
+
+    Raises:
+        InputError: the folder cannot be had; on the other hosts too.
+    """
+    wait_for_hosts()
+    with ExitStack() as stack:
+        refusal = None
+        if is_first_host():
+            try:
+                folder = stack.enter_context(results.claimed(folder, new, stem))
+            except InputError as error:
+                refusal = error
+        if over_hosts(float(refusal is not None)):
+            raise refusal or InputError("the host that is_first_host cannot write the folder; it says why")
+        assert folder is not None  # where there are several hosts, a folder has to be named
+        yield folder

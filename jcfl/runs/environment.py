@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,22 @@ SHORTEST = 0.2
 """Programs that compile in fewer seconds than this are not kept on disk."""
 
 
-def made_by() -> dict[str, Any]:
-    """The versions, those of plug-ins too, and the device that a run's scores may depend on."""
+def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """The versions, those of plug-ins too, and the device that a run's scores may depend on.
+
+    Args:
+        before: what an earlier sitting of the same run said. Its command stays; its versions and its device become
+            an entry of `earlier`, if they were other ones.
+    """
     devices = jax.local_devices()
     plugins = (plugin.package.partition(" ") for plugin in registry.plugins() if not plugin.error)
     versions = {name: version(name) for name in PACKAGES} | {name: number for name, _, number in plugins}
     device = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
-    return {"versions": {"python": platform.python_version(), **versions}, "device": device}
+    now = {"versions": {"python": platform.python_version(), **versions}, "device": device}
+    then = {key: before[key] for key in now if key in before}
+    earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
+    kept = {"earlier": earlier} if earlier else {}
+    return now | kept | {key: before[key] for key in ("command",) if key in before}
 
 
 def version(package: str) -> str:

@@ -2,21 +2,26 @@
 
 import functools
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jcfl import results
-from jcfl.errors import InputError, TrainingError
-from jcfl.nested import plain
-from jcfl.results import History
+from jcfl.errors import Damaged, InputError, Notice, TrainingError
+from jcfl.nested import flat
+from jcfl.results import Folder, History, checkpoints
+from jcfl.results.files import destination
+from jcfl.results.writer import refuse_taken
 from jcfl.runs import devices, loop, programs, trackers
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
-from jcfl.runs.replicas import OnProgress, Run, train
+from jcfl.runs.provenance import differences, fingerprint, settings
+from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
+from jcfl.runs.run import Clients, Run
 from jcfl.types import Federation
 
 
@@ -34,6 +39,7 @@ def run(
     compare: Sequence[Any] | None = None,
     out: Path | str | None = None,
     resume: bool = False,
+    allow_versions: bool = False,
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> History:
@@ -54,6 +60,7 @@ def run(
         compare: further methods to run beside the main one, by name or as mappings.
         out: the run's folder; without it nothing is written.
         resume: whether to go on with the run that `out` holds.
+        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
         **settings: the configuration's other keys.
 
@@ -64,14 +71,15 @@ def run(
     given = {"method": method, "model": model, "train": train, "rounds": rounds, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
     config, objects = config_and_objects(what, {key: value for key, value in given.items() if value is not None})
-    folder = Path(out) if out is not None else None
-    if resume and folder is not None:
-        config = resumed(folder, config)
-    plan = planned(config, objects)
-    if folder is not None and not resume:
+    folder = destination(out) if out is not None else None
+    if folder is None:
+        return execute(planned(config, objects), None, on_progress)
+    config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}})
+    if not resume:
         refuse_taken(folder)
-    devices.wait_for_hosts()  # before the first word is written
-    return execute(plan, folder, on_progress)
+    plan = planned(config, objects)
+    with devices.claimed(folder, new=not resume):
+        return execute(plan, folder, on_progress, allow_versions=allow_versions)
 
 
 def resumed(folder: Path, config: Config | None = None) -> Config:
@@ -80,34 +88,84 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     Raises:
         InputError: the folder holds no run, or one of another configuration; only `rounds` may differ.
     """
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} holds no run to resume: there is no config.yaml in it")
-    stored = read(folder / "config.yaml")
+    stored = configuration(folder)
     if config is None:
         return stored
-    loose = {"rounds", "made_by", "devices", "chunk", "budget", "seeds_in_one", "checkpoint_every", "data_dir", "track"}
-    for key in Config.model_fields:
-        old, new = plain(getattr(stored, key)), plain(getattr(config, key))
-        if key not in loose and old != new:
-            raise InputError(f"a resumed run keeps its configuration; {key} was {old}, got {new} (rounds may change)")
+    changed = differences(settings(stored.model_dump()), settings(config.model_dump()))
+    if changed:
+        raise InputError(f"a resumed run keeps its configuration; {'; '.join(changed)} (rounds may change)")
     moved = {"rounds": config.rounds, "data_dir": config.data_dir or stored.data_dir, "track": config.track}
     return stored.model_copy(update=moved)
 
 
-def refuse_taken(folder: Path) -> None:
-    """Refuse a folder that holds a run already, or is a file.
+def configuration(folder: Path) -> Config:
+    """The configuration in a run's folder; where that is damaged or gone, the one in a checkpoint.
 
     Raises:
-        InputError: it does, or is one.
+        InputError: the folder holds no run; its configuration was changed; or it is damaged and there is no checkpoint.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; --out expects a folder")
-    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "runs", "sweep.yaml")):
-        raise InputError(f"{folder} already holds a run; go on with it by --resume {folder}, or choose another folder")
+    home, file, kept = Folder(folder), folder / "config.yaml", saved(folder)
+    if kept is None and not file.exists():
+        raise InputError(f"{folder} holds no run to resume: there is no config.yaml in it")
+    try:
+        home.content("config.yaml")
+    except Damaged as error:
+        if kept is None:
+            raise
+        refuse_edited(file, kept)
+        warnings.warn(f"{error}; the configuration in a checkpoint is taken", Notice, stacklevel=2)
+        return read(kept)
+    try:
+        return read(file)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
 
 
-def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None, keep_state: bool = True) -> History:
-    """Train every method of a plan, and write the results into the folder `out` if there is one.
+def saved(folder: Path) -> dict[str, Any] | None:
+    """The configuration in the checkpoints of a run, or in those of a comparison's runs; None where there are none."""
+    own = checkpoints.made(Folder(folder))
+    if own is not None:
+        return own["config"]
+    parts = [checkpoints.made(Folder(place)) for place in folder.glob("runs/*")]
+    found = [part["whole"] for part in parts if part is not None and part["whole"] is not None]
+    return max(found, key=lambda whole: whole["rounds"], default=None)
+
+
+def refuse_edited(file: Path, kept: Mapping[str, Any]) -> None:
+    """Refuse a configuration that can be read and is not the one that a run began with."""
+    try:
+        edited = read(file).model_dump()
+    except InputError:
+        return
+    changed = differences(*(flat({**one, "made_by": None}) for one in (kept, edited)))
+    if changed:
+        raise InputError(
+            f"{file} was changed after the run had written it: {'; '.join(changed)}; undo that, or delete the file to "
+            "go on by the configuration in the checkpoint"
+        )
+
+
+def execute(
+    plan: Plan,
+    out: Path | None,
+    on_progress: OnProgress | None = None,
+    keep_state: bool = True,
+    allow_versions: bool = False,
+) -> History:
+    """Train every method of a plan, and write what is to be written.
+
+    Args:
+        plan: what to train.
+        out: the run's folder, which this process has claimed.
+        on_progress: called about once a second.
+        keep_state: whether the main method's history has its final state.
+        allow_versions: whether to go on with what other versions have made.
+
+    Raises:
+        InputError: a tracker cannot be had, or what the folder holds is another run's; nothing is written. Or the disk
+            is full.
+        TrainingError: a model stopped being finite; what was measured until then is written.
+        Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
 
     Returns:
         the main method's history; its `others` are those of the other methods.
@@ -117,38 +175,52 @@ def execute(plan: Plan, out: Path | None, on_progress: OnProgress | None = None,
         TrainingError: a model is no longer finite; the evaluations until then are written.
         Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
     """
-    methods = plan.config.methods
-    several = len(methods) > 1
-    places = {title: out and (out / "runs" / title if several else out) for title in methods}
-    tracking = {title: trackers.tracking(plan.config.track, title, place) for title, place in places.items()}
-    if out is not None and several:
-        devices.folder(out).begin(plan.config.text(), measured=False)
+    several = len(plan.config.methods) > 1
     here = plan._replace(federation=jax.device_get(plan.federation)) if devices.has_several_hosts() else plan
     clients = functools.cache(lambda: representation(here))  # the same for all methods
     histories: dict[str, History] = {}
     stop = threading.Event()
-    with loop.interruptible(stop, out is not None):
-        for title, method in methods.items():
-            config = plan.config.model_copy(update={"method": method, "compare": ()}) if several else plan.config
-            folder = devices.folder(place) if (place := places[title]) else None
-            if folder is not None:
-                folder.federation(clients)
-            one = Run(title, plan._replace(config=config), plan.algorithms[title], folder, tracking[title])
-            histories[title] = train_run(
-                one, on_progress or (lambda progress: None), stop, keep_state and not histories
-            )
-            if out is not None and several and devices.is_first_host():
-                table = {name: item.summary for name, item in histories.items()}
-                results.write_json(out / "comparison.json", table)
+    runs = separate(plan, out, fingerprint(here.federation) if out is not None else "")
+    with ExitStack() as stack:
+        for run in runs:
+            if several and run.folder is not None:
+                stack.enter_context(devices.claimed(run.folder.path, new=False))
+            run.look(allow_versions)
+        whole = devices.folder(out) if out is not None and several else None
+        if whole is not None:
+            whole.renew()
+            whole.begin(plan.config.text(), measured=False)
+        stack.enter_context(loop.interruptible(stop, out is not None))
+        for run in runs:
+            keep = keep_state and not histories
+            histories[run.name] = alone(run, clients, on_progress or (lambda progress: None), stop, keep)
+            if whole is not None:
+                whole.put_json("comparison.json", {name: item.summary for name, item in histories.items()})
+                whole.settle()
     main, *rest = histories.values()
     main.others = {other.name: other for other in rest}
     main.folder = out
     return main
 
 
-def train_run(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
-    """Train one run, and return its history. If memory runs out, it goes on with fewer clients at a time."""
-    run.begin()
+def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:
+    """The runs of a plan, one for each method, each with a folder of its own."""
+    methods, found = plan.config.methods, []
+    several = len(methods) > 1
+    for title, method in methods.items():
+        config = plan.config.model_copy(update={"method": method, "compare": ()}) if several else plan.config
+        place = out and (out / "runs" / title if several else out)
+        tracking = trackers.tracking(plan.config.track, title, place)
+        folder = devices.folder(place) if place is not None else None
+        one = plan._replace(config=config)
+        whole = plan.config if several else None
+        found.append(Run(title, one, plan.algorithms[title], folder, tracking, None, fingerprint, whole))
+    return found
+
+
+def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
+    """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out."""
+    run.begin(clients)
     try:
         while True:
             try:
@@ -170,6 +242,6 @@ def train_run(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bo
 def train_seeds(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> None:
     """Compile a run's programs, and train all its seeds to the last round."""
     plan = run.plan
-    lanes = plan.config.seeds if plan.config.seeds_in_one else 1
+    lanes = len(run.batches()[0])
     compiled = programs.programs(run.algorithm, plan.federation, lanes, plan.context.resources.devices)
     train([run], compiled, on_progress, stop, keep)

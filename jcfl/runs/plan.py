@@ -128,7 +128,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
-    machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by()}
+    machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by(config.made_by)}
     return Plan(config.model_copy(update=machine), federation, context, algorithms, objects)
 
 

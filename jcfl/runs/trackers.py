@@ -15,7 +15,7 @@ from pydantic import Field
 from jcfl import registry
 from jcfl.errors import InputError
 from jcfl.registry import register
-from jcfl.results import write_json
+from jcfl.results.files import replace
 from jcfl.runs.config import Config, Piece
 
 
@@ -179,7 +179,7 @@ class Ids:
         """Keep the id of one seed's run."""
         self.table[str(seed)] = value
         if self.file is not None:
-            write_json(self.file, self.table)
+            replace(self.file, lambda file: file.write(json.dumps(self.table, indent=2).encode()))
         return value
 
 

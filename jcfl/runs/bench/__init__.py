@@ -145,10 +145,13 @@ def cells(case: Result, keys: Sequence[str]) -> list[str]:
 
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
     """Write the table and the measurements into a folder; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    from jcfl.results import writing
+
     text, figures = folder / "bench.md", folder / "bench.json"
-    text.write_text(table(found) + "\n", "utf-8")
-    figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        text.write_text(table(found) + "\n", "utf-8")
+        figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return [text, figures]
 
 

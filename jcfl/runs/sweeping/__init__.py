@@ -6,21 +6,23 @@ import json
 import math
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jcfl import metrics, results
+from jcfl import metrics
 from jcfl.errors import TrainingError, unknown
 from jcfl.nested import plain
-from jcfl.results import History
+from jcfl.results import Folder, History, claimed
+from jcfl.results.files import destination
 from jcfl.runs import experiment, loop
 from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import Over, Point, points
+from jcfl.runs.sweeping.points import Over, Point, Points, points
 from jcfl.types import Federation
 
 
@@ -60,6 +62,7 @@ def sweep(
     by: str = "accuracy_micro",
     out: Path | str | None = None,
     resume: bool = False,
+    allow_versions: bool = False,
     on_progress: OnProgress | None = None,
     **given: Any,
 ) -> Sweep:
@@ -75,6 +78,7 @@ def sweep(
         by: the registered score by which the best point is chosen.
         out: the sweep's folder; each point has an ordinary run's folder under `runs`.
         resume: whether to go on with the sweep that `out` holds; points that are complete are not run again.
+        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
         **given: the configuration's keys, as for `jcfl.run`: method, train, rounds, seeds, …
 
@@ -82,42 +86,54 @@ def sweep(
         InputError: a point is wrong; nothing has been trained or written.
         TrainingError: at every point a model is no longer finite.
     """
+    refuse_score(by)
+    folder = destination(out) if out is not None else None
+    with claimed(folder, new=not resume) if folder is not None else nullcontext():
+        return carried_out(points(what, over, **given), by, folder, resume, allow_versions, on_progress)
+
+
+def refuse_score(by: str) -> None:
+    """Refuse a score by which no point can be the best."""
     known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
     if by not in known:
         raise unknown("score to choose by", by, known)
-    whole, folder = points(what, over, **given), Path(out) if out is not None else None
-    if folder is not None and not resume:
-        experiment.refuse_taken(folder)
-    if folder is not None and resume:
-        whole = whole._replace(points=[resumed_point(folder, point) for point in whole.points])
-    training = Training(whole, folder, on_progress or (lambda progress: None))
+
+
+def carried_out(
+    whole: Points, by: str, folder: Path | None, resume: bool, allow_versions: bool, on_progress: OnProgress | None
+) -> Sweep:
+    """A sweep that has been trained, in a folder that this process has claimed; see `sweep`."""
+    whole = whole._replace(points=[begun(folder if resume else None, point) for point in whole.points])
+    training = Training(whole, folder, on_progress or (lambda progress: None), allow_versions)
     training.check()
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        results.write(folder / "sweep.yaml", whole.text())
+    if training.files is not None:
+        training.files.renew()
+        training.files.put_text("sweep.yaml", whole.text())
     stop = threading.Event()
     with loop.interruptible(stop, folder is not None):
         training.train(stop)
     found = Sweep(whole.points, training.ordered(), by, training.compilations)
-    if folder is not None:
-        write(folder, found)
+    if training.files is not None:
+        write(training.files, found)
     if all("failed" in one.summary for one in found.histories):
         raise TrainingError(f"every point failed; the first: {found.histories[0].summary['failed']}")
     return found
 
 
-def resumed_point(folder: Path, point: Point) -> Point:
-    """The point with the configuration in its folder, if its run has begun."""
-    if not (folder / "runs" / point.name / "config.yaml").is_file():
-        return point
-    stored = experiment.resumed(folder / "runs" / point.name, point.config)
+def begun(folder: Path | None, point: Point) -> Point:
+    """A point that goes on as it began, if it has begun in a sweep's folder; else one that nothing has made yet."""
+    place = folder / "runs" / point.name if folder is not None else None
+    if place is None or (not (place / "config.yaml").exists() and not (place / "checkpoints").exists()):
+        command = {key: value for key, value in point.config.made_by.items() if key == "command"}
+        return point._replace(config=point.config.model_copy(update={"made_by": command}))
+    stored = experiment.resumed(place, point.config)
     return point._replace(config=stored.model_copy(update={"seeds_in_one": point.config.seeds_in_one}))
 
 
-def write(folder: Path, sweep: Sweep) -> None:
+def write(files: Folder, sweep: Sweep) -> None:
     """Write sweep.json and sweep.csv: every point's values and last scores."""
     rows = sweep.rows()
-    results.write_json(folder / "sweep.json", {"by": sweep.by, "compilations": sweep.compilations, "points": rows})
+    files.put_json("sweep.json", {"by": sweep.by, "compilations": sweep.compilations, "points": rows})
     keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
     scores = list(dict.fromkeys(score for one in sweep.histories for score in one.scores))
     columns = [f"{score}_{part}" for score in scores for part in ("mean", "std")]
@@ -128,4 +144,5 @@ def write(folder: Path, sweep: Sweep) -> None:
         cells = {f"{score}_{part}": row[score][part] for score in scores if score in row for part in ("mean", "std")}
         values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in row["values"].items()}
         table.writerow({key: row[key] for key in ("name", "best", "seconds", "failed")} | values | cells)
-    results.write(folder / "sweep.csv", text.getvalue())
+    files.put_text("sweep.csv", text.getvalue())
+    files.settle()

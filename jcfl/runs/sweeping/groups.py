@@ -4,7 +4,9 @@ import itertools
 import json
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import results
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import Damaged, InputError, Notice, TrainingError
 from jcfl.nested import flat, plain
 from jcfl.results import Folder, History
 from jcfl.runs import trackers
 from jcfl.runs.config import Config
+from jcfl.runs.environment import made_by
 from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, state_bytes
 from jcfl.runs.programs import Family, Scalars, family
-from jcfl.runs.replicas import OnProgress, Run, train
+from jcfl.runs.provenance import fingerprint
+from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
+from jcfl.runs.run import Run
 from jcfl.runs.sweeping.points import Point, Points
 from jcfl.types import Federation
 
@@ -38,30 +43,33 @@ CLIENTS = (*FEDERATION, "model", "seed")
 class Training:
     """Trains the points of a sweep, group by group."""
 
-    def __init__(self, whole: Points, folder: Path | None, on_progress: OnProgress):
+    def __init__(self, whole: Points, folder: Path | None, on_progress: OnProgress, allow_versions: bool = False):
         self.whole, self.folder, self.on_progress = whole, folder, on_progress
+        self.allow_versions = allow_versions
+        self.files = Folder(folder) if folder is not None else None
         self.histories: dict[str, History] = {}
         self.done = 0  # rounds, over all points and seeds
         self.total = sum(point.config.rounds * point.config.seeds for point in whole.points)
         self.compilations = 0
         self.federation = LastMade()
         self.clients = LastMade()
+        self.fingerprint = LastMade()
 
     def check(self) -> None:
-        """Build every point's method and trackers, so that mistakes are found before anything is trained."""
+        """Build every point's method, look at what is there of it, and train nothing."""
         for group in grouped(self.whole.points):
             plan = self.plan(group[0])
             for point in group:
                 algorithm_by_options(point.config, plan.context, point.objects)({})
-                trackers.tracking(point.config.track, point.name, self.folder_of(point))
+                self.run(point, plan).look(self.allow_versions)
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
         left = []
         for point in self.whole.points:
-            place = self.folder_of(point)
-            if place is not None and is_complete(place, point.config.rounds):
-                self.histories[point.name] = results.loaded(place)
+            found = finished_history(self.folder_of(point), point.config.rounds)
+            if found is not None:
+                self.histories[point.name] = found
                 self.done += point.config.rounds * point.config.seeds
             else:
                 left.append(point)
@@ -83,6 +91,9 @@ class Training:
             plan = self.plan(group[0], width * batch)
             make = algorithm_by_options(plan.config, plan.context, plan.objects)
         runs = [self.run(point, plan) for point in group]
+        with warnings.catch_warnings(category=Notice, action="ignore"):  # it has all been said by `check`
+            for run in runs:
+                run.look(self.allow_versions)
         parts = [part for far in grouped_by_progress(runs) for part in batches(far, width)]
         families: dict[int, Family] = {}
         for part in parts:
@@ -109,23 +120,24 @@ class Training:
             self.train_group(list(alike), [name for name in names if name not in fixed], stop)
 
     def train_part(self, part: Sequence[Run], shared: Family, values: Scalars, stop: threading.Event) -> None:
-        """Train runs side by side, and write their results."""
-        for run in part:
-            if run.folder is not None:
-                key = key_text(run.plan.config, CLIENTS)
-                run.folder.federation(lambda: self.clients(key, lambda: representation(run.plan)))
-            run.begin()
-        watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
-        try:
-            train(part, shared.with_values(values), watch, stop, before=self.done, total=self.total)
-        except TrainingError:  # no run can go on; each has its own error
-            pass
-        except KeyboardInterrupt:
+        """Train runs side by side, and write what is known of the sweep."""
+        with ExitStack() as stack:
             for run in part:
-                run.tracking.end({})
-            raise
-        self.done += sum(run.plan.config.rounds * len(run.seeds) for run in part)
-        self.histories |= {run.name: run.write_results() for run in part}
+                if run.folder is not None:
+                    stack.enter_context(results.claimed(run.folder.path, new=False))
+                key = key_text(run.plan.config, CLIENTS)
+                run.begin(lambda: self.clients(key, lambda: representation(run.plan)))
+            watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
+            try:
+                train(part, shared.with_values(values), watch, stop, before=self.done, total=self.total)
+            except TrainingError:  # nobody is left; each run knows its own failure
+                pass
+            except KeyboardInterrupt:
+                for run in part:
+                    run.tracking.end({})
+                raise
+            self.done += sum(run.plan.config.rounds * len(run.seeds) for run in part)
+            self.histories |= {run.name: run.write_results() for run in part}
         self.write()
 
     def plan(self, point: Point, lanes: int | None = None) -> Plan:
@@ -140,14 +152,16 @@ class Training:
     def run(self, point: Point, plan: Plan) -> Run:
         """A point's run."""
         machine = {key: getattr(plan.config, key) for key in ("chunk", "budget", "seeds_in_one")}
-        command = {key: value for key, value in point.config.made_by.items() if key == "command"}
-        machine["made_by"] = plan.config.made_by | command
+        machine["made_by"] = made_by(point.config.made_by)
         config = point.config.model_copy(update=machine)
         algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))
         place = self.folder_of(point)
         tracking = trackers.tracking(config.track, point.name, place)
-        folder = Folder(place) if place is not None else None
-        return Run(config.method.title, plan._replace(config=config), algorithm, folder, tracking, point.name)
+        if place is None:
+            return Run(config.method.title, plan._replace(config=config), algorithm, None, tracking, point.name)
+        held = self.fingerprint(key_text(config, FEDERATION), lambda: fingerprint(plan.federation))
+        one = plan._replace(config=config)
+        return Run(config.method.title, one, algorithm, Folder(place), tracking, point.name, held)
 
     def folder_of(self, point: Point) -> Path | None:
         """A point's folder."""
@@ -159,8 +173,8 @@ class Training:
 
     def write(self) -> None:
         """Write the summaries of the points that are complete."""
-        if self.folder is not None:
-            results.write_json(self.folder / "comparison.json", {one.name: one.summary for one in self.ordered()})
+        if self.files is not None:
+            self.files.put_json("comparison.json", {one.name: one.summary for one in self.ordered()})
 
 
 class LastMade:
@@ -177,10 +191,15 @@ class LastMade:
         return self.value
 
 
-def is_complete(place: Path, rounds: int) -> bool:
-    """Whether the run in a folder has been trained to its last round."""
-    file = place / "summary.json"
-    return file.is_file() and json.loads(file.read_text("utf-8"))["rounds"] == rounds
+def finished_history(place: Path | None, rounds: int) -> History | None:
+    """The history of the run in a folder, if an earlier sitting has come to its end and all of it is sound."""
+    if place is None or not (place / "summary.json").is_file():
+        return None
+    try:
+        found = results.loaded(place)
+    except Damaged:
+        return None
+    return found if found.summary.get("rounds") == rounds else None
 
 
 def key_text(config: Config, keys: Sequence[str]) -> str:
@@ -248,9 +267,8 @@ def untraceable_options(make: Callable[..., Any], values: Scalars, federation: F
 def grouped_by_progress(runs: Sequence[Run]) -> list[list[Run]]:
     """Groups of runs whose newest checkpoints are of the same round, because these can go on side by side."""
 
-    def far(run: Run) -> list[tuple[str, str]]:
-        places = run.folder.checkpoints.glob("seeds-*/*") if run.folder is not None else ()
-        return sorted((place.parent.name, place.name) for place in places if place.name.isdigit())
+    def far(run: Run) -> list[tuple[int, int]]:
+        return sorted((seed, max(store.sound, default=-1)) for seed, store in run.stores.items())
 
     return [list(group) for _, group in itertools.groupby(sorted(runs, key=far), key=far)]
 

@@ -1,6 +1,7 @@
 """The points of a sweep: a grid or a list of values over a configuration, each point a checked configuration."""
 
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ import yaml
 
 from jcfl.errors import InputError
 from jcfl.nested import plain
-from jcfl.runs import config
+from jcfl.runs import config, titles
 from jcfl.runs.config import OPTIONAL, PLACEHOLDER, Config, checked, overridden
-from jcfl.runs.plan import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings
+from jcfl.runs.plan import Objects, config_of_federation, objects_and_settings
+from jcfl.runs.titles import LONGEST
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -21,8 +23,8 @@ Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 KEYS = ("base", "grid", "list")
 """The keys that a sweep's file has beside a configuration's."""
 
-LONGEST = 100
-"""The largest number of characters in a point's name."""
+OBJECT_SECTIONS = ("method", "model", "train")
+"""The sections in whose place Python can hand over an object."""
 
 
 class Point(NamedTuple):
@@ -91,7 +93,7 @@ def base_grid_and_list(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     base, grid, entries = (found.pop(key, None) for key in KEYS)
     if base is not None:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
-        found = {**config.parsed(*config.source_text(beside if beside.is_file() else str(base))), **found}
+        found = {**config.parsed(*config.source_text(beside if os.path.isfile(beside) else str(base))), **found}
     for key, value, kind in (("grid", grid, Mapping), ("list", entries, list)):
         if value is not None and not isinstance(value, kind):
             expected = "keys and lists of values" if key == "grid" else "a list of points, each keys and values"
@@ -200,9 +202,8 @@ def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     last = [key.rpartition(".")[2] for key in keys]
     short = {key: own if last.count(own) == 1 else key for key, own in zip(keys, last, strict=True)}
     names = ["+".join(f"{short[key]}={label(value)}" for key, value in values.items()) for values in points]
-    names = [re.sub(r"[^\w.=+-]+", "_", name)[:LONGEST].strip(".") for name in names]
-    count = [names[:i].count(name) + 1 for i, name in enumerate(names)]
-    return [name if n == 1 else f"{name}-{n}" for name, n in zip(names, count, strict=True)]
+    names = [re.sub(r"[^\w.=+-]+", "_", name).encode()[:LONGEST].decode(errors="ignore") for name in names]
+    return titles.unique([name.strip(".") for name in names])
 
 
 def label(value: Any) -> str:

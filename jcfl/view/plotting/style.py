@@ -184,8 +184,9 @@ def save(shown: Figure, path: Path | str, formats: Iterable[str] = ("png", "pdf"
         if kind not in FORMATS:
             raise unknown("format", kind, FORMATS)
         file = Path(path).with_name(f"{Path(path).name}.{kind}")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(encoded(shown, kind))
+        with results.writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded(shown, kind))
         files.append(file)
     return files
 

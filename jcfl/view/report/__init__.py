@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
 from jcfl import results
 from jcfl.errors import InputError
-from jcfl.results import History
+from jcfl.results import Folder, History
 from jcfl.version import __version__
 from jcfl.view import plotting
 from jcfl.view.plotting.style import encoded
@@ -126,10 +125,10 @@ def configured_folder(home: Path) -> Path:
 
 
 def how_configured(place: Path) -> dict[str, Any]:
-    """The command, the versions and the device in a folder's configuration, and the configuration itself."""
-    file = place / "config.yaml"
-    text = file.read_text("utf-8") if file.exists() else ""
-    by = (yaml.safe_load(text) or {}).get("made_by") or {}
+    """What a folder's configuration says of how it was made."""
+    folder = Folder(place)
+    by = folder.yaml("config.yaml").get("made_by") or {}
+    text = folder.text("config.yaml") if folder.has("config.yaml") else ""
     device = by.get("device") or {}
     return {
         "folder": str(place),

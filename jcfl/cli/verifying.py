@@ -1,0 +1,90 @@
+"""The command that checks what runs have left: `jcfl verify`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jcfl.cli.app import DataDir, app
+from jcfl.errors import InputError
+
+if TYPE_CHECKING:
+    from jcfl.runs.verifying import Figures
+
+FEW = 3
+"""Differences that are named."""
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, a comparison or a sweep.")],
+    rerun: Annotated[bool, typer.Option("--rerun", help="Train it again, and compare the figures.")] = False,
+    tolerance: Annotated[float, typer.Option(min=0, help="The difference up to which a score holds.")] = 0.0,
+    data_dir: DataDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
+) -> None:
+    """Check every file of a folder by its checksum; with --rerun, check its figures by training again.
+
+    The exit status is 0 if all hold, 1 if a figure differs, and 2 if a file is damaged or missing.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from jcfl.cli import display
+    from jcfl.runs import verifying
+
+    console = display.screen()
+    found = verifying.files(folder)
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    shown.add_column("folder")
+    shown.add_column("files", justify="right")
+    shown.add_column("")
+    for one in found:
+        told = "; ".join(f"{name} {fault}" for name, fault in one.faults.items())
+        shown.add_row(Text(str(one.path)), str(one.number), Text(told or "as written"))
+    if not quiet:
+        console.print(shown, highlight=False)
+    faults = [f"{one.path / name} {fault}" for one in found for name, fault in one.faults.items()]
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise InputError(f"{faults[0]}{more}")
+    if rerun:
+        compare(folder, tolerance, data_dir, quiet)
+
+
+def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) -> None:
+    """Train again, print how the figures compare, and end with status 1 if one differs."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from jcfl.cli import display
+    from jcfl.runs import verifying
+    from jcfl.runs.environment import use_cache
+
+    use_cache()
+    console = display.screen()
+    with display.watched(console, quiet) as watch:
+        found = verifying.figures(folder, data_dir, watch)
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("run", "evaluations", "again"):
+        shown.add_column(title)
+    for one in found:
+        shown.add_row(Text(one.name), str(one.evaluations), Text(outcome(one)))
+    if not quiet:
+        console.print(shown, highlight=False)
+        for told in dict.fromkeys(told for one in found for told in one.changed):
+            console.print(told, highlight=False, markup=False)
+    if not all(one.same(tolerance) for one in found):
+        raise typer.Exit(1)
+
+
+def outcome(one: "Figures") -> str:
+    """How a run's figures compare, in words."""
+    parts = [f"{one.missing} evaluations are missing"] if one.missing else []
+    worst = sorted(one.gaps, key=one.gaps.__getitem__, reverse=True)
+    parts += [f"{score} differs by up to {one.gaps[score]:.2g}" for score in worst[:FEW]]
+    parts += [f"{len(worst) - FEW} more scores differ"] if len(worst) > FEW else []
+    parts += [f"{one.labels} labels of clients differ"] if one.labels else []
+    if parts and not one.changed:
+        parts += ["the versions and the device are the same as then"]
+    return "; ".join(parts) or "the same figures, bit for bit"

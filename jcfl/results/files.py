@@ -1,0 +1,205 @@
+"""Files that are never seen half-written, and whose damage is found when they are read."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from jcfl.errors import Damaged, InputError, Unwritable
+
+CHECKSUMS = "checksums.json"
+
+BLOCK = 2**20
+"""Bytes that are hashed at a time."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make one line, with the file and the reason, of what the file system refuses.
+
+    Raises:
+        Unwritable: the disk is full, the folder is read-only, the name is too long, …
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(f"{shortened(path)} cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def reading(path: Path, hint: str = "") -> Iterator[None]:
+    """Make one line, with the file and the reason, of whatever reading a file raises.
+
+    Args:
+        path: the file.
+        hint: what to do about it, the end of the line.
+
+    Raises:
+        Damaged: nobody can list what damaged bytes make a parser raise, so every exception counts.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        told = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+        raise Damaged(f"{shortened(path)} is damaged: {told or type(error).__name__}{hint}") from None
+
+
+def shortened(path: Path) -> str:
+    """A path for a message, without the middle of an endless one."""
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:80]}…{text[-80:]}"
+
+
+def destination(path: str | os.PathLike[str]) -> Path:
+    """The folder that was asked for.
+
+    Raises:
+        InputError: nothing was; `Path("")` would be the current folder.
+    """
+    if not os.fspath(path):
+        raise InputError("out: expected a folder to write, got an empty text; for the current folder give .")
+    return Path(path)
+
+
+class Version(NamedTuple):
+    """What a file should be: so many bytes with this SHA-256."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, file: Path) -> "Version":
+        """The version that is on disk."""
+        size = file.stat().st_size
+        return cls(size, digest(file, size))
+
+
+Table = dict[str, list[Version | None]]
+"""The versions of every file that are sound, oldest first; None: it need not be there."""
+
+
+class Checksums:
+    """checksums.json: what every file of a folder should be.
+
+    The new version of a file is expected before the file is replaced. Until the next file is written both versions are
+    sound, so that a process that is killed between the two steps leaves a sound folder.
+    """
+
+    def __init__(self, folder: Path, grows: Collection[str] = ()):
+        self.folder, self.file = folder, folder / CHECKSUMS
+        self.grows = grows  # the files that may go on after the bytes that were counted
+        self.table: Table = {}
+
+    def load(self) -> None:
+        """Read what an earlier process expected; nothing where there is no checksums.json.
+
+        Raises:
+            Damaged: its own checksum does not hold.
+        """
+        with reading(self.file):
+            found = json.loads(self.file.read_bytes()) if self.file.exists() else {"files": {}}
+            if self.file.exists() and found["sha256"] != own_digest(found["files"]):
+                raise ValueError("its own checksum does not hold")
+            versions = lambda entry: [None if one is None else Version(one["bytes"], one["sha256"]) for one in entry]
+            self.table = {name: versions(entry) for name, entry in found["files"].items()}
+
+    def expect(self, name: str, version: Version) -> None:
+        """Write that a file is about to be replaced by another version."""
+        self.table = {other: entry[-1:] for other, entry in self.table.items()}
+        self.table[name] = [*self.table.get(name, [None]), version]
+        self.write()
+
+    def settle(self, gone: Collection[str] = ()) -> None:
+        """Write that every file is what it was last expected to be, and that those in `gone` may be deleted."""
+        self.table = {name: entry[-1:] for name, entry in self.table.items() if name not in gone}
+        self.write()
+
+    def write(self) -> None:
+        """Write the table."""
+        files = {name: [one and one._asdict() for one in entry] for name, entry in self.table.items()}
+        text = json.dumps({"files": files, "sha256": own_digest(files)}, indent=1) + "\n"
+        replace(self.file, lambda file: file.write(text.encode()))
+
+    def size(self, name: str) -> int | None:
+        """The bytes of a file that were counted; None where nothing is known of it.
+
+        Raises:
+            ValueError: the file is not as it was written.
+        """
+        try:
+            return self.sound(name)
+        except (OSError, ValueError):  # a run that goes on may have written the file after we read the table
+            self.load()
+            return self.sound(name)
+
+    def sound(self, name: str) -> int | None:
+        """As `size`, by the table in memory."""
+        path = self.folder / name
+        versions = [one for one in self.table.get(name, ()) if one is not None]
+        if not versions:
+            return None
+        there = path.stat().st_size
+        for one in reversed(versions):
+            fits = there >= one.bytes if name in self.grows else there == one.bytes
+            if fits and digest(path, one.bytes) == one.sha256:
+                return one.bytes
+        wrote = versions[-1].bytes
+        if there < wrote:
+            raise ValueError(f"it has {there} of {wrote} bytes")
+        raise ValueError("it is not as it was written: its checksum differs")
+
+    def faults(self) -> dict[str, str]:
+        """The files that are damaged or missing, and what is wrong with each."""
+        found = {}
+        for name, entry in self.table.items():
+            if None in entry and not (self.folder / name).exists():
+                continue
+            try:
+                self.size(name)
+            except FileNotFoundError:
+                found[name] = "is missing"
+            except (OSError, ValueError) as error:
+                found[name] = f"is damaged: {error}"
+        return found
+
+
+def replace(path: Path, write: Callable[[IO[bytes]], Any], expected: Callable[[Path], Any] | None = None) -> None:
+    """Write a file so that it is never seen half-written; a full disk leaves the old one.
+
+    Args:
+        path: the file; its folder is made.
+        write: writes the content.
+        expected: called with the complete new file, before it takes the old one's place.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                write(file)
+            if expected is not None:
+                expected(partial)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def digest(file: Path, size: int) -> str:
+    """The SHA-256 of a file's first `size` bytes."""
+    sha = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while size > 0 and (block := opened.read(min(size, BLOCK))):
+            sha.update(block)
+            size -= len(block)
+    return sha.hexdigest()
+
+
+def own_digest(files: Any) -> str:
+    """The checksum of the checksums."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,228 @@
+"""The files of one run, read and written in one place."""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import yaml
+
+from jcfl.errors import Damaged, Notice
+from jcfl.results.files import Checksums, Version, reading, replace, shortened, writing
+from jcfl.results.history import ARRAYS, History, Record, entries, record, text, writable
+
+TIMING = ("wall_s", "compile_s", "rounds_per_s", "clients_per_s", "peak_memory_bytes")
+
+METRICS = "metrics.jsonl"
+
+NAMES = (
+    "config.yaml", METRICS, "clusters.npz", "federation.npz", "summary.json", "comparison.json", "checkpoints", "runs",
+    "sweep.yaml", "sweep.json",
+)  # fmt: skip
+"""What a run, a comparison or a sweep leaves: a folder with one of these is taken."""
+
+AGAIN = (METRICS, "clusters.npz", "federation.npz", "summary.json")
+"""The files that a resumed run writes again from its checkpoint."""
+
+
+class Folder:
+    """The files of one run: config.yaml, metrics.jsonl, federation.npz, clusters.npz, summary.json, checkpoints/.
+
+    Whatever is read back is checked against checksums.json, which is written beside them.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checksums = Checksums(path, grows=[METRICS])
+        self.known = False  # whether the checksums of an earlier process have been read
+
+    def begin(self, config: str, measured: bool = True) -> None:
+        """Make the folder and write the configuration into it."""
+        self.put_text("config.yaml", config)
+        if measured:
+            with writing(self.path / METRICS):
+                (self.path / METRICS).touch()
+
+    def put(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
+        """Write a file whole or not at all, and its checksum.
+
+        Raises:
+            Unwritable: the disk is full, or the folder cannot be written.
+        """
+        self.know()
+        replace(self.path / name, write, lambda new: self.checksums.expect(name, Version.of(new)))
+
+    def put_text(self, name: str, text: str) -> None:
+        """Write a text file."""
+        self.put(name, lambda file: file.write(text.encode()))
+
+    def put_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write one JSON object."""
+        self.put_text(name, json.dumps(writable(value), indent=2) + "\n")
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add evaluations to metrics.jsonl."""
+        with writing(self.path / METRICS), open(self.path / METRICS, "ab") as file:
+            file.write(text(records).encode())
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Replace metrics.jsonl by these evaluations."""
+        self.put_text(METRICS, text(records))
+
+    def sent(self) -> set[tuple[int, int]]:
+        """The seeds and rounds in metrics.jsonl, also of lines that came after the last checkpoint; as far as it goes.
+
+        Trackers have had these lines.
+        """
+        found = set()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            for entry in entries((self.path / METRICS).read_text("utf-8")):
+                found.add((entry["seed"], entry["round"]))
+        return found
+
+    def clusters(self, history: History) -> None:
+        """Write clusters.npz: labels and accuracies of every client at every evaluation."""
+        arrays: dict[str, Any] = {key: getattr(history, key) for key in (*ARRAYS, "groups", "rounds", "seeds")}
+        self.put("clusters.npz", lambda file: np.savez_compressed(file, **arrays))
+        self.count(METRICS)
+
+    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has."""
+        try:
+            sound = self.has("federation.npz") and bool(self.arrays("federation.npz"))
+        except Damaged:
+            sound = False
+        if not sound:
+            made: dict[str, Any] = dict(arrays())
+            self.put("federation.npz", lambda file: np.savez_compressed(file, **made))
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        self.put_json("summary.json", summary)
+
+    def count(self, name: str) -> None:
+        """Write the checksum of what is now in a file that grows."""
+        self.know()
+        with writing(self.path / name):
+            self.checksums.expect(name, Version.of(self.path / name))
+
+    def settle(self, gone: Collection[str] = ()) -> None:
+        """Write that nothing is under way: every file is what it was last written to be. Delete the files in `gone`."""
+        self.know()
+        self.checksums.settle(gone)
+        for name in gone:
+            with writing(self.path / name):
+                (self.path / name).unlink(missing_ok=True)
+
+    def know(self) -> None:
+        """Read the checksums of an earlier process, once.
+
+        Raises:
+            Damaged: checksums.json is.
+        """
+        if not self.known:
+            self.known = True
+            self.checksums.load()
+
+    def renew(self) -> None:
+        """As `know`, but where the checksums are damaged, say so and begin them again."""
+        try:
+            self.know()
+        except Damaged as error:
+            warnings.warn(f"{error}; it is written again", Notice, stacklevel=2)
+
+    def reading(self, name: str) -> AbstractContextManager[None]:
+        """Make one line of whatever reading a file raises, see `jcfl.results.files.reading`."""
+        return reading(self.path / name, self.hint(name))
+
+    def hint(self, name: str) -> str:
+        """What to do about a file that is damaged."""
+        return f"; `jcfl run --resume {shortened(self.path)}` writes it again" if name in AGAIN else ""
+
+    def content(self, name: str) -> bytes:
+        """The bytes of a file as they were written.
+
+        Raises:
+            Damaged: they are not, or cannot be read.
+        """
+        self.know()
+        with self.reading(name):
+            size = self.checksums.size(name)
+            return (self.path / name).read_bytes()[:size]
+
+    def text(self, name: str) -> str:
+        """A text file."""
+        with self.reading(name):
+            return self.content(name).decode()
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A file of one JSON object; empty where there is no such file."""
+        if not self.has(name):
+            return {}
+        with self.reading(name):
+            return mapping(json.loads(self.text(name)))
+
+    def yaml(self, name: str) -> dict[str, Any]:
+        """A file of keys and values; empty where there is no such file."""
+        if not self.has(name):
+            return {}
+        with self.reading(name):
+            return mapping(yaml.safe_load(self.text(name)) or {})
+
+    def arrays(self, name: str, *beginnings: str) -> dict[str, np.ndarray]:
+        """The arrays of an .npz file, or those whose names begin so.
+
+        Raises:
+            Damaged: the file is not as it was written, or cannot be read.
+        """
+        self.know()
+        with self.reading(name):
+            self.checksums.size(name)
+            with np.load(self.path / name) as file:  # which also checks the CRC-32 of every array that is read
+                return {key: file[key] for key in file if key.startswith(beginnings or "")}
+
+    def has(self, name: str) -> bool:
+        """Whether a file is there.
+
+        Raises:
+            Damaged: it should be.
+        """
+        if (self.path / name).exists():
+            return True
+        self.know()
+        if None not in self.checksums.table.get(name, [None]):
+            raise Damaged(f"{shortened(self.path / name)} is missing{self.hint(name)}")
+        return False
+
+    def timing(self) -> dict[str, Any]:
+        """What an earlier summary says of the time and memory the run took; nothing if that is lost."""
+        try:
+            summary = self.json("summary.json")
+        except Damaged:
+            return {}
+        return {key: summary[key] for key in TIMING if key in summary}
+
+    def records(self) -> list[Record]:
+        """The evaluations on disk that are whole: those that clusters.npz knows too."""
+        if not self.has(METRICS) or not self.has("clusters.npz"):
+            return []
+        stored = self.arrays("clusters.npz")
+        found = []
+        with self.reading(METRICS):
+            place = tuple({int(value): i for i, value in enumerate(stored[key])} for key in ("seeds", "rounds"))
+            for entry in entries(self.text(METRICS)):
+                at = place[0].get(entry["seed"]), place[1].get(entry["round"])
+                if None not in at:
+                    found.append(record(entry, {key: stored[key][at] for key in ARRAYS}))
+        return found
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value, if it is keys and values."""
+    if not isinstance(value, dict):
+        raise ValueError(f"expected keys and values, got {type(value).__name__}")
+    return value

@@ -1,0 +1,117 @@
+"""One writer at a time: a folder is locked while it is written."""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from jcfl.errors import InputError
+from jcfl.results.files import CHECKSUMS, shortened, writing
+from jcfl.results.folder import NAMES
+
+LOCK, HOLDER = ".lock", ".lock.json"
+"""The file that is locked, and the one that says by whom; the lock ends with its process, however that ends."""
+
+
+@contextmanager
+def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
+    """Make a folder, and be the only one who writes it.
+
+    Args:
+        folder: what is written, or None for the first of runs/STEM-1, runs/STEM-2, … that is not there. If nothing is
+            written into it, all is left as it was found.
+        new: whether it is to become a run's, and so must not be one.
+        stem: the beginning of a numbered folder's name.
+
+    Raises:
+        InputError: it cannot be written, another process writes it, or it holds a run and should not.
+    """
+    if new and folder is not None:
+        refuse_taken(folder)  # which says more than that it cannot be made
+    folder, made = numbered(stem) if folder is None else (folder, missing(folder))
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with held(folder):
+            if new:
+                refuse_taken(folder)  # again: until the lock was ours, another process may have
+                (folder / CHECKSUMS).unlink(missing_ok=True)
+            yield folder
+    finally:
+        if made and {item.name for item in folder.iterdir()} <= {LOCK, CHECKSUMS}:
+            with contextlib.suppress(OSError):  # somebody else has begun to use it
+                for file in folder.iterdir():
+                    file.unlink()
+                for place in made:
+                    place.rmdir()
+
+
+def missing(folder: Path) -> list[Path]:
+    """What has to be made for a folder to be there, the innermost first."""
+    with writing(folder):
+        return [place for place in (folder, *folder.parents) if not place.exists()]
+
+
+def numbered(stem: str) -> tuple[Path, list[Path]]:
+    """The first of the folders runs/STEM-1, … that is not there, made at once so that it is ours; and what was made."""
+    for number in itertools.count(1):
+        folder = Path("runs") / f"{stem}-{number}"
+        made = missing(folder)
+        with writing(folder), contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder, made
+    raise AssertionError("numbers end")
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder.
+
+    Raises:
+        InputError: another process does, here or on another host that sees the folder.
+    """
+    lock = FileLock(folder / LOCK)
+    with writing(folder / LOCK):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(
+                f"{shortened(folder)} is being written by {holder(folder)}; wait until that has ended, or choose "
+                "another folder"
+            ) from None
+    try:
+        with writing(folder / HOLDER):
+            about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            (folder / HOLDER).write_text(json.dumps(about), "utf-8")
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the lock is what counts
+            (folder / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+def holder(folder: Path) -> str:
+    """Who holds the lock of a folder, in words."""
+    try:
+        about = json.loads((folder / HOLDER).read_text("utf-8"))
+        return f"process {about['pid']} on {about['host']} since {about['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has just taken the lock, or just let go
+        return "another process"
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a folder that cannot become a run's."""
+    with writing(folder):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; --out expects a folder")
+        if any((folder / name).exists() for name in NAMES):
+            raise InputError(
+                f"{folder} already holds a run; go on with it by --resume {folder}, or choose another folder"
+            )

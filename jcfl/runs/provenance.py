@@ -1,0 +1,88 @@
+"""What made a run's figures: its configuration, its federation, the versions and the device; and how two differ."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jcfl.errors import InputError
+from jcfl.nested import flat, plain
+from jcfl.runs.config import Config
+from jcfl.types import Federation
+
+LOOSE = ("rounds", "data_dir", "track", "checkpoint_every", "devices", "chunk", "budget", "seeds_in_one", "made_by")
+"""The keys of a configuration that do not decide what a run's figures are."""
+
+Provenance = Mapping[str, Any]
+"""`config`, with `made_by`; `whole`, the configuration of the comparison that the run is a part of, or None; and a
+fingerprint of the `federation`. All in values that JSON has."""
+
+
+def provenance(config: Config, whole: Config | None, fingerprint: str) -> dict[str, Any]:
+    """What makes a run's figures.
+
+    Args:
+        config: as it was planned, with `made_by` filled in.
+        whole: the configuration of the comparison that the run is a part of.
+        fingerprint: that of its federation.
+    """
+    found = {"config": config.model_dump(), "whole": whole and whole.model_dump(), "federation": fingerprint}
+    return json.loads(json.dumps(plain(found)))
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration decides the figures, under dotted names."""
+    return flat({key: value for key, value in config.items() if key not in LOOSE})
+
+
+def fingerprint(federation: Federation) -> str:
+    """The SHA-256 of all that clients hold, and of who holds what."""
+    sha = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(federation)):
+        array = np.ascontiguousarray(leaf)
+        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        sha.update(array.reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What two flat mappings have different values for, in words."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name} was {old.get(name, 'not given')}, got {new.get(name, 'nothing')}" for name in names]
+
+
+def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bool) -> None:
+    """Refuse to go on with what something else has made.
+
+    Args:
+        what: the name of the folder in messages.
+        old: what made it.
+        new: what would go on with it.
+        allow_versions: whether other versions of packages may go on; Python's own may always.
+
+    Raises:
+        InputError: the configuration, the federation or a version differs.
+    """
+    changed = differences(settings(old["config"]), settings(new["config"]))
+    if changed:
+        raise InputError(f"{what} was made by another configuration: {'; '.join(changed)} (rounds may change)")
+    if old["federation"] != new["federation"]:
+        raise InputError(
+            f"{what} was made with another federation: the same configuration gave the clients other examples; are "
+            "the files of the dataset other ones now?"
+        )
+    versions = differences(packages(old), packages(new))
+    if versions and not allow_versions:
+        raise InputError(
+            f"{what} was made by other versions: {'; '.join(versions)}; install those, or go on all the same with "
+            "--allow-versions, which is noted in config.yaml"
+        )
+
+
+def packages(made: Provenance) -> dict[str, str]:
+    """The versions of the packages that figures may depend on."""
+    versions = made["config"].get("made_by", {}).get("versions", {})
+    return {name: number for name, number in versions.items() if name != "python"}

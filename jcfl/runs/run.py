@@ -1,0 +1,197 @@
+"""One method's run: its figures gathered, written and tracked, whoever trains it."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jcfl import results, trees
+from jcfl.core.costs import average, in_bytes
+from jcfl.core.memory import peak_memory
+from jcfl.errors import InputError, Notice, TrainingError
+from jcfl.results import Folder, History, Record
+from jcfl.results.checkpoints import Checkpoints
+from jcfl.runs.config import Config
+from jcfl.runs.loop import Clock
+from jcfl.runs.plan import Plan
+from jcfl.runs.provenance import provenance, refuse_other
+from jcfl.runs.trackers import Tracking
+from jcfl.types import Algorithm
+
+Clients = Callable[[], Mapping[str, np.ndarray]]
+"""What makes the arrays of federation.npz."""
+
+
+class Run:
+    """One method's run: its figures gathered and written, whoever trains it."""
+
+    def __init__(
+        self,
+        method: str,
+        plan: Plan,
+        algorithm: Algorithm,
+        folder: Folder | None = None,
+        tracking: Tracking | None = None,
+        name: str | None = None,
+        fingerprint: str = "",
+        whole: Config | None = None,
+    ):
+        config = plan.config
+        self.fingerprint, self.whole = fingerprint, whole  # of the federation; the comparison it is a part of
+        self.method, self.plan, self.algorithm, self.folder = method, plan, algorithm, folder
+        self.tracking = tracking or Tracking()
+        self.name = name or method
+        self.seeds = list(range(config.seed, config.seed + config.seeds))
+        first = () if config.evaluate_first or config.rounds == 0 else (0,)
+        self.due = sorted({*range(0, config.rounds + 1, config.evaluate_every), config.rounds} - set(first))
+        self.records: list[Record] = []
+        self.clock = Clock()
+        self.compiling = 0.0
+        self.failed: TrainingError | None = None
+        self.state: Any = None
+        self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
+
+    def batches(self) -> list[list[int]]:
+        """The seeds that are trained together."""
+        size = self.plan.config.seeds if self.plan.config.seeds_in_one else 1
+        return [self.seeds[start : start + size] for start in range(0, len(self.seeds), size)]
+
+    def look(self, allow_versions: bool = False) -> bool:
+        """Find what earlier sittings left, and write nothing; returns whether there is a checkpoint to go on from.
+
+        Raises:
+            InputError: something else made it, it has more rounds than are wanted now, or nothing of it can be read.
+        """
+        if self.folder is None:
+            return False
+        faults, found = self.faults(), []
+        for seeds in self.batches():
+            self.stores[seeds[0]] = store = Checkpoints(self.folder, seeds)
+            store.look()
+            found += list(store.sound.values())[:1]
+        for saved in found:
+            refuse_other(str(self.folder.path), saved.made, self.made(), allow_versions)
+        measured = (round for _, round in self.folder.sent())
+        done, rounds = max([0, *(saved.round for saved in found), *measured]), self.plan.config.rounds
+        if done > rounds:
+            raise InputError(
+                f"{self.folder.path} has {done} rounds behind it, and rounds={rounds} would delete the last "
+                f"{done - rounds}; give at least {done}, or run it in another folder"
+            )
+        for name, fault in faults.items():
+            again = "it is written again" if found else "training begins again"
+            warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
+        self.records = [record for saved in found for record in saved.records]
+        return bool(found)
+
+    def faults(self) -> dict[str, str]:
+        """The files that an earlier sitting left damaged, besides checkpoints, and what is wrong with them."""
+        assert self.folder is not None
+        self.folder.renew()
+        found = self.folder.checksums.faults()
+        return {name: fault for name, fault in found.items() if not name.startswith("checkpoints/")}
+
+    def made(self) -> dict[str, Any]:
+        """What makes this run's figures."""
+        return provenance(self.plan.config, self.whole, self.fingerprint)
+
+    def begin(self, clients: Clients) -> None:
+        """Make the folder, and take over what an earlier sitting measured.
+
+        Args:
+            clients: makes what federation.npz holds, if that is not there yet.
+        """
+        if self.folder is not None:
+            self.folder.begin(self.plan.config.text())
+            self.folder.federation(clients)
+            self.tracking.done = self.folder.sent() | {(record.seed, record.round) for record in self.records}
+            left = sorted({record.round for record in self.records} - set(self.due))
+            if left:
+                told = f"{self.folder.path}: evaluations after rounds {left} are left out, as in a run of"
+                warnings.warn(f"{told} {self.plan.config.rounds} rounds from the start", Notice, stacklevel=2)
+            self.records = [record for record in self.records if record.round in self.due]
+        self.tracking.begin(self.plan.config)
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with another plan of the same run, from the newest checkpoint."""
+        self.plan, (self.algorithm, *_) = plan, plan.algorithms.values()
+        if self.folder is not None:
+            self.folder.begin(plan.config.text())
+
+    def rewind(self, seeds: Sequence[int], round: int) -> None:
+        """Forget what these seeds measured after the round they go on from."""
+        self.records = [record for record in self.records if record.seed not in seeds or record.round <= round]
+        if self.folder is not None:
+            self.folder.rewrite(self.records)
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
+        if self.failed is not None:
+            return
+        self.records += records
+        if self.folder is not None:
+            self.folder.append(records)
+        for record in records:
+            self.tracking.record(record.round, record.seed, record.scores)
+
+    def save(self) -> None:
+        """Write what goes before a checkpoint."""
+        if self.folder is not None:
+            self.folder.clusters(self.history_so_far())
+
+    def history_so_far(self) -> History:
+        """The history until now."""
+        return results.history(self.name, self.seeds, self.due, self.records, np.asarray(self.plan.federation.groups))
+
+    def write_results(self) -> History:
+        """The history until now with its summary, both written."""
+        found = self.history_so_far()
+        failure = {"failed": str(self.failed)} if self.failed is not None else {}
+        found.summary = results.final(found) | self.timing() | failure
+        if self.folder is not None:
+            self.order()
+            if not self.clock.rounds:  # the run was complete already, and was timed when it was made
+                found.summary |= self.folder.timing()
+            self.folder.clusters(found)
+            self.folder.summary(found.summary)
+            self.folder.settle()
+            found.folder = self.folder.path
+        self.tracking.end(found.summary)
+        found.state = self.state
+        return found
+
+    def order(self) -> None:
+        """Bring metrics.jsonl into the order of a run that was never stopped: seeds that train together by rounds."""
+        batch = {seed: index for index, seeds in enumerate(self.batches()) for seed in seeds}
+        places = [(batch[record.seed], record.round, record.seed) for record in self.records]
+        if places != sorted(places) and self.folder is not None:
+            self.records = [self.records[places.index(place)] for place in sorted(places)]
+            self.folder.rewrite(self.records)
+
+    def clusters(self) -> float:
+        """The clusters that a client may be sent: as many as the method fixes, else those found last, on average."""
+        method, last = self.algorithm.method, [record for record in self.records if record.round == self.due[-1]]
+        fixed = getattr(method.group, "clusters", None) if method is not None else None
+        found = [record.scores.get("clusters", 1.0) for record in last]
+        return float(fixed or (np.mean(found) if found else 1.0))
+
+    def timing(self) -> dict[str, Any]:
+        """What the run took; of several side by side, its share."""
+        clock, model = self.clock, jax.eval_shape(self.plan.context.task.init, jax.random.key(0))
+        speed = clock.rounds / clock.training if clock.training else None
+        costs = average(self.algorithm, self.clusters(), self.plan.config.rounds)
+        size = trees.parameters(model) * 4
+        return {
+            "method": self.method,
+            "engine": self.algorithm.engine,
+            "rounds": self.plan.config.rounds,
+            "seeds": len(self.seeds),
+            "wall_s": clock.wall + self.compiling,
+            "compile_s": self.compiling,
+            "rounds_per_s": speed,
+            "clients_per_s": speed and speed * self.plan.context.population.cohort,
+            "peak_memory_bytes": peak_memory(),
+            "costs": costs | {"model_bytes": size} | in_bytes(costs, size),
+        }

@@ -1,0 +1,395 @@
+"""A run's folder: one writer, nothing lost without a word, damage found, and always something to go on from."""
+
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from jcfl import results
+from jcfl.errors import InputError, Notice, Unwritable
+from jcfl.results import checkpoints, writer
+from jcfl.results.files import CHECKSUMS
+from jcfl.runs import environment, experiment, loop, programs, provenance, verifying
+from tests import folders, tiny
+from tests.test_experiment import files as figures
+from tests.test_experiment import same_files, walk
+
+pytestmark = pytest.mark.filterwarnings("ignore::jcfl.errors.Notice")
+
+ROUNDS = 12
+PLACEHOLDER = {"method": walk, "model": tiny.task(), "rounds": ROUNDS, "evaluate_every": 5}
+SEEDS = {"seeds": 2, "seeds_in_one": False}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once():
+    """Runs of this file share their programs, and do not compute what figures need of a federation."""
+    made = programs.programs
+    shared = functools.cache(lambda lanes: made(walk(setting()), jax.device_put(tiny.federation()), lanes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "BLOCK", 0.0)  # every block is one round,
+        patch.setattr(loop.Stopwatch, "due", lambda watch: True)  # and ends with a checkpoint
+        patch.setattr(programs, "programs", lambda algorithm, federation, lanes, devices=1: shared(lanes))
+        patch.setattr(experiment, "representation", lambda plan: folders.federation())
+        yield
+
+
+def setting():
+    return tiny.setting().context
+
+
+def walked(out, federation=None, **given):
+    return experiment.run(federation or tiny.federation(), **(PLACEHOLDER | given), out=out)
+
+
+def stopped(out, blocks, **given):
+    """A run that is told to stop after so many blocks of one round."""
+    calls = []
+
+    def stop(progress):
+        calls.append(progress)
+        if len(calls) == blocks:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(loop.Interrupted):
+        walked(out, on_progress=stop, **given)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders to copy: of a run that is complete, and of one that was stopped in its second seed."""
+    place = tmp_path_factory.mktemp("made")
+    walked(place / "whole", **SEEDS)
+    stopped(place / "cut", ROUNDS + 9, **SEEDS)
+    return place
+
+
+@pytest.fixture
+def whole(made, tmp_path):
+    return Path(shutil.copytree(made / "whole", tmp_path / "whole"))
+
+
+@pytest.fixture
+def cut(made, tmp_path):
+    return Path(shutil.copytree(made / "cut", tmp_path / "cut"))
+
+
+def newest(folder):
+    return max(folder.glob("checkpoints/seeds-1-1/*.npz"), key=lambda file: int(file.stem))
+
+
+# One writer
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    """The second one is told who the first is, also where that is another process; a dead one holds nothing."""
+    hold = "import sys, time; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire()"
+    command = [sys.executable, "-c", f"{hold}; print(1, flush=True); time.sleep(60)", str(tmp_path / writer.LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        (tmp_path / writer.HOLDER).write_text(json.dumps({"pid": other.pid, "host": "far", "since": "noon"}))
+        with pytest.raises(InputError, match=f"is being written by process {other.pid} on far since noon; wait"):
+            walked(tmp_path)
+        other.kill()
+    with (
+        writer.claimed(tmp_path, new=True),
+        pytest.raises(InputError, match=f"written by process {os.getpid()}"),
+        writer.claimed(tmp_path, new=False),
+    ):
+        pass
+
+
+def test_a_run_holds_its_folder_while_it_trains(tmp_path):
+    def again(progress):
+        with pytest.raises(InputError, match="is being written by"):
+            walked(tmp_path / "run", resume=True)
+
+    walked(tmp_path / "run", on_progress=again, rounds=1)
+    assert not (tmp_path / "run" / writer.HOLDER).exists()
+    walked(tmp_path / "run", resume=True, rounds=2)
+
+
+def test_numbered_folders_are_taken_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: writer.numbered("name")[0], range(20)))
+    assert sorted(found) == sorted(Path("runs") / f"name-{i}" for i in range(1, 21))
+
+
+def test_what_is_not_written_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), writer.claimed(tmp_path / "a" / "b", new=True):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+# Nothing is lost without a word
+
+
+def test_fewer_rounds_than_done_are_refused(whole, cut):
+    before = figures(whole)[0]
+    with pytest.raises(InputError, match=rf"{whole} has 12 rounds behind it, and rounds=5 would delete the last 7"):
+        walked(whole, resume=True, rounds=5, **SEEDS)
+    with pytest.raises(InputError, match="12 rounds"):
+        walked(cut, resume=True, rounds=10, **SEEDS)  # one of the seeds has come farther
+    assert figures(whole)[0] == before
+    assert yaml.safe_load((whole / "config.yaml").read_text())["rounds"] == ROUNDS
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "clusters.npz", "federation.npz", "summary.json", "checksums.json"])
+@pytest.mark.parametrize("damage", ["delete", "empty"])
+def test_what_is_lost_is_said_and_made_again(made, whole, cut, name, damage):
+    for folder in (whole, cut):
+        there = (folder / name).exists()
+        (folder / name).write_text("")
+        if damage == "delete":
+            (folder / name).unlink()
+        said = Notice if there and (name, damage) != ("checksums.json", "delete") else None
+        with pytest.warns(said, match=name) if said else nothing():
+            walked(folder, resume=True, **SEEDS)
+        same_files(folder, made / "whole")
+        assert results.federation(results.load(folder))["compared"].size
+        assert not verifying.files(folder)[0].faults
+
+
+class nothing:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *given):
+        pass
+
+
+def test_an_evaluation_that_a_longer_run_would_not_have_is_left_out_with_a_word(whole):
+    with pytest.warns(Notice, match=r"evaluations after rounds \[12\] are left out"):
+        found = walked(whole, resume=True, rounds=15, **SEEDS)
+    assert found.rounds.tolist() == [5, 10, 15]
+
+
+# State is tied to what made it
+
+
+def edited(folder, old, new):
+    text = (folder / "config.yaml").read_text()
+    assert old in text
+    (folder / "config.yaml").write_text(text.replace(old, new))
+
+
+def test_an_edited_configuration_is_refused_by_its_keys(whole):
+    edited(whole, "lr: 0.1", "lr: 0.5")
+    for lr in (0.1, 0.5):
+        with pytest.raises(InputError, match=r"config\.yaml was changed.*: train\.lr was 0\.1, got 0\.5"):
+            walked(whole, resume=True, train={"lr": lr}, **SEEDS)
+    (whole / "checksums.json").unlink()  # nor is the checkpoint taken on by another configuration's run
+    with pytest.raises(InputError, match=r"another configuration: train\.lr was 0\.1, got 0\.5"):
+        walked(whole, resume=True, train={"lr": 0.5}, **SEEDS)
+    for name in ("config.yaml", "metrics.jsonl"):
+        (whole / name).unlink()
+    with pytest.raises(InputError, match=r"train\.lr was 0\.1, got 0\.5"):
+        walked(whole, resume=True, train={"lr": 0.5}, **SEEDS)
+    with pytest.raises(InputError, match="already holds a run"):
+        walked(whole, train={"lr": 0.5}, **SEEDS)
+
+
+def test_a_configuration_that_is_gone_is_taken_from_a_checkpoint(made, cut):
+    (cut / "config.yaml").unlink()
+    with pytest.warns(Notice, match=r"config\.yaml.*in a checkpoint is taken"):
+        walked(cut, resume=True, **SEEDS)
+    same_files(cut, made / "whole")
+    assert yaml.safe_load((cut / "config.yaml").read_text())["train"]["lr"] == 0.1
+
+
+def test_another_federation_is_refused(whole):
+    other = tiny.federation()
+    other = other.replace(x=np.where(np.arange(len(other.x))[:, None, None, None] == 7, other.x + 0.5, other.x))
+    with pytest.raises(InputError, match=f"{whole} was made with another federation"):
+        walked(whole, other, resume=True, **SEEDS)
+
+
+def test_other_versions_are_refused_or_noted(whole, monkeypatch):
+    then = environment.version("jax")
+    now = environment.version
+    monkeypatch.setattr(environment, "version", lambda package: "9.9" if package == "jax" else now(package))
+    with pytest.raises(InputError, match=rf"other versions: jax was {re.escape(then)}, got 9\.9; .*--allow-versions"):
+        walked(whole, resume=True, **SEEDS)
+    walked(whole, resume=True, rounds=15, allow_versions=True, **SEEDS)
+    stored = yaml.safe_load((whole / "config.yaml").read_text())["made_by"]
+    assert stored["versions"]["jax"] == "9.9"
+    assert [one["versions"]["jax"] for one in stored["earlier"]] == [then]
+    walked(whole, resume=True, rounds=15, **SEEDS)  # what goes on now was made by these versions
+    assert len(yaml.safe_load((whole / "config.yaml").read_text())["made_by"]["earlier"]) == 1
+
+
+def test_fingerprints_tell_federations_apart():
+    one = tiny.federation()
+    assert provenance.fingerprint(one) == provenance.fingerprint(jax.device_put(one))
+    assert provenance.fingerprint(one) != provenance.fingerprint(one.replace(groups=one.groups[::-1]))
+
+
+# Damage
+
+
+def test_a_damaged_checkpoint_is_passed_over(made, cut):
+    file = newest(cut)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.warns(Notice, match=rf"{file} is damaged: .*its checksum differs; .*of round 6"):
+        walked(cut, resume=True, **SEEDS)
+    same_files(cut, made / "whole")
+
+
+def test_no_sound_checkpoint_ends_in_a_line_and_nothing_is_written(cut):
+    before = figures(cut)[0]
+    for file in cut.glob("checkpoints/seeds-1-1/*.npz"):
+        file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"7\.npz is damaged: it has \d+ of \d+ bytes; no other.*delete .*seeds-1-1"):
+        walked(cut, resume=True, **SEEDS)
+    assert figures(cut)[0] == before
+
+
+def test_checkpoints_of_another_format_are_refused(cut):
+    for file in cut.glob("checkpoints/seeds-1-1/*.npz"):
+        file.unlink()
+    (cut / "checkpoints" / "seeds-1-1" / "9").mkdir()
+    with pytest.raises(InputError, match="no checkpoint that this version reads, but '9'"):
+        walked(cut, resume=True, **SEEDS)
+
+
+def test_a_state_of_another_form_is_refused(tmp_path):
+    store = checkpoints.Checkpoints(results.Folder(tmp_path), [0])
+    state = {"a": jax.numpy.ones((2, 3), jax.numpy.bfloat16), "key": jax.random.key(3), "none": ()}
+    store.save(checkpoints.Saved(4, 1.5, {}, []), state)
+    again = checkpoints.Checkpoints(results.Folder(tmp_path), [0])
+    again.look()
+    assert again.sound == {4: checkpoints.Saved(4, 1.5, {}, [])}
+    tiny.same(jax.tree.map(tiny.numpy, again.state(4, state)), jax.tree.map(tiny.numpy, state))
+    with pytest.raises(InputError, match=r"another run: \['a'\] is uint16\[2, 3\], expected float32\[2, 3\]"):
+        again.state(4, state | {"a": jax.numpy.ones((2, 3))})
+
+
+def read(folder):
+    """All that commands read of a folder."""
+    found = results.load(folder)
+    about = {key: value for key, value in results.settings(found).items() if key != "made_by"}
+    arrays = {**found.scores, "labels": found.labels, "each": found.accuracy_clients, "groups": found.groups}
+    arrays |= {"rounds": found.rounds, "seeds": found.seeds, **results.federation(found)}
+    return repr({key: np.asarray(value).tolist() for key, value in arrays.items()}), found.summary, about
+
+
+def final(folder):
+    """What a run has come to, whoever trained it: its summary without the time that it took."""
+    arrays, summary, about = read(folder)
+    return arrays, {key: value for key, value in summary.items() if isinstance(value, dict)}, about
+
+
+def damage(rng, file):
+    """Flip a bit, cut, delete or empty a file; returns what was done."""
+    data = bytearray(file.read_bytes())
+    kind = rng.choice(["flip", "cut", "delete", "empty"] if data else ["delete"])
+    at = int(rng.integers(max(len(data), 1)))
+    if kind == "delete":
+        file.unlink()
+        return kind
+    if kind == "flip":
+        data[at] ^= 1 << rng.integers(8)
+    file.write_bytes({"flip": data, "cut": data[:at], "empty": b""}[kind])
+    return f"{kind} at {at}"
+
+
+def outcome(call, folder):
+    """What a call returns, or the line in which it names the folder; another exception is a fault."""
+    with warnings.catch_warnings(category=Notice, action="ignore"):
+        try:
+            return call()
+        except InputError as error:
+            assert str(folder) in str(error)
+            return None
+
+
+CASES = int(os.environ.get("JCFL_FUZZ", "1"))
+"""Damages of every file; JCFL_FUZZ=20 makes hundreds."""
+
+
+@pytest.mark.parametrize("state", ["whole", "cut"])
+def test_damage_is_found_or_mended(made, tmp_path, state):
+    """Whatever happens to a file, or to two with sound checksums: the same figures, or a line that names the folder."""
+    rng = np.random.default_rng(CASES)
+    before, expected = read(made / state), final(made / "whole")
+    names = sorted(file.relative_to(made / state) for file in (made / state).rglob("*") if file.name not in IGNORED)
+    refused = 0
+    for name in [name for name in names if (made / state / name).is_file()] * CASES:
+        folder = Path(shutil.copytree(made / state, tmp_path / "copy", dirs_exist_ok=True))
+        second = names[rng.integers(len(names))] if rng.random() < 0.2 else name
+        both = {name} if CHECKSUMS in (name.name, second.name) else {name, second}
+        told = [f"{damage(rng, folder / one)} {one}" for one in both if (folder / one).is_file()]
+        found = outcome(lambda: read(folder), folder)
+        assert found in (None, before), told
+        again = outcome(lambda: walked(folder, resume=True, **SEEDS), folder)
+        refused += again is None
+        if again is not None:
+            assert final(folder) == expected, told
+            same_files(folder, made / "whole")
+            assert not verifying.files(folder)[0].faults, told
+        shutil.rmtree(folder)
+    assert refused < CASES * len(names) / 2, "most damage can be mended"
+
+
+IGNORED = {writer.LOCK}
+
+
+# Every end leaves something to go on from
+
+
+class Killed(BaseException):
+    """The process is no more: nothing is written after this."""
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 6, 14, 41, 88])
+def test_a_run_killed_at_any_write_goes_on_to_the_same_figures(made, tmp_path, monkeypatch, moment):
+    """At odd moments before the file takes its place, at even ones just after."""
+    replace, count = os.replace, []
+
+    def dying(source, target):
+        count.append(target)
+        if len(count) < moment or (len(count) == moment and moment % 2 == 0):
+            replace(source, target)
+        if len(count) >= moment:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "replace", dying)
+        walked(tmp_path / "run", **SEEDS)
+    walked(tmp_path / "run", resume=(tmp_path / "run" / "config.yaml").exists(), **SEEDS)
+    same_files(tmp_path / "run", made / "whole")
+    assert not verifying.files(tmp_path / "run")[0].faults
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(made, tmp_path, monkeypatch):
+    savez, folder, count = np.savez, tmp_path / "run", [0]
+
+    def full(file, **arrays):
+        count[0] += 1
+        savez(file, **arrays)
+        if count[0] == 7:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(Unwritable, match=r"7\.npz cannot be written: No space left on device"):
+        walked(folder, **SEEDS)
+    assert not list(folder.rglob("*.partial"))
+    assert sorted(file.stem for file in folder.rglob("*.npz") if file.stem.isdigit()) == ["5", "6"]
+    walked(folder, resume=True, **SEEDS)
+    same_files(folder, made / "whole")

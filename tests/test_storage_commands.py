@@ -1,0 +1,143 @@
+"""What commands say of folders that they cannot write or read, and what `jcfl verify` says of those that they can."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jcfl import cli, results
+from jcfl.cli.app import stopping
+from jcfl.errors import InputError, Unwritable
+from jcfl.runs import config, titles, verifying
+from jcfl.runs.sweeping.points import point_names
+from tests import folders
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "clusters.npz", "summary.json", "comparison.json", "config.yaml"])
+def test_commands_that_read_name_the_file(tmp_path, capsys, name):
+    path = folders.run(tmp_path / "both" / "runs" / "one").parents[1]
+    folders.run(path / "runs" / "two")
+    top = results.Folder(path)
+    top.put_json("comparison.json", {"one": {}, "two": {}})
+    top.settle()
+    file = next(path.rglob(name))
+    file.write_bytes(file.read_bytes()[:-5])
+    for command in (["report", path], ["plot", path, "--figure", "effect"], ["verify", path]):
+        status = cli.status([str(word) for word in command])
+        said = capsys.readouterr().err
+        if (command[0], name) == ("plot", "comparison.json"):
+            assert status in (0, 2)
+        assert (status, said.count("\n")) == (2, 1)
+        assert str(file) in said
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path):
+    for ending in ("no$", f"no; once it can be, go on with: jcfl run --resume {tmp_path}$"):
+        with pytest.raises(InputError, match=ending), stopping("run", tmp_path):
+            raise Unwritable("x cannot be written: no")
+        (tmp_path / "config.yaml").touch()
+
+
+LONG = "a" * 300
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder: its status, and its one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+
+    def run(*words):
+        status = cli.status([str(word) for word in words])
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert [item.name for item in tmp_path.iterdir()] == ["file"]
+        return status, said
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("", "expected a path, got an empty text"),
+        (LONG, "aaa cannot be written: File name too long"),
+        pytest.param(
+            "/proc/x",
+            "/proc/x cannot be written: No such file",
+            marks=pytest.mark.skipif(not Path("/proc").is_dir(), reason="this system has no /proc"),
+        ),
+        ("file/x", "file/x cannot be written: Not a directory"),
+        ("file", "file is a file"),
+    ],
+)
+def test_folders_that_cannot_be_written_are_refused_before_training(call, out, said):
+    small = ["--set", "scenario.clients=8", "method.name=majority", "compare=[]", "rounds=1"]
+    status, line = call("run", "quickstart", *small, "--out", out)
+    assert (status, said in line) == (2, True), line
+    status, line = call("sweep", "quickstart", *small, "--over", "train.lr=0.1,0.2", "--out", out)
+    assert (status, said in line) == (2, True), line
+
+
+def test_words_may_be_long(call):
+    """They are looked for as files, which a name of more than 255 bytes cannot be."""
+    labels = ", ".join(f"{{name: fedavg, label: {'x' * 30}{i}}}" for i in range(11))
+    assert "unknown key 'rond'" in call("run", "quickstart", "--set", "seed=1", f"compare=[{labels}]", "rond=1")[1]
+    assert "unknown preset" in call("run", LONG)[1]
+
+
+@pytest.mark.parametrize("label", ["..", ".", ".hidden", "x" * 101])
+def test_titles_that_are_no_names_of_folders_are_refused(call, label):
+    status, line = call("run", "quickstart", "--set", f"compare=[{{name: fedavg, label: {label}}}]")
+    assert status == 2
+    assert f"{label!r} cannot be the name of a folder" in line
+
+
+def test_titles_are_unique():
+    compare = ["fedavg", {"name": "majority", "label": "fedavg-2"}, {"name": "local", "label": "FedAvg"}]
+    given = {"scenario": "rotated", "method": "fedavg", "compare": compare}
+    methods = config.read(given).methods
+    assert {title: method.name for title, method in methods.items()} == {
+        "fedavg": "fedavg", "fedavg-3": "fedavg", "fedavg-2": "majority", "FedAvg-4": "local",
+    }  # fmt: skip
+    assert len(set(point_names([{"x": 1}, {"x": 1.0}, {"x": "1-2"}]))) == 3
+    assert len(point_names([{"x": "ü" * 300}])[0].encode()) <= titles.LONGEST
+
+
+def test_verify_says_what_holds(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    small = ["scenario.clients=8", "method.name=majority", "rounds=2", "model.hidden=4", "compare=[]"]
+    assert cli.status(["run", "quickstart", "-q", "--set", *small, "--out", str(out)]) == 0
+    assert cli.status(["verify", str(out), "--rerun"]) == 0
+    said = capsys.readouterr().out
+    assert "as written" in said
+    assert "the same figures, bit for bit" in said
+    monkeypatch.setattr(verifying, "repeat", lambda path, again, *rest: shutil.copytree(tmp_path / "then", again))
+    shutil.copytree(out, tmp_path / "then")
+    folder = results.Folder(out)
+    for name, old, new in (
+        ("metrics.jsonl", 'micro": 0.', 'micro": 0.9'),
+        ("config.yaml", "kind: cpu", "kind: abacus"),
+    ):
+        folder.put_text(name, folder.text(name).replace(old, new))
+    assert cli.status(["verify", str(out), "--rerun"]) == 1
+    said = capsys.readouterr().out
+    assert "accuracy_micro differs by up to 0." in said
+    assert "device.kind was abacus, got cpu" in said
+    assert cli.status(["verify", str(out), "--rerun", "--tolerance", "1"]) == 0
+    capsys.readouterr()
+    (out / "clusters.npz").unlink()
+    assert cli.status(["verify", str(out), "--rerun"]) == 2
+    assert f"{out}/clusters.npz is missing" in capsys.readouterr().err
+    assert cli.status(["verify", str(tmp_path)]) == 2
+
+
+def test_verify_goes_into_every_run(tmp_path, capsys):
+    for name in ("one", "two"):
+        folders.run(tmp_path / "runs" / name)
+    results.Folder(tmp_path).put_json("comparison.json", {"one": {}, "two": {}})
+    assert cli.status(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("as written") == 3
+    shutil.rmtree(tmp_path / "runs" / "two")
+    assert cli.status(["verify", str(tmp_path)]) == 2
+    assert f"{tmp_path}/runs/two/checksums.json is missing" in capsys.readouterr().err
