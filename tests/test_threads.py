@@ -2,6 +2,13 @@
 
 import subprocess
 import sys
+import time
+import warnings
+
+import pytest
+
+from jcfl.errors import Notice
+from jcfl.runs.watchdog import Watchdog
 
 CODE = """
 import jax
@@ -24,3 +31,15 @@ def test_batched_factorisations_on_several_threads_do_not_hang():
     """Three lanes whose first state needs `eigh` and `svd`; without a lock they stop within some turns."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_a_step_that_gives_no_answer_is_named():
+    """The first warning comes after the patience, the next after twice that; a quick step says nothing."""
+    watchdog = Watchdog("stocfl", patience=0.05)
+    expected = pytest.warns(Notice, match=r"stocfl: no answer for 0 s from rounds 3 to 4; .* --resume")
+    with expected as said, watchdog.watching("rounds 3 to 4"):
+        time.sleep(0.25)
+    assert len(said) in (2, 3)
+    watchdog.longest = 0.0
+    with warnings.catch_warnings(action="error"), watchdog.watching("rounds 5 to 6"):
+        pass

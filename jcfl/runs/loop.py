@@ -16,6 +16,7 @@ from jcfl.errors import TrainingError
 from jcfl.results import Record
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.programs import Programs, Running, keys
+from jcfl.runs.watchdog import Watchdog
 from jcfl.types import OVERFLOW, VOTER, Federation, State
 
 BLOCK = 1.0
@@ -77,6 +78,7 @@ class LoopSettings:
     checkpoints: Store | None = None
     checkpoint_every: float = 60.0  # seconds
     stop: threading.Event = field(default_factory=threading.Event)
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog("training"))
 
 
 def train(programs: Programs, federation: Federation, settings: LoopSettings) -> Running:
@@ -88,7 +90,9 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
         TrainingError: a model is no longer finite, and `settings.on_failed` raises the error, as it does by default.
         Interrupted: `settings.stop` was set; the state is on disk.
     """
-    state = programs.init(keys(settings.seeds, programs.devices), federation)
+    watching = settings.watchdog.watching
+    with watching("the first state"):
+        state = jax.block_until_ready(programs.init(keys(settings.seeds, programs.devices), federation))
     found = settings.checkpoints.newest(programs.joined(state)) if settings.checkpoints else None
     state, earlier = (programs.parted(found[0]), found[1]) if found else (state, 0.0)
     watch = Stopwatch(settings, programs.joined, earlier)
@@ -103,7 +107,8 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
                 watch.save(round, state)
                 raise Interrupted
             until = min(round + size, next(due for due in settings.evaluated if due > round))
-            state, seconds = advanced(programs, federation, state, until)
+            with watching(f"rounds {round + 1} to {until}"):
+                state, seconds = advanced(programs, federation, state, until)
             failed = failures(state, settings.seeds)
             if failed:
                 settings.on_failed(failed)
@@ -164,7 +169,8 @@ def evaluated(
     programs: Programs, federation: Federation, settings: LoopSettings, state: Running, round: int
 ) -> list[Record]:
     """The records of one evaluation, one per seed; the scores are computed here, on the host."""
-    found = jax.device_get(programs.evaluate(state, federation))
+    with settings.watchdog.watching(f"the evaluation after round {round}"):
+        found = jax.device_get(programs.evaluate(state, federation))
     if len(settings.seeds) == 1:
         found = {name: value[None] for name, value in found.items()}
     outcomes = ({name: value[i] for name, value in found.items()} for i in range(len(settings.seeds)))

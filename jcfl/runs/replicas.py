@@ -16,6 +16,7 @@ from jcfl.runs.devices import over_hosts
 from jcfl.runs.loop import Clock, LoopSettings, Progress
 from jcfl.runs.programs import Programs, Running
 from jcfl.runs.run import Run
+from jcfl.runs.watchdog import Watchdog
 from jcfl.types import State
 
 OnProgress = Callable[[Progress], None]
@@ -108,6 +109,7 @@ def train_batch(
         checkpoints=stores if stores.runs else None,
         checkpoint_every=runs[0].plan.config.checkpoint_every,
         stop=stop,
+        watchdog=Watchdog(", ".join(run.name for run in runs)),
     )
     try:
         return loop.train(programs, runs[0].plan.federation, settings)
