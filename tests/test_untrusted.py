@@ -1,6 +1,7 @@
 """A dataset from a stranger: each fault ends in one `InputError` that names the file, at once and in little memory."""
 
 import ast
+import functools
 import gzip
 import io
 import json
@@ -17,10 +18,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import jcfl
 from jcfl.data import files, leaf, load
 from jcfl.data.files import parsed, reading
 from jcfl.data.idx import FILES
 from jcfl.errors import InputError
+from tests import tiny
 
 TINY = 2**20
 """How much memory is said to be available where a limit is tested."""
@@ -476,3 +479,13 @@ def test_a_fault_of_ours_shows_as_it_is(tmp_path, monkeypatch):
         load("leaf", tmp_path, path="mine")
     with pytest.raises(KeyboardInterrupt), reading(tmp_path, "a thing"):
         raise KeyboardInterrupt
+
+
+def test_a_federation_that_a_program_made_is_checked_before_a_run(tmp_path):
+    """`jcfl.run` and `jcfl.sweep` name the client and the row of a value that is not finite, and write nothing."""
+    whole = tiny.federation()
+    broken = whole.replace(x=np.where(np.arange(len(whole.x))[:, None, None, None] == 3, np.nan, whole.x))
+    for ask in (jcfl.run, functools.partial(jcfl.sweep, over={"rounds": [1, 2]})):
+        with pytest.raises(InputError, match=r"row 3 of client \d"):
+            ask(broken, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 
 from jcfl import trees
+from jcfl.errors import available_memory
 from jcfl.types import Federation, Model, Task
 
 CACHED = 400 * 2**20
@@ -54,7 +54,7 @@ def free_memory() -> int:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return psutil.virtual_memory().available
+    return available_memory()
 
 
 def peak_memory() -> int:

@@ -14,6 +14,7 @@ from jcfl.core.context import Context
 from jcfl.core.context import context as make_context
 from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
+from jcfl.data import soundness
 from jcfl.errors import InputError
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
@@ -68,7 +69,7 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
     """
     objects, base = Objects(), {}
     if isinstance(what, Federation):
-        objects = objects._replace(federation=what)
+        objects = objects._replace(federation=soundness.checked(what))
         base = config_of_federation(what)
     elif isinstance(what, Config):
         base = what.model_dump()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from jcfl.data import soundness
 from jcfl.errors import InputError
 from jcfl.nested import plain
 from jcfl.runs import config, titles
@@ -70,7 +71,7 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
     above, settings = objects_and_settings(settings)
     objects = Objects(*(new if new is not None else old for old, new in zip(below, above, strict=True)))
     if isinstance(what, Federation):
-        objects = objects._replace(federation=what)
+        objects = objects._replace(federation=soundness.checked(what))
     base = overridden(base, [(key.split("."), value) for key, value in settings.items()])
     base.pop("compare", None)
     chosen, own = with_placeholders(all_values(grid, entries), objects)
