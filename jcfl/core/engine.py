@@ -20,7 +20,7 @@ Weigh = Callable[[Array], Array]
 class Sums(NamedTuple):
     """What a round's uploads add up to."""
 
-    clusters: Models  # [k, ...], weighted means by cluster; the model as it was where nobody trained
+    clusters: Models  # [k, ...], the clusters' weighted means; the old model of a cluster in which nobody trained
     weight: Array  # [k]
     shared: Model  # the weighted mean over the cohort
 

@@ -43,7 +43,7 @@ class Programs(NamedTuple):
     """The three compiled parts of a run."""
 
     init: Callable[..., Running]  # (keys, federation)
-    advance: Callable[..., Running]  # (state, federation, until); the state handed in is used up
+    advance: Callable[..., Running]  # (state, federation, until); the state passed to it cannot be used again
     evaluate: Callable[..., dict[str, Array]]  # (state, federation); `[lanes, ...]` each where there are several
     seconds: float  # spent compiling
     devices: int = 1  # that share the clients

@@ -1,4 +1,4 @@
-"""What jcfl costs, measured: every case in a process of its own, with the results as a table and as JSON."""
+"""Measurements of jcfl's time and memory, with every case in its own process; results are a table and JSON."""
 
 import datetime
 import json
@@ -13,13 +13,13 @@ from typing import Any
 from jcfl.errors import InputError, unknown
 
 LIMIT = 1800
-"""Seconds after which a case is given up."""
+"""The most seconds that a case may take."""
 
 HASTY = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
-"""Compiled fast, run slowly: for whether it works."""
+"""Environment variables for `--quick`: programs compile fast and run slowly, which is enough to see that they work."""
 
 Result = dict[str, Any]
-"""One case: `row`, `case`, and either `figures` or why it `failed`."""
+"""One case: `row`, `case`, and either `figures` or `failed`, the reason of a failure."""
 
 
 def measured(
@@ -33,13 +33,13 @@ def measured(
 
     Args:
         rows: names of `jcfl.runs.bench.rows.ROWS`; all of them where none is given.
-        quick: everything so small that only whether it works is found out.
-        data_dir: where MNIST is; without it images are made up, which changes no time.
-        threads: cores that every case is kept to.
-        on_result: called with each case as it is done.
+        quick: whether everything is so small that only failures are found.
+        data_dir: the folder with MNIST; without it images are random, which does not change the time.
+        threads: how many cores every case may use.
+        on_result: called with each case when it is complete.
 
     Returns:
-        the machine, how it was asked, and a list of cases.
+        the machine, the arguments, and a list of cases.
     """
     from jcfl.runs.bench.rows import ROWS
 
@@ -63,7 +63,7 @@ def measured(
 
 
 def measured_apart(row: str, case: str, quick: bool, data_dir: Path | None, threads: int | None) -> Result:
-    """A case measured in a fresh process, so that memory and compiled programs are its own."""
+    """A case measured in a new process, so that its memory and compiled programs are its own."""
     asked = json.dumps([row, case, quick, str(data_dir.resolve()) if data_dir else None, threads])
     before = load_average()
     paths = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
@@ -79,7 +79,7 @@ def measured_apart(row: str, case: str, quick: bool, data_dir: Path | None, thre
 
 
 def machine(load_before: float) -> dict[str, Any]:
-    """Where, when and with what it was measured."""
+    """The machine, the date and the versions of a measurement."""
     from jcfl.runs.environment import PACKAGES, version
 
     known = Path("/proc/cpuinfo")
@@ -108,7 +108,7 @@ def load_average() -> float:
 
 
 def table(found: dict[str, Any]) -> str:
-    """What was measured, in Markdown: what each row must and should reach, and what it did."""
+    """The measurements as a Markdown table, with the limit and the aim of each row."""
     from jcfl.runs.bench.rows import ROWS
 
     where = found["machine"]
@@ -156,7 +156,7 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def with_section(text: str, title: str, section: str) -> str:
-    """A Markdown text with the section under `## title` replaced, or put before the others."""
+    """A Markdown text in which the section under `## title` is replaced, or is put before the others if it is new."""
     head, *sections = text.split("\n## ")
     titles = [part.split("\n", 1)[0] for part in sections]
     at = titles.index(title) if title in titles else 0

@@ -21,7 +21,7 @@ GROWTH: dict[str, Callable[[bool], Sequence[str]]] = {
 
 
 def growth_figures(row: str, case: str, quick: bool) -> dict[str, Any]:
-    """Seconds a round of one case, its first apart; the process' peak memory is added by whoever asked."""
+    """The sizes of one case and its seconds per round, those of the first round separately."""
     first, _, second = case.partition("/")
     value, cohort = int(first), 4 if quick else int(second or 100)
     clients = {"clients": value, "cohort": 80 if quick else 4800}.get(row, 100 if quick else 1000)

@@ -1,4 +1,4 @@
-"""What is measured: a row for each promise, its cases, and for each case a function that returns named figures."""
+"""The rows of the benchmark: a row for each promise, its cases, and a function that measures a case."""
 
 import os
 import resource
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def engines(case: str, quick: bool, data_dir: Path | None) -> Figures:
-    """The general and the factored engine turn about from the same state, beside the matrix products alone."""
+    """The general and the factored engine in turn from the same state, and the matrix products alone."""
     plans = {name: table_one(quick, data_dir, engine=name) for name in ("general", "factored")}
     states = {name: settled_state(plan) for name, plan in plans.items()}
     steps = {name: compiled_step(plan, states[name]) for name, plan in plans.items()}
@@ -60,9 +60,9 @@ def engines(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 
 def plain_products(plan: Plan) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The products with all clients' examples that a round cannot do without: X W and Xᵀ B of two models.
+    """The products with all clients' examples that every round needs: X W and Xᵀ B of two models.
 
-    In parts, so that no time is spent on asking for memory.
+    They are computed in parts, so that no time is spent on allocating memory.
     """
     population = plan.context.population
     d, h = int(np.prod(population.shape)), plan.config.model.options["hidden"]
@@ -113,7 +113,7 @@ def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 
 def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
-    """Five seeds in one program, and one, turn about."""
+    """Five seeds in one program and one seed, in turn."""
     small = {"scenario": {"name": "rotated", "clients": 20}} if quick else {}
     plan = planned(*config_and_objects("quickstart", {"compare": (), **small}))
     (algorithm,) = plan.algorithms.values()
@@ -131,7 +131,7 @@ def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 
 def whole(case: str, quick: bool, data_dir: Path | None) -> Figures:
-    """A hundred rounds with an evaluation every ten, planned, compiled, trained and written."""
+    """A run of a hundred rounds with an evaluation every ten, from its plan to its files."""
     begin = time.perf_counter()
     plan = table_one(quick, data_dir, rounds=2 if quick else 100, evaluate_every=10, compare=())
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def whole(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 
 def overhead(case: str, quick: bool, data_dir: Path | None) -> Figures:
-    """A run with its files, checkpoints and evaluations against its compiled steps and evaluations alone."""
+    """A run with files, checkpoints and evaluations, compared with its compiled steps and evaluations alone."""
     rounds = 6 if quick else 60
     changes = {"method": "fedavg", "rounds": rounds, "evaluate_every": 10, "compare": (), "engine": "auto"}
     sizes = {"model": {"hidden": 16 if quick else 200}, "participation": 0.2 if quick else 0.05}
@@ -168,7 +168,7 @@ def overhead(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 
 def start(case: str, quick: bool, data_dir: Path | None) -> Figures:
-    """The quickstart as a user types it, without and then with compiled programs on disk."""
+    """The quickstart from the shell, first without and then with compiled programs on disk."""
     more = ["rounds=2", "compare=[]", "model.hidden=8", "scenario.clients=8"] if quick else []
     times = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The work that is measured, and how it is timed."""
+"""The runs that are measured, and functions that measure time."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ IMAGES = 60_000
 
 
 def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
-    """StoCFL on Rotated MNIST as in Table 1, its options changed; with made-up images where there are no real ones."""
+    """StoCFL on Rotated MNIST as in Table 1 with some options changed; without `data_dir` images are random."""
     preset = {
         "model": {"name": "mlp", "hidden": 32 if quick else 2048},
         "method": {"name": "stocfl", "tau": 0.5, "lam": 0.05},
@@ -35,9 +35,9 @@ def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
 
 
 def made_up_federation(clients: int, size: int, groups: int = 4) -> Federation:
-    """A federation in MNIST's shapes, whose groups see noise around ten prototypes of their own.
+    """A federation in MNIST's shapes, in which each group has noisy images of ten prototypes of its own.
 
-    Clients share a pool of images, so that index tables are all that grows with their number.
+    Clients share a pool of images, so that only the tables of indices grow with their number.
     """
     rng, count = np.random.default_rng(0), min(IMAGES, clients * (size + 10))
     count -= count % (10 * groups)
@@ -57,7 +57,7 @@ def made_up_federation(clients: int, size: int, groups: int = 4) -> Federation:
 
 
 def settled_state(plan: Plan) -> State:
-    """A state in which every client has been seen and is in its group's cluster."""
+    """A state in which every client has taken part and is in the cluster of its group."""
     (algorithm,) = plan.algorithms.values()
 
     def begin(key, federation: Federation) -> State:
@@ -71,13 +71,13 @@ def settled_state(plan: Plan) -> State:
 
 
 def compiled_step(plan: Plan, state: State) -> Callable[..., State]:
-    """One round compiled, without anything around it; the state handed in is used up."""
+    """One compiled round; the state that is passed to it cannot be used again."""
     (algorithm,) = plan.algorithms.values()
     return jax.jit(algorithm.step, donate_argnums=0).lower(state, plan.federation).compile()
 
 
 def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """How long a compiled function takes, and what it returns."""
+    """The seconds that a compiled function takes, and its result."""
     jax.block_until_ready(arguments)
     start = time.perf_counter()
     result = jax.block_until_ready(function(*arguments))
@@ -85,7 +85,7 @@ def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, An
 
 
 def timed(step: Callable[..., State], state: State, federation: Federation, rounds: int) -> list[float]:
-    """The seconds of some rounds, one after another; the state is used up."""
+    """The seconds of some rounds, one after another; the state cannot be used again."""
     times = []
     for _ in range(rounds):
         seconds, state = seconds_of(step, state, federation)
