@@ -1,5 +1,7 @@
 """Scores: the loss is the task's own, and a score that a user registers is shown wherever scores are."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +59,7 @@ def test_a_score_of_ones_own_is_in_files_tables_plots_and_reports(decile, tmp_pa
     for i, accuracies in enumerate(history.accuracy_clients[0]):
         np.testing.assert_allclose(own[0, i], np.percentile(accuracies[:6], 10), rtol=1e-6)
         np.testing.assert_allclose(history["held_out_accuracy_p10"][0, i], np.percentile(accuracies[6:], 10), rtol=1e-6)
-    lines = results.lines(tmp_path / "run" / "metrics.jsonl")
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [line["accuracy_p10"] for line in lines] == pytest.approx(own[0].tolist())
     assert history.summary["accuracy_p10"]["mean"] == own[0, -1]
     np.testing.assert_array_equal(results.load(tmp_path / "run")["accuracy_p10"], own)
