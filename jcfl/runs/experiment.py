@@ -75,9 +75,9 @@ def run(
     if folder is None:
         return execute(planned(config, objects), None, on_progress)
     config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}})
+    plan = planned(config, objects)
     if not resume:
         refuse_taken(folder)
-    plan = planned(config, objects)
     with devices.claimed(folder, new=not resume):
         return execute(plan, folder, on_progress, allow_versions=allow_versions)
 
