@@ -32,6 +32,8 @@ KINDS = (
     "scenario",
     "model",
     "train",
+    "attack",
+    "reliability",
     "track",
 )
 """Every kind of piece that a configuration can name."""

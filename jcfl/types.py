@@ -55,6 +55,7 @@ class Federation(struct.PyTreeNode):
     mean: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))  # of the scaled pixels, by channel
     std: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     name: str = struct.field(pytree_node=False, default="")
+    hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
 
     def available(self, round: Array) -> Array:
         """The clients that can be asked in a round: not held out, arrived, and not departed. [m] bool"""

@@ -47,14 +47,15 @@ ADDONS: dict[str, dict[str, Any]] = {
     "finetune": {"steps": 2},
     "voting": {},
     "robust": {"rule": "trimmed_mean", "beta": 0.3},
+    "exclude": {"limit": 2.0},
 }
-SINGLE = ("finetune", "voting", "robust")
+SINGLE = ("finetune", "voting", "robust", "exclude")
 TAKES = (
     dict.fromkeys(registry.names("method"), tuple(ADDONS))
     | dict.fromkeys(["fedsgd", "fedavg", "fedprox", "feddist", "feddws", "feddane", "ditto"], SINGLE)
     | dict.fromkeys(["clustered", "fedadam", "scaffold"], SINGLE)
     | dict.fromkeys(["fedavg_plus", "fedprox_plus"], SINGLE)
-    | {"local": ("finetune", "voting"), "fedem": ("voting",)}
+    | {"local": ("finetune", "voting"), "fedem": ("voting", "exclude")}
     | dict.fromkeys(["fesem_ma", "robust_tkm"], tuple(name for name in ADDONS if name != "robust"))
     | {"majority": ()}
 )

@@ -1,7 +1,7 @@
 """What a run looks like on a terminal, and in plain lines where there is none."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -145,25 +145,33 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """The last scores of several methods side by side; mean ± standard deviation where there are several seeds."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     shown.add_column("method")
-    for title in columns().values():
+    heads = columns(summaries.values())
+    for title in heads.values():
         shown.add_column(title, justify="right")
     shown.add_column("seconds", justify="right")
     for name, summary in summaries.items():
-        cells = [cell(one, summary.get(one), summary["seeds"]) for one in columns()]
+        cells = [cell(one, summary.get(one), summary["seeds"]) for one in heads]
+        cells = ["diverged", *("" for _ in cells[1:])] if "failed" in summary else cells
         shown.add_row(name, *cells, f"{summary['wall_s']:.1f}")
     return shown
 
 
-def columns(first: str = "accuracy_micro") -> dict[str, str]:
-    """The scores that a table on the terminal shows, with their column heads; `first` stands before the others."""
-    shown = scores("terminal")
+def columns(found: Iterable[Mapping[str, Any]], first: str = "accuracy_micro") -> dict[str, str]:
+    """The scores that a table on the terminal shows, with their column heads.
+
+    Args:
+        found: the rows; a score that none of them has gets no column.
+        first: the score that stands before the others.
+    """
+    known = {name for row in found for name in row}
+    shown = {name: one for name, one in scores("terminal").items() if name in known or name == first}
     return ({} if first in shown else {first: score(first).short}) | {name: one.short for name, one in shown.items()}
 
 
 def sweep_table(found: Any) -> Table:
     """Every point's values and last scores, mean ± standard deviation over seeds, with the best point marked."""
-    shown_scores = columns(found.by)
     rows, best = found.rows(), found.best()
+    shown_scores = columns(rows, found.by)
     keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for key in ("", *keys):

@@ -19,7 +19,7 @@ from jcfl.cli.arguments import (
     resumed_configuration,
     separated,
 )
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
     from jcfl.runs.config import Config
@@ -134,6 +134,10 @@ def train(
     elif not quiet:
         console.print(display.table(summaries), highlight=False)
         console.print(f"Written to {folder}; for a page about it: jcfl report {folder}", **PLAIN)
+    failed = {name: summary["failed"] for name, summary in summaries.items() if "failed" in summary}
+    if failed:
+        named = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise TrainingError(f"{len(failed)} of {len(summaries)} methods diverged; {named}")
 
 
 @app.command()

@@ -15,7 +15,10 @@ PRESETS = "presets"
 
 QUESTIONS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
 
-LISTED = ("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "trackers", "scores", PRESETS)
+LISTED = (
+    *("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "attacks", "reliability", "trackers", "scores"),
+    PRESETS,
+)
 
 
 @app.command("list")
@@ -24,7 +27,8 @@ def list_command(
         str | None,
         typer.Argument(
             metavar="[KIND|NAME]",
-            help="A kind: methods, add-ons, data, scenarios, models, trackers, scores, presets, or one of a method's "
+            help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, trackers, scores, "
+            "presets, or one of a method's "
             f"seven answers: {', '.join(QUESTIONS)}. Or a name: all about it.",
             autocompletion=lambda: list(LISTED),
         ),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import optax
 from pydantic import Field
 
-from jcfl.core import averaging
+from jcfl.core import averaging, robust
 from jcfl.core.averaging import Averaging
 from jcfl.core.chain import chain
 from jcfl.core.chunks import class_counts
@@ -24,6 +24,9 @@ Bound = Callable[[Federation, Array], Averaging]
 
 Beta = Annotated[float, Field(ge=0, lt=0.5, description="share of clients dropped at either end")]
 Buckets = Annotated[int, Field(ge=1, description="buckets of clients in every cluster")]
+Hostile = Annotated[float, Field(ge=0, lt=0.5, description="share of a cluster's clients that may be hostile")]
+Iterations = Annotated[int, Field(ge=1, description="Weiszfeld steps")]
+Bounded = Annotated[float | None, Field(gt=0, description="largest norm of an update; null: the cluster's median norm")]
 Sigma = Annotated[float, Field(gt=0, description="spread of a client's weights around the cluster's")]
 Weighting = Annotated[Weights, Field(description="how clients count: by their training examples, or all alike")]
 Rate = Annotated[float, Field(gt=0, le=1, description="how far the server goes towards the aggregate")]
@@ -70,6 +73,45 @@ class MedianOfMeans(Piece):
     def bind(self, context: Context) -> Bound:
         """See `jcfl.core.averaging.median_of_means`."""
         return lambda federation, who: partial(averaging.median_of_means, buckets=self.buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krum(Piece):
+    """The upload nearest to its neighbours, or the mean of several (Blanchard et al. 2017)."""
+
+    name: ClassVar[str] = "krum"
+    weighs: ClassVar[bool] = False
+    share: Any = 0.2
+    several: bool = False
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.robust.krum`."""
+        return lambda federation, who: partial(robust.krum, share=self.share, several=self.several)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometricMedian(Piece):
+    """The geometric median (Pillutla et al. 2022)."""
+
+    name: ClassVar[str] = "geometric_median"
+    weighs: ClassVar[bool] = False
+    iterations: int = 8
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.robust.geometric_median`."""
+        return lambda federation, who: partial(robust.geometric_median, iterations=self.iterations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormBound(Piece):
+    """The weighted mean of updates that are scaled down to a norm (Sun et al. 2019)."""
+
+    name: ClassVar[str] = "norm_bound"
+    bound: Any = None
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.robust.norm_bound`."""
+        return lambda federation, who: partial(robust.norm_bound, bound=self.bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +194,30 @@ def trimmed_mean(*, beta: Beta = 0.1, rate: Rate = 1.0) -> Aggregate:
 def median_of_means(*, buckets: Buckets = 3, rate: Rate = 1.0) -> Aggregate:
     """The coordinate-wise median of the means of buckets of clients (Ma 2023, §2.4)."""
     return Aggregate(rule=MedianOfMeans(buckets=buckets), rate=rate)
+
+
+@register("aggregate", "krum")
+def krum(*, share: Hostile = 0.2, rate: Rate = 1.0) -> Aggregate:
+    """The upload that is nearest to its neighbours (Blanchard et al. 2017)."""
+    return Aggregate(rule=Krum(share=share), rate=rate)
+
+
+@register("aggregate", "multi_krum")
+def multi_krum(*, share: Hostile = 0.2, rate: Rate = 1.0) -> Aggregate:
+    """The mean of the uploads that are nearest to their neighbours (Blanchard et al. 2017)."""
+    return Aggregate(rule=Krum(share=share, several=True), rate=rate)
+
+
+@register("aggregate", "geometric_median")
+def geometric_median(*, iterations: Iterations = 8, rate: Rate = 1.0) -> Aggregate:
+    """The model with the least sum of distances to the uploads (Pillutla et al. 2022)."""
+    return Aggregate(rule=GeometricMedian(iterations=iterations), rate=rate)
+
+
+@register("aggregate", "norm_bound")
+def norm_bound(*, weights: Weighting = "by_size", bound: Bounded = None, rate: Rate = 1.0) -> Aggregate:
+    """The weighted mean of updates that are scaled down to a norm (Sun et al. 2019)."""
+    return Aggregate(weights=weights, rule=NormBound(bound=bound), rate=rate)
 
 
 @register("aggregate", "matched")

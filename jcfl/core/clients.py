@@ -119,6 +119,12 @@ def kept_states(method: Method, context: Context) -> KeptStates:
     if train.control:
         found["control"] = lambda first: jax.tree.map(jnp.zeros_like, first["params"])
         sizes["control variates"] = model_bytes(task)
+    if context.faults.reliability.is_partial:
+        found["work"] = lambda first: jnp.ones(())
+    if context.faults.on_divergence == "drop_client":
+        found["dropped"] = lambda first: jnp.zeros((), jnp.int32)
+    if method.aggregate.exclude is not None:
+        found["suspected"] = lambda first: jnp.zeros((), jnp.int32)
     if train.models == "all":
         k = method.group.slots(context)
         found["membership"] = lambda first: jnp.full(k, 1 / k, jnp.result_type(float))

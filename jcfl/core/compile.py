@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jcfl.core import clients, phases, rounds
 from jcfl.core.aggregates import Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
+from jcfl.core.faults import looks_at_uploads
 from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
 from jcfl.errors import InputError
@@ -55,10 +56,9 @@ def check(method: Method, context: Context) -> None:
             f"{name}: clients that train one after another are averaged as they hand the model on, so the rule "
             f"{str(rule)!r} (add-on 'robust') has nothing to replace; train in parallel"
         )
-    if robust and method.group.alone and not method.trains_shared:
-        raise InputError(
-            f"{name}: every client is alone, so there is nothing that {str(rule)!r} (add-on 'robust') could average"
-        )
+    if (robust or method.aggregate.exclude) and method.group.alone and not method.trains_shared:
+        what = f"{str(rule)!r} (add-on 'robust') could average" if robust else "the add-on 'exclude' could leave out"
+        raise InputError(f"{name}: every client is alone, so there is nothing that {what}")
     if train.control:  # refuses trainers whose steps are not those of plain SGD
         one = Clients((), jnp.zeros((1,), int), jnp.ones((1,), bool))
         clients.trainer(method, context).mean_gradient({}, {}, one)
@@ -82,6 +82,17 @@ def check(method: Method, context: Context) -> None:
         )
     if train.chained and (train.private or train.control):
         raise InputError(f"{name}: clients that train one after another keep no parameters or control variates")
+    if train.chained and looks_at_uploads(context.faults, method.aggregate.exclude):
+        raise InputError(
+            f"{name}: clients that train one after another hand their models on, so the server sees no uploads that an "
+            "attack could forge or that it could leave out; leave out the attack, the add-on 'exclude' and "
+            "on_divergence=drop_client"
+        )
+    if train.control and context.faults.reliability.is_partial:
+        raise InputError(
+            f"{name}: control variates are not defined for clients that do a part of their steps; take "
+            "reliability.late=lost"
+        )
     if train.private and train.tied:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
     if isinstance(rule, Matched) and train.private:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jcfl import trees
 from jcfl.core.engine import Engine
+from jcfl.core.faults import Faults
 from jcfl.core.local import Trainer
 from jcfl.core.memory import chunk_size, free_memory, memory_budget
 from jcfl.errors import InputError
@@ -56,6 +57,7 @@ class Context(NamedTuple):
     engine: EngineName = "auto"
     engines: Sequence[Engine] = ()  # to choose from, the preferred ones first
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
+    faults: Faults = Faults()
 
 
 def context(

@@ -70,7 +70,7 @@ class Engine(Protocol):
         ...
 
 
-SERVER_SIDE = ("model", "description")
+SERVER_SIDE = ("model", "description", "dropped", "suspected")
 """States of clients that the server keeps for its own use and does not send back to them."""
 
 
@@ -217,6 +217,12 @@ def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> t
         return clusters, common
     lone = trees.add_by(trees.stack(common, 1), jnp.zeros_like(part.label), part.in_cohort, rows.shared)
     return clusters, trees.take(lone, 0)
+
+
+def averages(state: State, participants: Participants, uploads: Upload) -> tuple[Models, Model]:
+    """The clusters' means and the cohort's, of uploads that were kept [s, ...], as `CohortTraining` returns them."""
+    clusters, common = sums_with(empty_sums(state), participants, uploads)
+    return trees.select(trained_clusters(participants, state), clusters, state.clusters), common
 
 
 def train_chunk(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:

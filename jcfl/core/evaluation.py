@@ -186,7 +186,9 @@ def individual_predictions(
         sent = sent.replace(label=label, cluster=trees.select(label >= 0, sent.cluster, alone))
         model, shared = parts.with_part(sent.cluster, sent.own.get("private", {})), state.shared
         if steps:
-            sent = sent.replace(own={name: kept for name, kept in sent.own.items() if name != "optimizer"})
+            sent = sent.replace(
+                own={name: kept for name, kept in sent.own.items() if name not in ("optimizer", "work")}
+            )
             upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
             model, shared = (
                 parts.with_part(upload.cluster, upload.own.get("private", {})),

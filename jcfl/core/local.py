@@ -100,6 +100,7 @@ class Local(NamedTuple):
         """As `train`, from the optimizer's state of the client's last round; returns the new state too."""
         optimizer = self.optimizer()
         batch, passes, total = schedule(self, data, key)
+        share = sent.own.get("work") if isinstance(sent, Broadcast) else None  # of the steps that the client does
 
         def step(carry, turn):
             model, memory = carry
@@ -108,7 +109,8 @@ class Local(NamedTuple):
             grads, after = gradient(model["params"], model, rows, sent, jax.random.fold_in(key, turn))
             updates, memory = optimizer.update(grads, memory, model["params"])
             new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
-            return (trees.select(rows.mask.any(), new, carry) if passes else new), None
+            new = trees.select(rows.mask.any(), new, carry) if passes else new
+            return (new if share is None else trees.select(turn < jnp.ceil(share * total), new, carry)), None
 
         return jax.lax.scan(step, (start, memory), jnp.arange(total))[0]
 

@@ -175,6 +175,7 @@ class Aggregate(Piece):
         rule: the mean, or a robust rule in its place; it also makes ω where ω is trained.
         rate: how far the server goes from the old model towards the aggregate, in (0, 1].
         server: the server's optimizer, which takes the old model less the aggregate as a gradient; None: no optimizer.
+        exclude: leaves clients out whose updates are suspect, before anything is averaged or grouped; None: nobody.
     """
 
     name: ClassVar[str] = "aggregate"
@@ -182,12 +183,14 @@ class Aggregate(Piece):
     rule: Any = Mean()
     rate: Any = 1.0
     server: Any = None
+    exclude: Any = None
 
     def __str__(self) -> str:
         """The rule and how clients count in it, then what the server does with its result."""
         counts = {"by_size": "clients weighted by size", "equally": "clients weighted equally"}[self.weights]
         parts = [str(self.rule)] + [counts] * getattr(self.rule, "weighs", True)
         parts += [f"rate {number(self.rate)}"] * (not _is_plain(self.rate) or self.rate != 1)
+        parts += [f"clients left out by {self.exclude}"] if self.exclude else []
         return ", ".join(parts + ([str(self.server)] if self.server else []))
 
 

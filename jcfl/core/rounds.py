@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import clients, engine, evaluation, parts, server
+from jcfl.core import clients, engine, evaluation, faults, parts, server
 from jcfl.core.aggregates import Bound
-from jcfl.core.context import Context, Population
+from jcfl.core.context import Context
 from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Sums
@@ -48,18 +48,20 @@ def algorithm(method: Method, context: Context) -> Algorithm:
 
     def step(state: State, federation: Federation) -> State:
         keys = round_keys(state.key, state.round)
-        cohort = sample(keys.pick, context.population, state.round, federation)
-        state = grouping.before(keys.group, state, cohort, federation)
+        cohort = sample(keys.pick, method, context, state, federation)
+        state = sent = grouping.before(keys.group, state, cohort, federation)
+        cohort = context.faults.reliability.arrived(keys.fail, cohort)
         if method.train.active:
-            state, uploads, sums = train(keys, state, cohort, federation)
+            state, cohort, uploads, sums = train(keys, state, cohort, federation)
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
             state = server.after_server_step(method, tied, private, state, sums)
-        return finished(state, cohort)
+        return finished(context, sent, state, cohort)
 
     predict = evaluation.predictor(method, context, grouping, client)
 
     def evaluate(state: State, federation: Federation) -> dict[str, Array]:
         found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
+        found |= faults.measures(method.aggregate.exclude, state, federation)
         return found | grouping.measures(state, federation)
 
     return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method)
@@ -76,7 +78,10 @@ def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: c
         models = parts.with_part(models, trees.stack(parts.part_of(first, tied), k))
     shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
     own = {name: trees.stack(begin(first), m) for name, begin in kept.items()}
-    return initial(run_key, models, shared, m).replace(clients=own, server=server.first_server_state(method, first, k))
+    beside = server.first_server_state(method, first, k)
+    if context.faults.on_divergence == "drop_cluster":
+        beside["reset"] = jnp.zeros(k, jnp.int32)
+    return initial(run_key, models, shared, m).replace(clients=own, server=beside)
 
 
 def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
@@ -95,9 +100,13 @@ def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
     )
 
 
-def sample(key: Key, population: Population, round: Array, federation: Federation) -> Cohort:
+def sample(key: Key, method: Method, context: Context, state: State, federation: Federation) -> Cohort:
     """A uniform sample, without replacement, of the clients available in this round, in the order of their ids."""
-    available = federation.available(round)  # [m]
+    population, exclude = context.population, method.aggregate.exclude
+    available = federation.available(state.round)  # [m]
+    available &= context.faults.reliability.available(state.key, state.round, population.clients)
+    if exclude is not None and exclude.patience is not None and "suspected" in state.clients:
+        available &= state.clients["suspected"] < exclude.patience
     asked = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
     _, who = jax.lax.top_k(jnp.where(available, jax.random.uniform(key, available.shape), -1.0), population.cohort)
     present = available[who] & (jnp.arange(population.cohort) < asked)
@@ -106,24 +115,40 @@ def sample(key: Key, population: Population, round: Array, federation: Federatio
 
 
 def training(method: Method, context: Context, keep: bool):
-    """How the cohort trains: the engine's name, and `(keys, state, cohort, federation) -> (state, uploads, sums)`.
+    """How the cohort trains: the engine's name, and a function of a round.
+
+    The function is `(keys, state, cohort, federation) -> (state, cohort, uploads, sums)`. The cohort that it returns
+    are the clients whose uploads the server uses.
 
     Args:
         keep: whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come.
     """
     way, train_cohort = engine_of(method, context)
     weigh = server.WEIGHTS[method.aggregate.weights]
+    exclude, reliability = method.aggregate.exclude, context.faults.reliability
+    looks = faults.looks_at_uploads(context.faults, exclude)
 
     def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation):
         if method.train.correction:
-            state = with_mean_gradient(context, keys.group, state, federation)
+            state = with_mean_gradient(method, context, keys.group, state, federation)
+        if reliability.is_partial:
+            shares = reliability.shares(keys.fail, context.population.clients)
+            state = state.replace(clients=state.clients | {"work": shares})
         view = as_one_cluster(state) if method.train.models == "all" else state
         participants, weight = engine.participants_of(view, cohort, federation, weigh)
-        models, common, uploads = train_cohort(keys.train, view, participants, federation, keep)
+        models, common, uploads = train_cohort(keys.train, view, participants, federation, keep or looks)
+        if looks:
+            view, cohort, uploads = faults.after_training(
+                context.faults, exclude, method.trains_shared, keys.train, view, cohort, federation, uploads
+            )
+            participants, weight = engine.participants_of(view, cohort, federation, weigh)
+            models, common = engine.averages(view, participants, uploads)
+            state = state.replace(clients=view.clients, server=view.server)
+            uploads = uploads if keep else Upload((), (), uploads.own)
         if method.train.models == "all":
             models = trees.take(models, 0)
             weight = jnp.broadcast_to(weight[0], (trees.count(state.clusters),))
-        return state, uploads, Sums(models, weight, common)
+        return state, cohort, uploads, Sums(models, weight, common)
 
     return way, train
 
@@ -146,7 +171,8 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         trainer=clients.trainer(method, context),
         terms=clients.terms(method, context.task),
         shared=method.trains_shared,
-        alone=not (train.correction or train.control or train.chained or train.private or train.models == "all"),
+        alone=not (train.correction or train.control or train.chained or train.private or train.models == "all")
+        and not context.faults.reliability.is_partial,
     )
     if not train.chained:
         return engine.chosen_engine(work, context)
@@ -157,13 +183,13 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
     return "chained", partial(engine.train_in_turn, work.make(context.task), not work.shared)
 
 
-def with_mean_gradient(context: Context, key: Key, state: State, federation: Federation) -> State:
+def with_mean_gradient(method: Method, context: Context, key: Key, state: State, federation: Federation) -> State:
     """The mean gradient of a cohort of its own at the cluster models, for clients to correct theirs (FedDANE)."""
 
     def slope(sent: Broadcast, data: Clients, key: Key) -> Upload:
         return Upload({**sent.cluster, "params": anchor_gradient(context.task, sent.cluster, data)}, ())
 
-    asked = sample(key, context.population, state.round, federation)
+    asked = sample(key, method, context, state, federation)
     view = state.replace(clients={})
     participants, _ = engine.participants_of(view, asked, federation, server.by_size)
     found, _, _ = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
@@ -218,8 +244,10 @@ def with_rows(old: Array, cohort: Cohort, new: Array) -> Array:
     return old.at[jnp.where(cohort.present, cohort.who, old.shape[0])].set(new, mode="drop")
 
 
-def finished(state: State, cohort: Cohort) -> State:
+def finished(context: Context, sent: State, state: State, cohort: Cohort) -> State:
     """The state at the end of a round: who took part, and the first model that is not finite."""
+    if context.faults.on_divergence == "drop_cluster":
+        state = faults.without_divergence(sent, state)
     good = trees.finite(state.clusters) & trees.finite(trees.stack(state.shared, 1))
     failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
     return state.replace(

@@ -15,10 +15,15 @@ The tree of streams, with what each is folded by:
         ├── ROUND[round]          one round
         │   ├── PICK              which clients are asked
         │   ├── GROUP             the grouping rule, before and after training
-        │   └── TRAIN             local training
-        │       └── CLIENT[client]
-        │           ├── STEP[step]    what the model draws in one step, such as dropout
-        │           └── ORDER[epoch]  the order of the client's examples in one pass over them
+        │   ├── TRAIN             local training
+        │   │   ├── ATTACK[client]    what an attacker draws
+        │   │   └── CLIENT[client]
+        │   │       ├── STEP[step]    what the model draws in one step, such as dropout
+        │   │       └── ORDER[epoch]  the order of the client's examples in one pass over them
+        │   └── FAILURE           unreliable clients
+        │       ├── LOST[client]      whether the client's round is lost
+        │       └── SLOW[client]      whether the client is slow, and how slow
+        ├── WINDOWS               when clients' windows of availability begin
         ├── ANCHOR                StoCFL's anchor; this key itself draws the anchor's model
         │   └── HALVES[client]    how a client's examples are divided for the noise-corrected similarity
         ├── ONESHOT               clustering before the first round
@@ -62,6 +67,11 @@ class Stream(Enum):
     PICK = Place("ROUND", 0)
     GROUP = Place("ROUND", 1)
     TRAIN = Place("ROUND", 2)
+    FAILURE = Place("ROUND", 3)
+    LOST = Place("FAILURE", 0, ("client",))
+    SLOW = Place("FAILURE", 1, ("client",))
+    WINDOWS = Place("RUN", 2**31 - 8)
+    ATTACK = Place("TRAIN", 2**31 - 7, ("client",))
     CLIENT = Place("TRAIN", None, ("client",))
     STEP = Place("CLIENT", None, ("step",))
     ORDER = Place("CLIENT", 2**31 - 1, ("epoch",))
@@ -100,9 +110,10 @@ class RoundKeys(NamedTuple):
     pick: Key  # the cohort
     group: Key  # grouping, before and after training
     train: Key  # local training, folded by client
+    fail: Key  # unreliable clients
 
 
 def round_keys(run: Key, round: Any) -> RoundKeys:
-    """The three keys of a round, from the key of the stream RUN."""
+    """The keys of a round, from the key of the stream RUN."""
     key = stream(run, Stream.ROUND, round)
-    return RoundKeys(*(stream(key, name) for name in (Stream.PICK, Stream.GROUP, Stream.TRAIN)))
+    return RoundKeys(*(stream(key, name) for name in (Stream.PICK, Stream.GROUP, Stream.TRAIN, Stream.FAILURE)))

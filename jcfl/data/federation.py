@@ -184,19 +184,19 @@ def _with_attendance(
         np.array(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
     )
     if common["held_out"]:
-        held_out = _drawn_clients(holding, groups, ~held_out, common["held_out"], "held_out")
+        held_out = drawn_clients(holding, groups, ~held_out, common["held_out"], "held_out")
     if held_out.all():
         raise InputError(f"held_out: {common['held_out']:g} of {len(groups)} clients leaves none to train")
     for moment, share in sorted(common["arrivals"].items()):
-        arrive[_drawn_clients(coming, groups, arrive == 0, share, f"arrivals in round {moment}")] = moment
+        arrive[drawn_clients(coming, groups, arrive == 0, share, f"arrivals in round {moment}")] = moment
     for moment, share in sorted(common["departures"].items()):
         there = (depart == NEVER) & (arrive < moment)
-        depart[_drawn_clients(leaving, groups, there, share, f"departures in round {moment}")] = moment
+        depart[drawn_clients(leaving, groups, there, share, f"departures in round {moment}")] = moment
     leaves: dict[str, Any] = {"held_out": held_out, "arrive": arrive, "depart": depart}
     return replace(federation, **leaves)
 
 
-def _drawn_clients(
+def drawn_clients(
     rng: np.random.Generator, groups: np.ndarray, among: np.ndarray, share: float, what: str
 ) -> np.ndarray:
     """A share of all clients, drawn among some of them, and from the groups in proportion. [m] bool"""

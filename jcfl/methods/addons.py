@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jcfl import registry
-from jcfl.core.aggregates import Median, MedianOfMeans, TrimmedMean
+from jcfl.core.aggregates import GeometricMedian, Krum, Median, MedianOfMeans, NormBound, TrimmedMean
+from jcfl.core.faults import Exclude
 from jcfl.core.method import Mean, Method, Phase, Vote
 from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Proximal, Sharing
 from jcfl.errors import InputError
@@ -131,9 +132,13 @@ def voting(
 def robust(
     method: Method,
     *,
-    rule: Literal["median", "trimmed_mean", "median_of_means"] = "median",
+    rule: Literal[
+        "median", "trimmed_mean", "median_of_means", "krum", "multi_krum", "geometric_median", "norm_bound"
+    ] = "median",
     beta: Annotated[float, Field(ge=0, lt=0.5, description="fraction trimmed at each end")] = 0.1,
     buckets: Annotated[int, Field(ge=1, description="buckets of a median of means")] = 3,
+    share: Annotated[float, Field(ge=0, lt=0.5, description="Krum: share of clients that may be hostile")] = 0.2,
+    bound: Annotated[float | None, Field(gt=0, description="largest norm of an update; null: the median norm")] = None,
 ) -> Method:
     """Models averaged by a robust rule instead of the mean, ω as well where it is trained (Ma 2023, §2.4)."""
     refuse_without_models(method, "robust")
@@ -143,8 +148,26 @@ def robust(
         "median": Median(),
         "trimmed_mean": TrimmedMean(beta=beta),
         "median_of_means": MedianOfMeans(buckets=buckets),
+        "krum": Krum(share=share),
+        "multi_krum": Krum(share=share, several=True),
+        "geometric_median": GeometricMedian(),
+        "norm_bound": NormBound(bound=bound),
     }
     return method.with_aggregate(rule=rules[rule])
+
+
+@register("addon", "exclude")
+def exclude(
+    method: Method,
+    *,
+    limit: Annotated[float, Field(gt=0, description="deviations above the cluster's median distance")] = 3.0,
+    patience: Annotated[
+        int | None, Field(ge=1, description="rounds left out after which a client is not asked again; null: always")
+    ] = 3,
+) -> Method:
+    """Clients whose updates lie far from their cluster's are left out, before anything is averaged or grouped."""
+    refuse_without_models(method, "exclude")
+    return method.with_aggregate(exclude=Exclude(limit=limit, patience=patience))
 
 
 def with_term(method: Method, term: LossTerm, name: str) -> Method:

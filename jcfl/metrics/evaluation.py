@@ -1,7 +1,7 @@
 """One evaluation of one seed, as a score sees it: NumPy arrays with one row per client."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ class Evaluation:
     counts: np.ndarray  # [n, 3, c] true positives, labels and predictions of every class among its test examples
     losses: np.ndarray  # [n] the sum of the losses of its test examples
     seen: np.ndarray  # [n] bool, whether it has taken part in a round
+    hostile: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))  # [n] whether it attacks
 
     @cached_property
     def size(self) -> np.ndarray:
@@ -46,7 +47,7 @@ class Evaluation:
             arrays: each field, over all clients. [m, ...]
             kept: the clients to look at. [m] bool
         """
-        return cls(**{name: np.asarray(arrays[name])[kept] for name in cls.__dataclass_fields__})
+        return cls(**{name: np.asarray(arrays[name])[kept] for name in cls.__dataclass_fields__ if name in arrays})
 
 
 def accuracy(counts: Any) -> np.ndarray:  # [..., 3, c] -> [...]

@@ -1,7 +1,7 @@
 """The scores that jcfl registers, and what one evaluation makes of them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,8 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
 
     Returns:
         Every registered score over the clients that are in the federation in this round; the same with `held_out_`
-        before the name over clients that never train, where there are any; the scalars that the method measured itself;
+        before the name over clients that never train, where there are any; scores of honest clients, where there are
+        attackers; the scalars that the method measured itself;
         `labels` and `accuracy_clients`, [m] each. An outcome without `counts` is returned as it is.
     """
     if any(name not in outcome for name in FIELDS):
@@ -33,9 +34,13 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
         np.asarray(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
     )
     arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
+    attacked = np.shape(federation.hostile) == groups.shape
+    arrays |= {"hostile": np.asarray(federation.hostile)} if attacked else {}
     present = ~held_out & (arrive <= round) & (round <= depart)
     found = {name: value for name, value in outcome.items() if name not in FIELDS}
     found |= taken(Evaluation.of(arrays, present), "present", "")
+    if attacked:
+        found |= taken(Evaluation.of(arrays, present), "attacked", "")
     if held_out.any():
         found |= taken(Evaluation.of(arrays, held_out), "held out", HELD_OUT)
     return found | {"labels": arrays["labels"], "accuracy_clients": accuracy(arrays["counts"]).astype(np.float32)}
@@ -147,6 +152,45 @@ def seen(clients: Evaluation) -> float:
     """The share of clients that have taken part in a round."""
     return clients.seen.sum() / max(clients.seen.size, 1)
 
+
+@register_score(
+    "accuracy_honest",
+    title="accuracy, honest clients",
+    unit="%",
+    better="higher",
+    over=("attacked",),
+    places=("terminal", "report", "effect"),
+)
+def accuracy_honest(clients: Evaluation) -> float:
+    """The accuracy on all test examples of the clients that do not attack."""
+    return float(accuracy(clients.counts[~clients.hostile].sum(0)))
+
+
+@register_score(
+    "beside_hostile",
+    title="honest clients in a cluster with attackers",
+    short="beside attackers",
+    unit="%",
+    better="lower",
+    over=("attacked",),
+    places=("report",),
+)
+def beside_hostile(clients: Evaluation) -> float:
+    """The share of honest clients that a cluster with an attacker in it serves."""
+    honest = clients.labels[~clients.hostile]
+    shared = (honest >= 0) & np.isin(honest, clients.labels[clients.hostile])
+    return float(shared.mean()) if honest.size else np.nan
+
+
+def add_measured(name: str, meaning: str, unit: Literal["", "%", "clusters"] = "clusters", title: str = "") -> None:
+    """Register a score that a method measures itself and the report shows."""
+    add(Score(name, title, unit=unit, over=("present",), places=("report",), meaning=meaning))
+
+
+add_measured("dropped_clients", "Clients of which an upload was not finite and was left out.")
+add_measured("reset_clusters", "Clusters whose model was not finite and went back by a round.")
+add_measured("excluded_hostile", "The share of the attackers that were excluded.", "%", "attackers excluded")
+add_measured("excluded_honest", "The share of the honest clients that were excluded.", "%", "honest clients excluded")
 
 add(
     Score(

@@ -20,6 +20,9 @@ EVERYWHERE: tuple[Place, ...] = ("terminal", "report", "report, held out", "curv
 HELD_OUT = "held_out_"
 """The prefix of a score's name where it is taken over the clients that never train."""
 
+Over = Literal["present", "held out", "attacked"]
+"""The clients that a score is taken over."""
+
 Function = Callable[[Evaluation], float]
 
 _TABLE: dict[str, "Score"] = {}
@@ -30,7 +33,8 @@ class Score:
     """One score.
 
     `over` says which clients it is taken over: those in the federation in the evaluated round ("present"), those that
-    never train ("held out"), or both, each on its own. Without a `function` the method measures the score itself.
+    never train ("held out"), or both, each on its own; "attacked" is as "present", in federations with attackers only.
+    Without a `function` the method measures the score itself.
     """
 
     name: str
@@ -38,7 +42,7 @@ class Score:
     short: str = ""  # as the head of a column
     unit: Literal["", "%", "clusters"] = ""  # "%": a share, shown times 100; "clusters": a whole number
     better: Literal["higher", "lower"] | None = None  # None: neither
-    over: tuple[Literal["present", "held out"], ...] = ("present", "held out")
+    over: tuple[Over, ...] = ("present", "held out")
     places: tuple[Place, ...] = ()
     function: Function | None = None
     meaning: str = ""  # in one sentence
@@ -66,7 +70,7 @@ def register_score(
     short: str = "",
     unit: Literal["", "%", "clusters"] = "",
     better: Literal["higher", "lower"] | None = None,
-    over: tuple[Literal["present", "held out"], ...] = ("present", "held out"),
+    over: tuple[Over, ...] = ("present", "held out"),
     places: tuple[Place, ...] = EVERYWHERE,
 ) -> Callable[[Function], Function]:
     """Put the decorated function into the table of scores under `name`.

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serial
 
 from jcfl import registry
 from jcfl.core.context import EngineName
+from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import titles
 
-SECTIONS = ("data", "scenario", "model", "method", "train")
+SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability")
 """The sections that name a registered piece and give its options."""
 
 RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")}
@@ -85,6 +86,8 @@ class Config(BaseModel):
     model: Piece = Piece(name="mlp")
     method: Method
     train: Trainer = Trainer()
+    attack: Piece = Piece(name="none")
+    reliability: Piece = Piece(name="full")
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
     participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
@@ -95,6 +98,10 @@ class Config(BaseModel):
     compare: Annotated[tuple[Method, ...], Field(description="methods run beside the main one")] = ()
     data_dir: Annotated[Path | None, Field(description="folder of datasets")] = None
     track: Annotated[tuple[Piece, ...], Field(description="where figures go besides the folder: tensorboard, …")] = ()
+    on_divergence: Annotated[
+        OnDivergence,
+        Field(description="when a model is not finite: stop, drop_client (leave its upload out), drop_cluster"),
+    ] = "stop"
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
     engine: Annotated[EngineName, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
     devices: Annotated[int | None, Field(ge=1, description="that clients are shared out among; null: all")] = None

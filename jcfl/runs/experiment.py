@@ -66,7 +66,7 @@ def run(
 
     Raises:
         InputError: an argument is wrong; nothing has been trained or written.
-        TrainingError: a model is no longer finite.
+        TrainingError: a model is no longer finite; with `compare`, a model of every method.
     """
     given = {"method": method, "model": model, "train": train, "rounds": rounds, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
@@ -164,16 +164,12 @@ def execute(
     Raises:
         InputError: a tracker cannot be had, or what the folder holds is another run's; nothing is written. Or the disk
             is full.
-        TrainingError: a model stopped being finite; what was measured until then is written.
+        TrainingError: a model of every method stopped being finite; what was measured until then is written.
         Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
 
     Returns:
-        the main method's history; its `others` are those of the other methods.
-
-    Raises:
-        InputError: a tracker cannot be opened; nothing is written.
-        TrainingError: a model is no longer finite; the evaluations until then are written.
-        Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
+        the main method's history; its `others` are those of the other methods. A method of several that diverged has
+        the reason as `failed` in its summary.
     """
     several = len(plan.config.methods) > 1
     here = plan._replace(federation=jax.device_get(plan.federation)) if devices.has_several_hosts() else plan
@@ -197,6 +193,9 @@ def execute(
             if whole is not None:
                 whole.put_json("comparison.json", {name: item.summary for name, item in histories.items()})
                 whole.settle()
+    failures = [run.failed for run in runs if run.failed is not None]
+    if len(failures) == len(runs):
+        raise failures[0]
     main, *rest = histories.values()
     main.others = {other.name: other for other in rest}
     main.folder = out
@@ -219,7 +218,10 @@ def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:
 
 
 def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
-    """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out."""
+    """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out.
+
+    A run that diverged has its error in `failed`, and what was measured until then is written.
+    """
     run.begin(clients)
     try:
         while True:
@@ -231,9 +233,9 @@ def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.E
                 if less is None:
                     raise
                 run.replan(less)
-    except TrainingError:
-        run.write_results()
-        raise
+    except TrainingError as error:
+        run.failed = error
+        return run.write_results()
     except KeyboardInterrupt:
         run.tracking.end({})
         raise

@@ -21,6 +21,7 @@ from jcfl.methods import addons
 from jcfl.runs import devices
 from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
 from jcfl.runs.environment import made_by
+from jcfl.runs.faults import attacked, faults_of
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
@@ -109,6 +110,8 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     """
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
+    faults = faults_of(config)
+    federation = attacked(federation, faults.attack, config)
     shape, classes = federation.x.shape[1:], federation.classes
     build = lambda name, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
@@ -123,6 +126,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         engine=config.engine,
         engines=(Factored(),),
         devices=several,
+        faults=faults,
     )
     federation = devices.on_devices(federation, context.resources.devices)
     algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}

@@ -26,6 +26,8 @@ KINDS = {
     "scenario": "scenarios",
     "model": "models",
     "train": "local training",
+    "attack": "attacks",
+    "reliability": "reliability",
     "track": "trackers",
     "score": "scores",
 }
@@ -39,8 +41,10 @@ MEANINGS = {
     "what clients train": "method.train: loss terms, and which models",
     "aggregate": "how uploads become models",
     "answer": "how a client predicts",
+    "attacks": "what hostile clients do",
+    "reliability": "whether clients are there, and finish",
 }
-"""Explanations for the titles of the seven questions that a method answers."""
+"""Explanations for the titles that do not explain themselves."""
 
 NEEDED = {
     "arrays": "data.path=mine.npz",
@@ -96,6 +100,9 @@ EXAMPLES = {
     "answer cluster": "method=ifca 'method.answer={name: cluster, tune: 5}'",
     "answer mixture": MIXTURE,
     "answer majority": "method=fedavg method.answer=majority",
+    "attack": "attack=NAME",
+    "reliability": "reliability=NAME reliability.dropout=0.5",
+    "reliability full": "reliability=full",
 }
 """The overrides in the example command of an answer, by kind, or by kind and name if a piece needs other ones."""
 

@@ -1,0 +1,177 @@
+"""What may go wrong with a cohort's uploads between training and averaging, and what the server does about it.
+
+Attackers forge their uploads, models are not finite, and the server may leave out clients that it suspects. All three
+need the uploads one by one, so a run in which none of them is asked for sums uploads as they come.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jcfl import trees
+from jcfl.core import averaging
+from jcfl.core.attacks import Attack, Crowd, with_forgeries
+from jcfl.core.method import Piece
+from jcfl.core.reliability import Reliability
+from jcfl.core.robust import row_squares
+from jcfl.types import Array, Cohort, Federation, Key, Models, State, Upload
+
+OnDivergence = Literal["stop", "drop_client", "drop_cluster"]
+"""What happens when a model is not finite: the run stops; the client's upload is left out; or the client's cluster
+keeps the model that its clients were sent in this round."""
+
+
+class Faults(NamedTuple):
+    """What may go wrong in a run."""
+
+    attack: Attack = Attack()
+    reliability: Reliability = Reliability()
+    on_divergence: OnDivergence = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclude(Piece):
+    """Clients whose updates lie far from their cluster's are left out, and are not asked again if that happens often.
+
+    The distance of an update to the coordinate-wise median of its cluster's is compared with the median of these
+    distances, in units of their median absolute deviation (times 1.4826, the deviation of a normal distribution).
+
+    Attributes:
+        limit: how many deviations above the median a distance may be.
+        patience: after so many rounds in which it was left out, a client is not asked any more; None: always asked.
+    """
+
+    name: ClassVar[str] = "exclude"
+    limit: Any = 3.0
+    patience: int | None = 3
+
+    def suspects(self, updates: Models, label: Array, present: Array, k: int) -> Array:
+        """The clients to leave out. [s] bool
+
+        Args:
+            updates: the trained models less those that were sent. [s, ...]
+            label: every client's cluster. [s] int
+            present: whether its upload arrived. [s] bool
+        """
+        here, kept = present * 1.0, jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape[1:]), leaf.dtype), updates)
+        center = trees.take(averaging.median(label, here, updates, kept), label)
+        far = jnp.sqrt(row_squares(jax.tree.map(jnp.subtract, updates, center)))  # [s]
+        middle = averaging.median(label, here, far, jnp.zeros(k))
+        spread = averaging.median(label, here, jnp.abs(far - middle[label]), jnp.zeros(k))
+        return present & ~(far <= (middle + self.limit * 1.4826 * spread)[label])  # NaN is far as well
+
+
+def looks_at_uploads(faults: Faults, exclude: Exclude | None) -> bool:
+    """Whether uploads are looked at one by one."""
+    return faults.attack.forges or faults.on_divergence != "stop" or exclude is not None
+
+
+def after_training(
+    faults: Faults,
+    exclude: Exclude | None,
+    trains_shared: bool,
+    key: Key,
+    state: State,
+    cohort: Cohort,
+    federation: Federation,
+    uploads: Upload,
+) -> tuple[State, Cohort, Upload]:
+    """The uploads that the server receives, and the clients whose uploads it uses.
+
+    Args:
+        trains_shared: whether `uploads.shared` are copies of ω that were trained.
+        key: of the stream TRAIN.
+        state: with the models and labels that the cohort was sent.
+
+    Returns:
+        the state in which those left out are counted; the cohort without them; and the uploads [s, ...].
+    """
+    labels = jnp.maximum(state.labels[cohort.who], 0)
+    sent, shared = trees.take(state.clusters, labels), trees.stack(state.shared, labels.size)
+    if faults.attack.forges:
+        hostile = federation.hostile[cohort.who]
+        crowd = Crowd(
+            cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, trees.count(state.clusters)
+        )
+        cluster = with_forgeries(faults.attack, key, sent, uploads.cluster, crowd)
+        common = uploads.shared
+        if trains_shared:
+            whole = crowd._replace(cluster=jnp.zeros_like(labels), k=1)
+            common = with_forgeries(faults.attack, key, shared, uploads.shared, whole)
+        elif jax.tree.leaves(common):
+            common = cluster
+        uploads = uploads.replace(cluster=cluster, shared=common)
+    if faults.on_divergence != "stop":
+        good = trees.finite((uploads.cluster, uploads.shared))
+        spoilt = jnp.zeros(trees.count(state.clusters), bool).at[labels].max(cohort.present & ~good)  # [k]
+        if faults.on_divergence == "drop_client":
+            state, used = counted(state, "dropped", cohort.who, cohort.present & ~good), good
+        else:
+            state, used = with_resets(state, spoilt), ~spoilt[labels]
+        common = trees.select(good, uploads.shared, shared) if jax.tree.leaves(uploads.shared) else ()
+        uploads = uploads.replace(cluster=trees.select(good, uploads.cluster, sent), shared=common)
+        cohort = Cohort(cohort.who, cohort.present & used)
+    if exclude is not None:
+        updates = jax.tree.map(jnp.subtract, uploads.cluster["params"], sent["params"])
+        suspected = exclude.suspects(updates, labels, cohort.present, trees.count(state.clusters))
+        state = counted(state, "suspected", cohort.who, suspected)
+        cohort = Cohort(cohort.who, cohort.present & ~suspected)
+    return state, cohort, uploads
+
+
+def counted(state: State, name: str, who: Array, which: Array) -> State:
+    """The state in which one more round is counted for some of the clients `who`. Phases before a method's own do not.
+
+    Args:
+        which: the clients to count. [s] bool
+    """
+    if name not in state.clients:
+        return state
+    return state.replace(clients=state.clients | {name: state.clients[name].at[who].add(which)})
+
+
+def with_resets(state: State, which: Array) -> State:
+    """The state in which one more reset is counted for some clusters. [k] bool"""
+    if "reset" not in state.server:
+        return state
+    return state.replace(server=state.server | {"reset": state.server["reset"] + which})
+
+
+def without_divergence(sent: State, state: State) -> State:
+    """The state in which models that are not finite are those that the clients were sent.
+
+    Uploads are finite here, so only the server's step can have spoilt a model. Its states go back with the model. A
+    cluster without members before the round gets ω.
+
+    Args:
+        sent: the state with which the round's clients began to train.
+    """
+    k = trees.count(state.clusters)
+    good = trees.finite(state.clusters)
+    used = averaging.sizes(jnp.where(sent.labels >= 0, sent.labels, k), k) > 0
+    old = trees.select(used, sent.clusters, trees.stack(sent.shared, k))
+    fine = trees.finite(trees.stack(state.shared, 1))[0]
+    server = {
+        name: trees.select(fine if name == "shared_optimizer" else good, kept, sent.server[name])
+        for name, kept in state.server.items()
+        if name != "reset"
+    }
+    clusters, shared = trees.select(good, state.clusters, old), trees.select(fine, state.shared, sent.shared)
+    return with_resets(state.replace(clusters=clusters, shared=shared, server=state.server | server), ~good)
+
+
+def measures(exclude: Exclude | None, state: State, federation: Federation) -> dict[str, Array]:
+    """What an evaluation says of clients and clusters that were left out."""
+    found = {}
+    if "dropped" in state.clients:
+        found["dropped_clients"] = (state.clients["dropped"] > 0).sum()
+    if "reset" in state.server:
+        found["reset_clusters"] = (state.server["reset"] > 0).sum()
+    if exclude is not None:
+        out = state.clients["suspected"] >= (exclude.patience or 1)
+        hostile = jnp.zeros(out.shape, bool) if isinstance(federation.hostile, tuple) else federation.hostile
+        found["excluded_hostile"] = (out & hostile).sum() / jnp.maximum(hostile.sum(), 1)
+        found["excluded_honest"] = (out & ~hostile).sum() / jnp.maximum((~hostile).sum(), 1)
+    return found

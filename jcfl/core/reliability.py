@@ -1,0 +1,107 @@
+"""Unreliable clients: when they can be asked, whether what they trained arrives, and how much of it they finish."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field
+
+from jcfl.core.method import Piece
+from jcfl.core.streams import Stream, stream
+from jcfl.registry import register
+from jcfl.types import Array, Cohort, Key
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reliability(Piece):
+    """How reliable clients are.
+
+    Attributes:
+        dropout: the probability that a client's round is lost after training. Neither the server nor the client keeps
+            anything of it.
+        stragglers: the probability that a client is slow in a round.
+        late: what becomes of a slow client's round: it does a random share of its local steps, at least one
+            (Li et al. 2020, FedProx), or its round is lost.
+        period: rounds in which a client's window of availability comes round; 0: clients are always available.
+        window: the share of a period in which a client is available. Clients' windows begin at random rounds.
+    """
+
+    name: ClassVar[str] = "full"
+    dropout: Any = 0.0
+    stragglers: Any = 0.0
+    late: Literal["partial", "lost"] = "partial"
+    period: int = 0
+    window: float = 1.0
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some clients do a part of their steps only."""
+        return self.late == "partial" and not never(self.stragglers)
+
+    def available(self, run: Key, turn: Array, clients: int) -> Array:
+        """The clients whose window is open. [m] bool
+
+        Args:
+            run: the key of the stream RUN.
+            turn: the round.
+        """
+        if not self.period:
+            return jnp.ones(clients, bool)
+        begins = jax.random.randint(stream(run, Stream.WINDOWS), (clients,), 0, self.period)
+        return (turn + begins) % self.period < max(1, round(self.window * self.period))
+
+    def arrived(self, key: Key, cohort: Cohort) -> Cohort:
+        """The clients of a cohort whose uploads arrive.
+
+        Args:
+            key: of the stream FAILURE, as for `steps`.
+        """
+        present = cohort.present
+        if not never(self.dropout):
+            present &= drawn(key, Stream.LOST, cohort.who)[:, 0] >= self.dropout
+        if self.late == "lost":
+            present &= ~self.slow(drawn(key, Stream.SLOW, cohort.who))
+        return Cohort(cohort.who, present)
+
+    def shares(self, key: Key, clients: int) -> Array:
+        """The share of its local steps that each client does in this round. [m] float"""
+        draws = drawn(key, Stream.SLOW, jnp.arange(clients))
+        return jnp.where(self.slow(draws), draws[:, 1], 1.0)
+
+    def slow(self, draws: Array) -> Array:
+        """Whether clients are slow in this round, from their `draws` [s, 2]. [s] bool"""
+        return draws[:, 0] < self.stragglers
+
+
+def drawn(key: Key, purpose: Stream, who: Array) -> Array:
+    """Two numbers in [0, 1) for each of the clients `who` [s], from a stream that lies below FAILURE. [s, 2]"""
+    return jax.vmap(lambda client: jax.random.uniform(stream(key, purpose, client), (2,)))(who)
+
+
+def never(probability: Any) -> bool:
+    """Whether a probability is a plain zero, so that nothing has to be drawn."""
+    return isinstance(probability, int | float) and probability == 0
+
+
+@register("reliability", "full")
+def full() -> Reliability:
+    """Clients can always be asked, and all that they train arrives."""
+    return Reliability()
+
+
+@register("reliability", "unreliable")
+def unreliable(
+    *,
+    dropout: Annotated[Share, Field(description="probability that a client's round is lost after training")] = 0.0,
+    stragglers: Annotated[Share, Field(description="probability that a client is slow in a round")] = 0.0,
+    late: Annotated[
+        Literal["partial", "lost"], Field(description="a slow client does a part of its steps, or its round is lost")
+    ] = "partial",
+    period: Annotated[int, Field(ge=0, description="rounds between windows of availability; 0: always available")] = 0,
+    window: Annotated[float, Field(gt=0, le=1, description="share of a period in which a client is available")] = 0.5,
+) -> Reliability:
+    """Clients are away for a part of the time, are slow, or are lost after training."""
+    return Reliability(dropout=dropout, stragglers=stragglers, late=late, period=period, window=window)

@@ -1,0 +1,120 @@
+"""Averaging rules against hostile clients that look at whole uploads; see `jcfl.core.averaging` for what a rule is.
+
+Krum, multi-Krum and the geometric median use weights only to know which clients are present. They need whole models:
+distances are Euclidean, over all parameters.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcfl import trees
+from jcfl.core.averaging import as_floats, mean_by, median, present_labels, rounded, sizes, weighted_mean
+from jcfl.types import Array, Models
+
+
+def krum(
+    labels: Array, weights: Array, uploads: Models, default: Models, *, share: Any = 0.2, several: bool = False
+) -> Models:
+    """The upload that is nearest to its neighbours (Blanchard et al. 2017, https://arxiv.org/abs/1703.02757).
+
+    In a cluster of n clients of which f = ⌊share · n⌋ may be hostile, a client's score is the sum of its squared
+    distances to the n − f − 2 others that are nearest to it, and at least to one. The client with the lowest score is
+    taken; with `several` (multi-Krum), the unweighted mean of the n − f clients with the lowest scores.
+
+    Args, Returns:
+        as for `averaging.weighted_mean`.
+    """
+    k, s = trees.count(default), labels.size
+    group = present_labels(labels, weights, k)
+    near = jnp.minimum(group, k - 1)
+    n = sizes(group, k)
+    f = jnp.floor(share * n * (1 + 4 * jnp.finfo(jnp.float32).eps)).astype(int)  # [k]
+    mates = (group[:, None] == group) & (group < k)[:, None] & ~jnp.eye(s, dtype=bool)
+    nearest = jnp.sort(jnp.where(mates, squared_distances(uploads), jnp.inf), axis=1)  # [s, s]
+    counted = jnp.arange(s) < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))[near][:, None]
+    score = jnp.where(counted & jnp.isfinite(nearest), nearest, 0).sum(1)
+    score = jnp.where(jnp.isfinite(uploads_norm(uploads)), score, jnp.inf)
+    ahead = mates & ((score < score[:, None]) | ((score == score[:, None]) & (jnp.arange(s) < jnp.arange(s)[:, None])))
+    taken = (n - f if several else jnp.ones(k, int))[near]
+    chosen = (group < k) & (ahead.sum(1) < taken)
+    mean = mean_by(jnp.where(chosen, group, k), chosen * 1.0, uploads, default)
+    return trees.select(n > 0, mean, default)
+
+
+def geometric_median(
+    labels: Array, weights: Array, uploads: Models, default: Models, *, iterations: int = 8, smoothing: float = 1e-6
+) -> Models:
+    """The model with the least sum of distances to a cluster's uploads, by smoothed Weiszfeld steps, unweighted.
+
+    Pillutla et al. 2022 (RFA), Alg. 2, https://arxiv.org/abs/1912.13445. The steps begin at the coordinate-wise median,
+    which a few far uploads do not move; the paper begins at the mean.
+
+    Args, Returns:
+        as for `averaging.weighted_mean`. `smoothing` is the least distance that counts.
+    """
+    k = trees.count(default)
+    group = present_labels(labels, weights, k)
+    near = jnp.minimum(group, k - 1)
+    real = jax.tree.map(as_floats, uploads)
+    like = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape[1:]), leaf.dtype), real)
+
+    def step(_, center: Models) -> Models:
+        far = jnp.sqrt(row_squares(jax.tree.map(jnp.subtract, real, trees.take(center, near))))
+        pull = jnp.where(jnp.isfinite(far), 1 / jnp.maximum(far, smoothing), 0.0)
+        here = jnp.where(pull > 0, group, k)
+        return mean_by(here, pull, real, like)
+
+    center = jax.lax.fori_loop(0, iterations, step, median(labels, weights, real, like))
+    center = jax.tree.map(rounded, center, default)
+    return trees.select(sizes(group, k) > 0, center, default)
+
+
+def norm_bound(labels: Array, weights: Array, uploads: Models, default: Models, *, bound: Any = None) -> Models:
+    """The weighted mean of updates that are scaled down to a norm (Sun et al. 2019, https://arxiv.org/abs/1911.07963).
+
+    An update is an upload less the model that its cluster had before, its `default`. Without a `bound`, the bound of
+    each cluster is the median of the norms of its updates.
+
+    Args, Returns:
+        as for `averaging.weighted_mean`.
+    """
+    k = trees.count(default)
+    group = present_labels(labels, weights, k)
+    start = trees.take(default, jnp.minimum(group, k - 1))
+    updates = jax.tree.map(lambda a, b: as_floats(a) - as_floats(b), uploads, start)
+    norms = jnp.sqrt(row_squares(updates))
+    if bound is None:
+        limit = median(labels, weights, norms, jnp.zeros(k))[jnp.minimum(group, k - 1)]
+    else:
+        limit = jnp.full(norms.shape, bound)
+    scale = jnp.where(jnp.isfinite(norms), jnp.minimum(1, limit / jnp.maximum(norms, 1e-30)), 0.0)
+    clipped = jax.tree.map(
+        lambda old, update, kept: rounded(
+            as_floats(old) + jnp.where(trees.wide(scale > 0, update), trees.wide(scale, update) * update, 0), kept
+        ),
+        start,
+        updates,
+        default,
+    )
+    return weighted_mean(labels, weights, clipped, default)
+
+
+def squared_distances(rows: Models) -> Array:
+    """The squared Euclidean distances between all rows. [s, ...] -> [s, s]"""
+    rows = jax.tree.map(as_floats, rows)
+    origin = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0).mean(0, keepdims=True), rows)
+    rows = jax.tree.map(jnp.subtract, rows, origin)  # uploads are alike: without their mean, products lose less
+    norms, inner = row_squares(rows), trees.inner(rows, rows)
+    return jnp.maximum(norms[:, None] + norms - 2 * inner, 0)
+
+
+def uploads_norm(rows: Models) -> Array:
+    """The Euclidean norm of every row. [s, ...] -> [s]"""
+    return jnp.sqrt(row_squares(jax.tree.map(as_floats, rows)))
+
+
+def row_squares(rows: Models) -> Array:
+    """The sum of the squares of every row. [s, ...] -> [s]"""
+    return jnp.stack([(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(rows)]).sum(0)
