@@ -84,7 +84,7 @@ def slope(name, message):
     model = jax.tree.map(lambda leaf: leaf + 0.1, tiny.task().init(jax.random.key(9)))
     data = tiny.federation()
     batch = Clients(jnp.asarray(data.x[:6]), jnp.asarray(data.y[:6]), jnp.arange(6) < 5)
-    return jax.value_and_grad(lambda model: terms()[name](model, batch, message))(model)
+    return jax.jit(jax.value_and_grad(lambda model: terms()[name](model, batch, message)))(model)
 
 
 @pytest.mark.parametrize("name", ["contrastive", "features", "logits"])

@@ -15,7 +15,7 @@ from jcfl.errors import InputError, unknown
 LIMIT = 1800
 """The most seconds that a case may take."""
 
-HASTY = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
+HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Environment variables for `--quick`: programs compile fast and run slowly, which is enough to see that they work."""
 
 Result = dict[str, Any]
@@ -67,7 +67,8 @@ def measured_apart(row: str, case: str, quick: bool, data_dir: Path | None, thre
     asked = json.dumps([row, case, quick, str(data_dir.resolve()) if data_dir else None, threads])
     before = load_average()
     paths = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
-    surroundings = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)} | (HASTY if quick else {})
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {HASTY if quick else ''}".strip()
+    surroundings = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep), "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "jcfl.runs.bench", asked]
     try:
         done = subprocess.run(command, timeout=LIMIT, env=surroundings, check=False, capture_output=True, text=True)
