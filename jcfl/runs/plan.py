@@ -18,9 +18,10 @@ from jcfl.data import soundness
 from jcfl.errors import InputError
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import devices
+from jcfl.runs import devices, hosts
 from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
-from jcfl.runs.environment import made_by
+from jcfl.runs.environment import made_by, versions
+from jcfl.runs.provenance import fingerprint
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
@@ -105,10 +106,15 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         lanes: how many runs will share the memory; by default the number of seeds that run side by side.
 
     Raises:
-        InputError: data is missing or corrupt, the federation cannot be made, or options exclude each other.
+        InputError: data is missing or corrupt, the federation cannot be made, options exclude each other, or several
+            hosts were given different configurations, files or versions.
     """
+    if hosts.several():
+        hosts.agree(common(config))
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
+    if hosts.several():
+        hosts.agree({"the fingerprint of the clients' data": fingerprint(federation)[:12]})
     shape, classes = federation.x.shape[1:], federation.classes
     build = lambda name, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
@@ -131,6 +137,12 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
     machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by(config.made_by)}
     return Plan(config.model_copy(update=machine), federation, context, algorithms, objects)
+
+
+def common(config: Config) -> dict[str, Any]:
+    """What has to be the same on all hosts of a run before its federation is made: its settings and the versions."""
+    settings = {key: value for key, value in config.flat().items() if key != "data_dir"}
+    return settings | {f"the version of {name}": number for name, number in versions().items()}
 
 
 def smaller(plan: Plan) -> Plan | None:
