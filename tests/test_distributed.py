@@ -77,7 +77,7 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
             time.sleep(0.05)
         running[killed].send_signal(signal.SIGKILL)
         left = running[1 - killed]
-        (line,) = lines(left, 30)  # it does not wait for the dead for ever
+        (line,) = lines(left, 60)  # it does not wait for the dead for ever
         assert left.returncode == 1
         assert f"host {killed} was lost" in line and f"--resume {folder}" in line
         words = ["--resume", str(folder)]

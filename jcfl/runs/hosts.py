@@ -188,7 +188,7 @@ def agreed(error: BaseException) -> bool:
 def fail(error: BaseException) -> None:
     """Tell the other hosts that this one has failed, and see to it that this process can end without them."""
     status = getattr(error, "status", 130 if isinstance(error, KeyboardInterrupt) else 1)
-    if isinstance(error, Exception) and not hasattr(error, "status"):
+    if several() and isinstance(error, Exception) and not hasattr(error, "status"):
         # Where a host is lost, a collective fails at once, while its name is known when its heartbeat has failed to
         # come. By then this process has been ended with a line that says so.
         time.sleep(2 * HEARTBEAT)
@@ -220,10 +220,12 @@ def leave(status: int) -> None:
 
 def loss(text: str, folder: Path) -> str:
     """That a host was lost, from what JAX writes about it."""
-    names = re.findall(r"^(?:/job:.*/task:)?(\d+)$", text, re.MULTILINE) or ["0"]  # who keeps the store is not named
+    named = re.findall(r"^(?:/job:.*/task:)?(\d+)$", text, re.MULTILINE)
+    keeper = "another host" if is_first() else "host 0"  # who keeps the store is not named
+    who = " and ".join(f"host {name}" for name in sorted(set(named))) or keeper
     begun = (folder / "config.yaml").is_file()
     resume = f"; go on, on all hosts, with: jcfl run --distributed --resume {folder}" if begun else ""
-    return f"host {' and host '.join(sorted(set(names)))} was lost{resume}"
+    return f"{who} was lost{resume}"
 
 
 def absence(coordinator: str | None) -> str:
