@@ -115,7 +115,7 @@ def together(coordinator: str | None, hosts: int | None, host: int | None, folde
         InputError: an argument is wrong, or the hosts cannot be connected.
     """
     refuse(coordinator, hosts, host)
-    joined = threading.Event()
+    joined, over, alone = threading.Event(), threading.Event(), False
 
     def lost(text: str) -> None:
         # It ends without `leave`: the thread that aborts holds a lock of the store.
@@ -124,16 +124,20 @@ def together(coordinator: str | None, hosts: int | None, host: int | None, folde
     with screened("JAX distributed service", lost):
         join(coordinator, hosts, host)
         joined.set()
-        threading.Thread(target=watch, args=(client(), say), daemon=True).start()
+        watcher = threading.Thread(target=watch, args=(client(), say, over), daemon=True)
+        watcher.start()
         try:
             yield
         except BaseException as error:
-            if not agreed(error):
+            alone = not agreed(error)
+            if alone:
                 fail(error)
-                raise
-            jax.distributed.shutdown()
             raise
-        jax.distributed.shutdown()
+        finally:
+            if not alone:
+                over.set()
+                watcher.join()  # Python's end would abort a thread that is inside a compiled function
+                jax.distributed.shutdown()
 
 
 def refuse(coordinator: str | None, hosts: int | None, host: int | None) -> None:
@@ -168,16 +172,15 @@ def join(coordinator: str | None, hosts: int | None, host: int | None) -> None:
         ) from None
 
 
-def watch(store: Any, say: Say) -> None:
+def watch(store: Any, say: Say, over: threading.Event) -> None:
     """End this process as soon as another host says that it has failed."""
     own = str(distributed.global_state.process_id)
-    with suppress(jax.errors.JaxRuntimeError):  # the run is over, or a host is lost, which is noticed elsewhere
-        while True:
+    with suppress(jax.errors.JaxRuntimeError):  # a host is lost, which is noticed elsewhere
+        while not over.wait(0.2):
             for key, text in store.key_value_dir_get("jcfl/failed"):
                 host, told = key.rpartition("/")[2], json.loads(text)
                 if host != own:
                     end(say, f"host {host} has failed: {told['reason']}", told["status"], leave)
-            time.sleep(0.2)
 
 
 def agreed(error: BaseException) -> bool:
