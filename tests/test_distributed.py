@@ -21,10 +21,10 @@ CONFIG = {
     "model": {"name": "mlp", "hidden": 8},
     "method": {"name": "ifca", "clusters": 2},
     "train": {"lr": 0.1, "epochs": 1},
-    "rounds": 1500,
+    "rounds": 600,
     "participation": 0.5,
-    "evaluate_every": 500,
-    "checkpoint_every": 0.5,
+    "evaluate_every": 200,
+    "checkpoint_every": 0.1,
 }
 COMMAND = [sys.executable, "-c", "from jcfl.cli import main; main()", "run"]
 REST = {"cwd": Path(__file__).parents[1], "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -89,7 +89,7 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
     alone = [*COMMAND, str(config), "--quiet", "--out", str(tmp_path / "one")]
     subprocess.run(alone, env=PLATFORM, check=True, **REST)
     (two, labels), (one, others) = figures(folder), figures(tmp_path / "one")
-    assert set(two) == set(one) == {500, 1000, 1500}
+    assert set(two) == set(one) == {200, 400, 600}
     np.testing.assert_array_equal(labels, others)
     np.testing.assert_allclose([two[round] for round in one], list(one.values()), atol=0.01)
 
