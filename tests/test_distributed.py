@@ -135,6 +135,17 @@ def test_hosts_that_differ_and_those_that_fail_end_together(tmp_path, own, said)
     ],
 )
 def test_hosts_need_a_folder_the_flag_and_a_place_to_meet(capsys, words, said):
+    refused(capsys, words, said)
+
+
+def test_a_port_that_is_taken_is_refused(capsys):
+    with socket.create_server(("", 0)) as taken:
+        place = f"localhost:{taken.getsockname()[1]}"
+        refused(capsys, [*MEETING, "--coordinator", place, "--host", "0"], f"cannot listen at {place}: Address already")
+
+
+def refused(capsys, words, said):
+    """A command that ends at once, with one line."""
     assert cli.status(["run", "quickstart", *words]) == 2
     line = capsys.readouterr().err
     assert said in line and line.count("\n") == 1

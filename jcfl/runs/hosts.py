@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -149,6 +150,13 @@ def refuse(coordinator: str | None, hosts: int | None, host: int | None) -> None
             raise InputError(
                 f"--coordinator: expected HOST:PORT with a port from 1 to 65535, such as host0:1234, got {address!r}"
             )
+        if host == 0:
+            try:
+                socket.create_server(
+                    ("", int(named[1]))
+                ).close()  # where it cannot, JAX may end by a segmentation fault
+            except OSError as error:
+                raise InputError(f"--coordinator: this host cannot listen at {address}: {error.strerror}") from None
     if hosts is not None and host is not None and host >= hosts:
         raise InputError(f"--host: of {hosts} hosts the last is --host {hosts - 1}, got {host}")
 
@@ -164,8 +172,7 @@ def join(coordinator: str | None, hosts: int | None, host: int | None) -> None:
             coordinator, hosts, host, initialization_timeout=ARRIVAL, heartbeat_timeout_seconds=HEARTBEAT
         )
     except RuntimeError as error:
-        where = f" at {coordinator}; is its port taken?" if host == 0 else ""
-        raise InputError(f"--distributed: {next(iter(str(error).splitlines()), error)}{where}") from None
+        raise InputError(f"--distributed: {next(iter(str(error).splitlines()), error)}") from None
     except ValueError as error:
         raise InputError(
             f"--distributed: {error} Give --coordinator, --hosts and --host where no scheduler starts the hosts"
