@@ -152,9 +152,8 @@ def refuse(coordinator: str | None, hosts: int | None, host: int | None) -> None
             )
         if host == 0:
             try:
-                socket.create_server(
-                    ("", int(named[1]))
-                ).close()  # where it cannot, JAX may end by a segmentation fault
+                # Where JAX cannot listen, it may end by a segmentation fault.
+                socket.create_server(("", int(named[1]))).close()
             except OSError as error:
                 raise InputError(f"--coordinator: this host cannot listen at {address}: {error.strerror}") from None
     if hosts is not None and host is not None and host >= hosts:
