@@ -18,6 +18,8 @@ and the part of the use that is a cache of files, which the kernel gives back.""
 class InputError(ValueError):
     """A mistake in what the user gave: one line that says what, what was expected, and the nearest valid choice."""
 
+    status = 2  # with which a command exits
+
     def __str__(self) -> str:
         """The line. Names in it may be from a stranger's files, so it is made safe for a terminal, and not too long."""
         text = super().__str__().replace("\n", " ")
@@ -26,6 +28,12 @@ class InputError(ValueError):
 
 class TrainingError(RuntimeError):
     """Training cannot go on: a model stopped being finite, or a limit of the run was passed."""
+
+    status = 1
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was told to stop, and has written all that it needs to go on."""
 
 
 class Unwritable(InputError):

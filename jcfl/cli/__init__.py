@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from jcfl.cli import measuring, training, verifying, viewing
-from jcfl.cli.app import Stopped, app
+from jcfl.cli.app import Stopped, app, complain
 from jcfl.errors import InputError, Notice, TrainingError
 
 COMMANDS = (training, viewing, verifying, measuring)
@@ -32,12 +32,8 @@ def status(arguments: list[str] | None = None) -> int:
     try:
         with told():
             return command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
-    except InputError as error:
-        return complain(str(error), 2)
-    except TrainingError as error:
-        return complain(str(error), 1)
-    except Stopped as error:
-        return complain(str(error), 130)
+    except (InputError, TrainingError, Stopped) as error:
+        return complain(str(error), error.status)
     except (KeyboardInterrupt, typer.Abort):
         return complain("interrupted", 130)
     except typer.TyperException as error:
@@ -57,9 +53,3 @@ def told() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
-
-
-def complain(message: str, code: int) -> int:
-    """Print what is wrong in one line, and return the exit status."""
-    print(f"jcfl: {' '.join(message.split())}", file=sys.stderr)
-    return code

@@ -1,5 +1,6 @@
 """The Typer application, and the options that several commands share. The other modules add the commands to it."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_d
 class Stopped(Exception):
     """A run that Ctrl-C or SIGTERM ended; not a KeyboardInterrupt, because Typer ends without a message on one."""
 
+    status = 130
+
 
 @contextmanager
 def stopping(command: str, folder: Path) -> Iterator[None]:
@@ -47,14 +50,20 @@ def stopping(command: str, folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from None
+    except KeyboardInterrupt as error:
+        raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from error
     except TrainingError as error:
         raise TrainingError(f"{error} (figures until then: {folder})") from None
     except Unwritable as error:
         begun = any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
         more = f"; once it can be, go on with: jcfl {command} --resume {folder}" if begun else ""
         raise InputError(f"{error}{more}") from None
+
+
+def complain(message: str, code: int) -> int:
+    """Print what is wrong in one line, and return the exit status."""
+    print(f"jcfl: {' '.join(message.split())}", file=sys.stderr)
+    return code
 
 
 def print_version(wanted: bool) -> None:

@@ -3,12 +3,13 @@
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Track, app, stopping
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Track, app, complain, stopping
 from jcfl.cli.arguments import (
     assigned,
     configured,
@@ -69,30 +70,31 @@ def run(
     A name that is unknown and a value out of bounds are refused before anything trains, with exit status 2. A run that
     was stopped goes on with `--resume FOLDER`.
     """
-    if distributed:
-        join(coordinator, hosts, host, resume or out)
-    elif (coordinator, hosts, host) != (None, None, None):
+    if not distributed and (coordinator, hosts, host) != (None, None, None):
         raise InputError("--coordinator, --hosts and --host go with --distributed")
-    names, changes = separated(words, overrides)
-    changes += option_overrides(seeds, track)
-    if resume is not None:
-        if names or out is not None:
-            raise InputError("--resume DIR takes the configuration and the folder from DIR; give no other")
-        stem, config = "", resumed_configuration(resume, changes)
-    else:
-        stem, config = Path((names or [""])[0]).stem, configured(names, changes)
-        config = config.model_copy(update={"made_by": {"command": shlex.join(context.obj)}})
-    config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
-    train(config, resume or out, stem, resume is None, allow_versions, quiet, as_json)
+    with together(coordinator, hosts, host, resume or out) if distributed else nullcontext():
+        names, changes = separated(words, overrides)
+        changes += option_overrides(seeds, track)
+        if resume is not None:
+            if names or out is not None:
+                raise InputError("--resume DIR takes the configuration and the folder from DIR; give no other")
+            stem, config = "", resumed_configuration(resume, changes)
+        else:
+            stem, config = Path((names or [""])[0]).stem, configured(names, changes)
+            config = config.model_copy(update={"made_by": {"command": shlex.join(context.obj)}})
+        config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
+        train(config, resume or out, stem, resume is None, allow_versions, quiet, as_json)
 
 
-def join(coordinator: str | None, hosts: int | None, host: int | None, folder: Path | None) -> None:
-    """Join the hosts of a distributed run, which all write one folder."""
-    from jcfl.runs import devices
+def together(
+    coordinator: str | None, hosts: int | None, host: int | None, folder: Path | None
+) -> AbstractContextManager[None]:
+    """Be one of the hosts of a distributed run, which all write one folder."""
+    from jcfl.runs import hosts as several
 
     if folder is None:
         raise InputError("--distributed needs --out DIR, or --resume DIR: one folder that all hosts see")
-    devices.join(coordinator, hosts, host)
+    return several.together(coordinator, hosts, host, folder, complain)
 
 
 def train(
@@ -112,7 +114,7 @@ def train(
     from jcfl.cli import display
     from jcfl.results import writable
     from jcfl.results.writer import refuse_taken
-    from jcfl.runs import devices, experiment
+    from jcfl.runs import devices, experiment, hosts
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import planned
 
@@ -120,7 +122,7 @@ def train(
     if is_new and out is not None:
         refuse_taken(out)
     plan = planned(config)
-    quiet = quiet or not devices.is_first_host()
+    quiet = quiet or not hosts.is_first()
     console = display.screen(stderr=as_json)
     with (
         devices.claimed(out, is_new, stem) as folder,
@@ -129,7 +131,7 @@ def train(
     ):
         history = experiment.execute(plan, folder, watch, keep_state=False, allow_versions=allow_versions)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
-    if as_json and devices.is_first_host():
+    if as_json and hosts.is_first():
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))
     elif not quiet:
         console.print(display.table(summaries), highlight=False)

@@ -13,9 +13,7 @@ from jcfl import results
 from jcfl.core import chunks
 from jcfl.errors import InputError
 from jcfl.results import Folder, Record
-
-HEARTBEAT = 10
-"""After so many seconds without a sign of life a host counts as dead, and the others stop."""
+from jcfl.runs import hosts
 
 
 def device_count(wanted: int | None) -> int:
@@ -26,16 +24,16 @@ def device_count(wanted: int | None) -> int:
     Raises:
         InputError: there are fewer devices than wanted.
     """
-    if wanted is not None and wanted > 1 and not has_several_hosts():
+    if wanted is not None and wanted > 1 and not hosts.several():
         with contextlib.suppress(RuntimeError):  # JAX has started, with what there is
             jax.config.update("jax_num_cpu_devices", wanted)
     there = jax.device_count()
-    if wanted is not None and wanted > there and not has_several_hosts():
+    if wanted is not None and wanted > there and not hosts.several():
         raise InputError(
             f"devices: {wanted} were asked for, there are {there}; a CPU counts as more only before JAX has started, "
             f"for instance by XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
         )
-    return there if wanted is None or has_several_hosts() else wanted
+    return there if wanted is None or hosts.several() else wanted
 
 
 def on_devices(tree: Any, devices: int) -> Any:
@@ -54,31 +52,9 @@ def keys_on_devices(data: np.ndarray, devices: int) -> jax.Array:
     return make(data)
 
 
-def join(coordinator: str | None, hosts: int | None, host: int | None) -> None:
-    """Take part in a run of several hosts. Arguments that are None come from the cluster's scheduler.
-
-    Raises:
-        InputError: JAX cannot connect the hosts.
-    """
-    try:
-        jax.distributed.initialize(coordinator, hosts, host, heartbeat_timeout_seconds=HEARTBEAT)
-    except (ValueError, RuntimeError) as error:
-        raise InputError(f"--distributed: {next(iter(str(error).splitlines()), error)}") from None
-
-
-def has_several_hosts() -> bool:
-    """Whether this is a run of several hosts."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def is_first_host() -> bool:
-    """Whether this host writes and reports; of one host it is true."""
-    return not has_several_hosts() or jax.process_index() == 0
-
-
 def over_hosts(value: Any, settle: Callable[..., Any] = np.max) -> Any:
     """The same number on all hosts: `settle` of the numbers that they pass, which is the largest by default."""
-    if not has_several_hosts():
+    if not hosts.several():
         return value
     from jax.experimental import multihost_utils
 
@@ -92,9 +68,9 @@ def wait_for_hosts() -> None:
 
 def folder(path: Path) -> Folder:
     """A run's folder. Of several hosts only the first one writes it."""
-    if not has_several_hosts():
+    if not hosts.several():
         return Folder(path)
-    return WritingFolder(path) if is_first_host() else ReadingFolder(path)
+    return WritingFolder(path) if hosts.is_first() else ReadingFolder(path)
 
 
 class WritingFolder(Folder):
@@ -131,7 +107,7 @@ class ReadingFolder(Folder):
 
 @contextmanager
 def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
-    """As `jcfl.results.claimed`, by the host that is_first_host, for all of them; first all hosts meet.
+    """As `jcfl.results.claimed`, by the first host, for all of them; first all hosts meet.
 
     Raises:
         InputError: the folder cannot be had; on the other hosts too.
@@ -139,12 +115,12 @@ def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
     wait_for_hosts()
     with ExitStack() as stack:
         refusal = None
-        if is_first_host():
+        if hosts.is_first():
             try:
                 folder = stack.enter_context(results.claimed(folder, new, stem))
             except InputError as error:
                 refusal = error
         if over_hosts(float(refusal is not None)):
-            raise refusal or InputError("the host that is_first_host cannot write the folder; it says why")
+            raise refusal or InputError("the first host cannot write the folder; it says why")
         assert folder is not None  # where there are several hosts, a folder has to be named
         yield folder

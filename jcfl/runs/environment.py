@@ -26,14 +26,18 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
             an entry of `earlier`, if they were other ones.
     """
     devices = jax.local_devices()
-    plugins = (plugin.package.partition(" ") for plugin in registry.plugins() if not plugin.error)
-    versions = {name: version(name) for name in PACKAGES} | {name: number for name, _, number in plugins}
     device = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
-    now = {"versions": {"python": platform.python_version(), **versions}, "device": device}
+    now = {"versions": {"python": platform.python_version(), **versions()}, "device": device}
     then = {key: before[key] for key in now if key in before}
     earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
     kept = {"earlier": earlier} if earlier else {}
     return now | kept | {key: before[key] for key in ("command",) if key in before}
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages, plug-ins among them, that a run's scores may depend on."""
+    plugins = (plugin.package.partition(" ") for plugin in registry.plugins() if not plugin.error)
+    return {name: version(name) for name in PACKAGES} | {name: number for name, _, number in plugins}
 
 
 def version(package: str) -> str:

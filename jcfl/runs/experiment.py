@@ -15,7 +15,7 @@ from jcfl.nested import flat
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
-from jcfl.runs import devices, loop, programs, trackers
+from jcfl.runs import devices, hosts, loop, programs, trackers
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
 from jcfl.runs.provenance import differences, fingerprint, settings
@@ -172,7 +172,7 @@ def execute(
         the reason as `failed` in its summary.
     """
     several = len(plan.config.methods) > 1
-    here = plan._replace(federation=jax.device_get(plan.federation)) if devices.has_several_hosts() else plan
+    here = plan._replace(federation=jax.device_get(plan.federation)) if hosts.several() else plan
     clients = functools.cache(lambda: representation(here))  # the same for all methods
     histories: dict[str, History] = {}
     stop = threading.Event()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import TrainingError
+from jcfl.errors import Interrupted, TrainingError
 from jcfl.results import Record
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.programs import Programs, Running, keys
@@ -21,10 +21,6 @@ from jcfl.types import OVERFLOW, VOTER, Federation, State
 
 BLOCK = 1.0
 """How many seconds a block of rounds should take, so that progress can be shown after each."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was told to stop, and has written all that it needs to go on."""
 
 
 class Progress(NamedTuple):

@@ -18,10 +18,11 @@ from jcfl.data import soundness
 from jcfl.errors import InputError
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import devices
+from jcfl.runs import devices, hosts
 from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
+from jcfl.runs.provenance import common, fingerprint
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
@@ -106,12 +107,17 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         lanes: how many runs will share the memory; by default the number of seeds that run side by side.
 
     Raises:
-        InputError: data is missing or corrupt, the federation cannot be made, or options exclude each other.
+        InputError: data is missing or corrupt, the federation cannot be made, options exclude each other, or several
+            hosts were given different configurations, files or versions.
     """
+    if hosts.several():
+        hosts.agree(common(config))
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
     faults = faults_of(config)
     federation = attacked(federation, faults.attack, config)
+    if hosts.several():
+        hosts.agree({"the fingerprint of the clients' data": fingerprint(federation)[:12]})
     shape, classes = federation.x.shape[1:], federation.classes
     build = lambda name, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)

@@ -11,6 +11,7 @@ import numpy as np
 from jcfl.errors import InputError
 from jcfl.nested import flat, plain
 from jcfl.runs.config import Config
+from jcfl.runs.environment import versions
 from jcfl.types import Federation
 
 LOOSE = ("rounds", "data_dir", "track", "checkpoint_every", "devices", "chunk", "budget", "seeds_in_one", "made_by")
@@ -36,6 +37,12 @@ def provenance(config: Config, whole: Config | None, fingerprint: str) -> dict[s
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides the figures, under dotted names."""
     return flat({key: value for key, value in config.items() if key not in LOOSE})
+
+
+def common(config: Config) -> dict[str, Any]:
+    """What has to be the same on all hosts of a run before its federation is made: its settings and the versions."""
+    settings = {key: value for key, value in config.flat().items() if key != "data_dir"}
+    return settings | {f"the version of {name}": number for name, number in versions().items()}
 
 
 def fingerprint(federation: Federation) -> str:
