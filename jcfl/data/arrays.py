@@ -42,7 +42,7 @@ def arrays(
     path: Annotated[Path, Field(description=".npz file, or folder of .npy files: x, y, clients, x_test, y_test, …")],
     test: Annotated[float, Field(gt=0, lt=1, description="the share to test on, where there is no x_test")] = 0.2,
     classes: Annotated[int | None, Field(ge=2, description="how many there are; else counted in the labels")] = None,
-    seed: Annotated[int, Field(ge=0, description="of the draw of the test set")] = 0,
+    seed: Annotated[int, Field(ge=0, lt=2**64, description="of the draw of the test set")] = 0,
 ) -> Dataset:
     """Your own arrays: x, y and, if you like, clients (also called users), groups, x_test, y_test, clients_test.
 

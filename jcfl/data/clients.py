@@ -68,7 +68,7 @@ def from_clients(
         where=name,
     )
     made = federation(whole, "natural", min_examples=min_examples, **options)
-    if len(made.groups) < min(len(names), options.get("clients") or len(names)):
+    if len(made.groups) < min(len(names), int(options.get("clients") or len(names))):
         raise InputError(
             f"clients: {len(names) - len(made.groups)} of {len(names)} have fewer than {min_examples[0]} training or "
             f"{min_examples[1]} test examples: leave them out or lower min_examples"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import Damaged, InputError
+from jcfl.errors import Damaged, InputError, shown
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder
@@ -40,6 +40,8 @@ def load(folder: Path | str) -> History:
     Raises:
         InputError: the folder holds no run, or a file in it is damaged.
     """
+    if not isinstance(folder, str | Path):
+        raise InputError(f"expected the folder of a run, got {shown(folder)}")
     path = Path(folder)
     if Folder(path).has(METRICS):
         return loaded(path)
