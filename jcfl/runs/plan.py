@@ -21,6 +21,7 @@ from jcfl.methods import addons
 from jcfl.runs import devices
 from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
 from jcfl.runs.environment import made_by
+from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     federation: Federation  # on the device
     context: Context
     algorithms: dict[str, Algorithm]  # by title, the main one first
+    needs: Needs
     objects: Objects = Objects()  # those that the user passed in Python
 
 
@@ -109,8 +111,9 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     """
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
+    refuse_long_history(config, len(federation.groups))
     shape, classes = federation.x.shape[1:], federation.classes
-    build = lambda name, **options: models.build(name, shape, classes, **options)
+    build = lambda name, /, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
         federation,
@@ -118,19 +121,22 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         trainer(config.train, objects),
         config.participation,
         chunk=config.chunk,
-        budget=config.budget or int(devices.over_hosts(memory.memory_budget(), np.min)) // share,
+        budget=config.budget or max(1, int(devices.over_hosts(memory.memory_budget(), np.min)) // share),
         build=build,
         engine=config.engine,
         engines=(Factored(),),
         devices=several,
     )
-    federation = devices.on_devices(federation, context.resources.devices)
     algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
     most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
+    trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
+    need = needs(config, federation, context, most, trained)
+    refuse_beyond_device(need, federation)
+    federation = devices.on_devices(federation, context.resources.devices)
     machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by(config.made_by)}
-    return Plan(config.model_copy(update=machine), federation, context, algorithms, objects)
+    return Plan(config.model_copy(update=machine), federation, context, algorithms, need, objects)
 
 
 def smaller(plan: Plan) -> Plan | None:
@@ -270,8 +276,7 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
     """How many bytes an algorithm's state takes."""
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return bytes_of(jax.eval_shape(algorithm.init, jax.random.key(0), federation))
 
 
 def registered_name(piece: Piece, section: str) -> str:
