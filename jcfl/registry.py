@@ -277,7 +277,7 @@ def parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 def sentence(error: ValidationError) -> str:
     """The first complaint of a pydantic error, as one line: key, complaint, what was got."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # int[…] is a branch of a union
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{got}{more}"

@@ -20,6 +20,9 @@ def checked(federation: Federation) -> Federation:
     def named(row: int) -> str:
         return f"row {row}{_whose(federation, row)}"
 
+    _refuse_other(federation)
+    if not isinstance(federation.name, str):
+        raise InputError(f"federation: expected a name, got {shown(federation.name)}")
     where = _where(federation)
     _whole(federation.classes, "classes", where, 1)
     x = features(federation.x, where, named)
@@ -42,6 +45,12 @@ def checked(federation: Federation) -> Federation:
     return federation
 
 
+def _refuse_other(federation: Any) -> None:
+    """Refuse what is no federation."""
+    if not isinstance(federation, Federation):
+        raise InputError(f"expected a federation, as jcfl.data.from_clients makes, got {shown(federation)}")
+
+
 def _whole(value: Any, what: str, where: str, least: int) -> None:
     """Refuse what is no whole number from `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= CLASSES:
@@ -58,11 +67,10 @@ def _refuse_kind(values: Any, what: str, where: str, kinds: str) -> None:
 def _refuse_scale(values: Any, what: str, where: str, channels: int) -> None:
     """Refuse a mean or a deviation of pixels that is not one finite number, or one for each channel."""
     found = array(values, what, where)
-    sound = found.dtype.kind in "iuf" and found.shape in ((1,), (channels,)) and np.isfinite(found).all()
+    fits = isinstance(values, tuple) and found.dtype.kind in "iuf" and found.shape in ((1,), (channels,))
+    sound = fits and np.isfinite(found).all()
     if not sound or (what == "std" and (found <= 0).any()):
-        raise InputError(
-            f"{where}: {what} is {shown(values)}; expected one number, or {channels}, one for each channel"
-        )
+        raise InputError(f"{where}: {what} is {shown(values)}; expected a tuple of one number, or of {channels}")
 
 
 def rows(federation: Federation, half: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +79,7 @@ def rows(federation: Federation, half: Literal["train", "test"]) -> tuple[np.nda
     Raises:
         InputError: a client's rows are not in the pool, or are not where the client's start and size say.
     """
+    _refuse_other(federation)
     split: Split = getattr(federation, half)
     clients, where = len(np.asarray(federation.groups)), f"{_where(federation)} ({half})"
     if not isinstance(split, Split):
@@ -84,6 +93,8 @@ def rows(federation: Federation, half: Literal["train", "test"]) -> tuple[np.nda
     owned = array(split.rows, "rows", where)
     for what in ("rows", "start", "size"):
         _refuse_kind(getattr(split, what), what, where, "iu")
+    if owned.ndim != 1:
+        raise InputError(f"{where}: rows have the shape {owned.shape}; expected those of all clients in turn, (r,)")
     beyond = np.flatnonzero((start + size > len(owned)) | (size > split.width))
     if len(beyond):
         i = beyond[0]

@@ -1,6 +1,7 @@
 """A run's results: as NumPy arrays in memory, and as files that can be read at every instant."""
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,10 @@ def load(folder: Path | str) -> History:
     if not isinstance(folder, str | Path):
         raise InputError(f"expected the folder of a run, got {shown(folder)}")
     path = Path(folder)
-    if Folder(path).has(METRICS):
+    there = os.path.isdir(path)  # which is false of a name that no folder can have
+    if there and Folder(path).has(METRICS):
         return loaded(path)
-    names = compared(path)
+    names = compared(path) if there else []
     if not names:
         raise InputError(f"{path} holds no run: there is neither a metrics.jsonl nor a runs folder with runs in it")
     main, *others = [loaded(path / "runs" / name) for name in names]

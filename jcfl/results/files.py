@@ -63,6 +63,8 @@ def destination(path: str | os.PathLike[str]) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"out: expected a folder to write, got {shown(path)}")
+    if "\0" in str(path):
+        raise InputError(f"out: no name of a folder has the character 0, got {shown(path)}")
     if not os.fspath(path):
         raise InputError("out: expected a folder to write, got an empty text; for the current folder give .")
     return Path(path)

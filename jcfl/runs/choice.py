@@ -93,8 +93,8 @@ def choose_k(
         found = experiment.run(
             short,
             method=piece | {"clusters": k},
-            model=objects.model or config.model.model_dump(),
-            train=objects.train or config.train.model_dump(),
+            model=config.model.model_dump() if objects.model is None else objects.model,
+            train=config.train.model_dump() if objects.train is None else objects.train,
             rounds=rounds,
             evaluate_every=max(rounds, 1),
             seed=seed,

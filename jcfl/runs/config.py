@@ -251,9 +251,7 @@ def checked(settings: dict[str, Any]) -> Config:
     except ValidationError as error:
         raise InputError(registry.sentence(error)) from None
     if config.seed + config.seeds > 2**32:
-        raise InputError(
-            f"seeds: {config.seeds} from {config.seed} on go beyond {2**32 - 1}, the largest there is"
-        )
+        raise InputError(f"seeds: {config.seeds} from {config.seed} on go beyond {2**32 - 1}, the largest there is")
     return resolved(config)
 
 

@@ -22,30 +22,16 @@ from jcfl.runs import devices
 from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
+from jcfl.runs.objects import Objects, checked_trainer, made_by_function, objects_and_settings
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
 """The most bytes of state with which several seeds run side by side, unless the configuration says otherwise."""
 
-OBJECT_SECTIONS = ("method", "model", "train")
-"""The sections of a configuration in whose place a user can pass an object in Python."""
-
 PieceKind = TypeVar("PieceKind", bound=Piece)
 
 LEAST = 2**20
 """After memory has run out, a run is not tried again with fewer bytes than this."""
-
-PLAIN = (str, int, float, list, Mapping, Piece, type(None))
-"""What a configuration's file can have in place of a piece, right or wrong; anything else is an object from Python."""
-
-
-class Objects(NamedTuple):
-    """Objects that a user passed in Python, in place of a name."""
-
-    federation: Federation | None = None
-    method: Any = None  # a Method, or a function of the context that returns a Method or an Algorithm
-    model: Any = None  # a Task or a Flax module
-    train: Any = None  # as `jcfl.core.local.Local`
 
 
 class Plan(NamedTuple):
@@ -84,20 +70,6 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
 def config_of_federation(federation: Federation) -> dict[str, Any]:
     """The settings of a run on a federation that a user passed in Python."""
     return {"data": PLACEHOLDER, "scenario": {"name": PLACEHOLDER, "federation": federation.name}, "method": "stocfl"}
-
-
-def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
-    """The objects among some settings, and the settings with a placeholder for each object."""
-    objects = Objects()
-    for section in OBJECT_SECTIONS:
-        value = given.get(section)
-        if isinstance(value, PLAIN):
-            continue
-        objects = objects._replace(**{section: value})
-        given = given | {
-            section: {"name": PLACEHOLDER, "object": getattr(value, "__qualname__", type(value).__qualname__)}
-        }
-    return objects, given
 
 
 def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
@@ -182,7 +154,8 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
         found = objects.method
     else:
         found = registry.find("method", registered_name(method, "method"))(**without(method.options, QUESTIONS))
-    found = found if isinstance(found, Value) else found(context)
+    if not isinstance(found, Value):
+        found = made_by_function(found, context)
     if isinstance(found, Value):
         whole = with_answers(found, method.options)
         return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
@@ -239,7 +212,9 @@ def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def trainer(train: Trainer, objects: Objects) -> Any:
     """The local trainer that a section describes, or that the user passed in Python."""
-    return objects.train or registry.find("train", registered_name(train, "train"))(**train.options)
+    if objects.train is None:
+        return registry.find("train", registered_name(train, "train"))(**train.options)
+    return checked_trainer(objects.train)
 
 
 def algorithm_by_options(

@@ -10,6 +10,9 @@ from jcfl.errors import InputError
 MOST, DEEPEST = 100_000, 50
 """The most values that settings hold, those counted again that an alias repeats, and how deep they are nested."""
 
+LONGEST = 4096
+"""The most bits of a whole number: Python refuses to write out one of more than 4300 digits."""
+
 MERGED = 1000
 """The most keys of a mapping after `<<` has merged others into it."""
 
@@ -85,6 +88,8 @@ def refuse_endless(value: Any, wrong: str) -> None:
         one, depth = left.pop()
         parts = [*one.values()] if isinstance(one, dict) else one if isinstance(one, list | tuple) else []
         count += 1 + len(parts)
+        if isinstance(one, int) and one.bit_length() > LONGEST:
+            raise InputError(f"{wrong}: a whole number of more than {LONGEST} bits")
         if count > MOST or depth > DEEPEST:
             raise InputError(f"{wrong}: expected at most {MOST} values in {DEEPEST} levels, aliases (*) followed")
         left += [(part, depth + 1) for part in parts]

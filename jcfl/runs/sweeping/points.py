@@ -15,9 +15,10 @@ from jcfl.errors import InputError, refuse_beyond_memory, shown
 from jcfl.nested import plain
 from jcfl.runs import config, titles
 from jcfl.runs.config import OPTIONAL, PLACEHOLDER, Config, checked, overridden
-from jcfl.runs.plan import Objects, config_of_federation, objects_and_settings
+from jcfl.runs.objects import OBJECT_SECTIONS, Objects, objects_and_settings
+from jcfl.runs.plan import config_of_federation
 from jcfl.runs.titles import LONGEST
-from jcfl.runs.yamltext import parsed, value_of
+from jcfl.runs.yamltext import parsed, refuse_endless, value_of
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -28,9 +29,6 @@ KEYS = ("base", "grid", "list")
 
 POINT = 2**15
 """Bytes that a point takes before it is trained, at the least: its configuration, checked and as text."""
-
-OBJECT_SECTIONS = ("method", "model", "train")
-"""The sections in whose place Python can hand over an object."""
 
 
 class Point(NamedTuple):
@@ -120,6 +118,7 @@ def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> lis
     for key in (key for table in (grid, *entries) for key in table):
         if not isinstance(key, str):
             raise InputError(f"a sweep goes over keys such as method.tau, got {shown(key)}")
+    refuse_endless([grid, *entries], "the values of the sweep")
     if not grid and not entries:
         raise InputError("nothing to sweep over; give a key and its values, such as --over method.lam=0,0.05,0.5")
     count = math.prod(map(len, grid.values())) * max(len(entries), 1)
