@@ -36,6 +36,14 @@ class Interrupted(KeyboardInterrupt):
     """The run was told to stop, and has written all that it needs to go on."""
 
 
+class TooLarge(InputError):
+    """What was asked for does not fit the memory; nothing of it has been made."""
+
+    def __init__(self, line: str, need: int = 0):
+        super().__init__(line)
+        self.need = need  # bytes
+
+
 class Unwritable(InputError):
     """A file or a folder that cannot be written: the disk is full, or may not be written to."""
 
@@ -67,6 +75,33 @@ def printable(text: str) -> str:
     'a\\x1b[2Jb\\u202ec'
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it; what cannot be written out, such as a number of 5,000 digits, as its type."""
+    try:
+        return repr(value)
+    except Exception:  # a user's class may raise anything
+        return f"a value of the type {type(value).__name__}"
+
+
+def refuse_beyond_memory(what: str, need: int, instead: str, room: int | None = None) -> None:
+    """Refuse what would take more memory than there is, before any of it is made.
+
+    Args:
+        what: what takes the memory, for the message.
+        need: how many bytes.
+        instead: what the user can do.
+        room: bytes that are free; those of the host unless given.
+
+    Raises:
+        TooLarge: the line says how much is needed, and how much is free.
+    """
+    from rich.filesize import decimal
+
+    room = available_memory() if room is None else room
+    if need > room:
+        raise TooLarge(f"{what} would take {decimal(need)} of memory, and {decimal(room)} are free; {instead}", need)
 
 
 def available_memory() -> int:

@@ -9,34 +9,24 @@ import importlib.metadata
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from functools import cache, wraps
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, shown, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 KINDS = (
-    "method",
-    "addon",
-    "describe",
-    "compare",
-    "group",
-    "when",
-    "training",
-    "aggregate",
-    "answer",
-    "data",
-    "scenario",
-    "model",
-    "train",
-    "attack",
-    "reliability",
-    "track",
-)
+    "method", "addon", "describe", "compare", "group", "when", "training", "aggregate", "answer",
+    "data", "scenario", "model", "train", "attack", "reliability", "track",
+)  # fmt: skip
 """Every kind of piece that a configuration can name."""
+
+RANGES: dict[str, tuple[Any, Any]] = {"int": (-(2**31), 2**31 - 1), "float": (-3.4028234e38, 3.4028234e38)}
+"""The least and the largest number that an array can hold, int32 or float32, by the name of pydantic's type."""
 
 GROUP = "jcfl.pieces"
 """The group of entry points under which an installed package names the modules that register its pieces."""
@@ -150,6 +140,8 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         InputError: no such name: the nearest one is offered, and plug-ins that cannot be imported are named. Or two
             modules want this name.
     """
+    if not isinstance(name, str):
+        raise InputError(f"expected the name of a {kind}, got {shown(name)}")
     if name not in _TABLES.get(kind, {}):
         load()
     if (kind, name) in _CONTESTED:
@@ -208,7 +200,10 @@ def check(
             none = InputError(f"{what} has no options, got {key!r}")
             raise unknown(f"option of {what}:", key, valid) if valid else none
     fields: dict[str, Any] = {
-        f"option_{key}": (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        f"option_{key}": (
+            Annotated[parameter.annotation, Representable()],
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
         for key, parameter in known.items()
     }
     # An option may be called as a method of pydantic's models is ("copy"), so fields carry a prefix, keys do not.
@@ -220,6 +215,59 @@ def check(
     return {key: getattr(checked, f"option_{key}") for key in known}
 
 
+class Representable:
+    """An annotation by which every number is one that arrays can hold, unless its own bounds say otherwise.
+
+    Without it 10**30 rounds, an infinite learning rate or NaN degrees would end in an error of JAX or NumPy. True and
+    False, which YAML makes of `yes` and `no`, are no numbers either.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The annotation's schema, its numbers bounded."""
+        found = handler(source)
+        bound_numbers(handler.resolve_ref_schema(found) if found["type"] == "definition-ref" else found)
+        return found
+
+
+def bound_numbers(schema: Any) -> None:
+    """Bound the numbers in a schema of pydantic's, in place: those in lists, mappings and unions too."""
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            bound_numbers(part)
+    if not isinstance(schema, dict):
+        return
+    for key, part in schema.items():
+        if key not in ("default", "metadata"):
+            bound_numbers(part)
+    if schema.get("type") in RANGES:
+        least, most = RANGES[schema["type"]]
+        lower = {} if {"ge", "gt"} & schema.keys() else {"ge": least}
+        upper = {} if {"le", "lt"} & schema.keys() else {"le": most}
+        number = {**schema, **lower, **upper} | ({"allow_inf_nan": False} if schema["type"] == "float" else {})
+        schema.clear()
+        schema |= {"type": "function-before", "function": {"type": "no-info", "function": no_truth}, "schema": number}
+
+
+def no_truth(value: Any) -> Any:
+    """The value, refused if it is True or False."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+def keywords_checked(function: Function) -> Function:
+    """The function with its keyword-only arguments checked and converted by their annotations, as options are."""
+    known = {parameter.name: parameter for parameter in parameters(function)}
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        own = {key: value for key, value in given.items() if key in known}
+        found = check(function.__name__, known, own)
+        return function(*args, **{**given, **{key: found[key] for key in own}})
+
+    return call  # pyright: ignore[reportReturnType]
+
+
 def parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     """The options of a registered function: its keyword-only parameters, annotations resolved."""
     signature = inspect.signature(function, eval_str=True)
@@ -229,9 +277,9 @@ def parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 def sentence(error: ValidationError) -> str:
     """The first complaint of a pydantic error, as one line: key, complaint, what was got."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # int[…] is a branch of a union
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    got = "" if first["type"] == "missing" else f", got {first['input']!r}"
+    got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{got}{more}"
 
 

@@ -1,10 +1,10 @@
 """Arithmetic on models, one or many stacked along a leading axis."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 Array = jax.Array
 Model = Any  # a tree of arrays
@@ -35,7 +35,7 @@ def count(stacked: Models) -> int:
 
 def parameters(model: Model) -> int:
     """How many numbers a model holds; works on shapes alone."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))  # np.prod would overflow
 
 
 def inner(a: Models, b: Models) -> Array:

@@ -120,7 +120,7 @@ def test_rotated_digits_are_four():
         ({"ks": [0, 2]}, "from 1 to 8"),
         ({"ks": [2, 9]}, "from 1 to 8"),
         ({"ks": [2, 2, 3], "criterion": "distance"}, "at least 3 different"),
-        ({"criterion": "purity"}, "accuracy or distance"),
+        ({"criterion": "purity"}, "'accuracy' or 'distance'"),
         ({"held_back": 1.0}, "held_back"),
         ({"clients": 0}, "clients"),
         ({"method": "fedavg"}, "clusters"),

@@ -136,6 +136,20 @@ def test_runs_that_stopped_say_so(tmp_path):
         page(plotting.histories(cut))
 
 
+def test_a_run_that_was_not_evaluated_yet_is_beside_the_others(tmp_path):
+    """A comparison whose second method has begun, and its folder looked at from either end."""
+    folders.run(tmp_path / "runs" / "first")
+    begun = results.Folder(folders.run(tmp_path / "runs" / "second", complete=False).resolve())
+    begun.put_text("metrics.jsonl", "")
+    (begun.path / "clusters.npz").unlink()
+    begun.checksums.table.pop("clusters.npz")
+    begun.settle()
+    runs = plotting.histories(tmp_path)
+    assert [run.rounds.size for run in runs] == [4, 0]
+    for order in (runs, runs[::-1]):
+        assert "unfinished" in page(order)
+
+
 def test_the_command_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
     path = folders.run(tmp_path / "one")
     monkeypatch.chdir(tmp_path)

@@ -59,9 +59,9 @@ def resumed_configuration(folder: Path, overrides: Sequence[str]) -> "Config":
 
 def assigned(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of overrides by dotted key."""
-    from jcfl.runs import config
+    from jcfl.runs.yamltext import assignment
 
-    return {".".join(path): value for path, value in map(config.assignment, overrides)}
+    return {".".join(path): value for path, value in map(assignment, overrides)}
 
 
 def grid(over: Sequence[str] | None) -> dict[str, list[Any]] | None:

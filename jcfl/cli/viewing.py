@@ -104,7 +104,7 @@ def show(
     out: Annotated[Path | None, typer.Option(help="Draw all clients' labels into this .png, .pdf or .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show a federation before anything trains: its clients, their labels, and how far guessing gets."""
+    """Show a run before it trains: its clients, their labels, how far guessing gets, and what the run needs."""
     from jcfl.cli import display
     from jcfl.runs import plan
     from jcfl.view import show
@@ -112,13 +112,20 @@ def show(
     config = configured(*separated(words, overrides))
     if out is not None:
         refuse_ending(out)
-    federation = plan.federation_of(config.model_copy(update={"data_dir": data_dir or config.data_dir}))
+    config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
+    federation = plan.federation_of(config)
+    try:
+        needs = plan.planned(config, plan.Objects(federation=federation)).needs
+        told, line = needs._asdict(), needs.text()
+    except InputError as error:  # the federation can be looked at all the same
+        told, line = {"refused": str(error)}, f"the run is refused: {error}"
     file = show.picture(federation, out) if out is not None else None
     if as_json:
-        print(json.dumps(show.facts(federation), indent=2))
+        print(json.dumps(show.facts(federation) | {"needs": told}, indent=2))
         return
     console = display.screen()
     console.print(show.table(federation), highlight=False)
+    console.print(line, **PLAIN)
     if file is not None:
         console.print(f"Written to {file}", **PLAIN)
 

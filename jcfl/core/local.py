@@ -1,6 +1,6 @@
 """Training on one client."""
 
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,14 @@ from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Broadcast, Clients, Key, Model
 
+MOST = 2**31 - 64
+"""The most local steps in a round; from here on numbers name random streams, see `jcfl.core.streams`."""
 
+HELD = 2**18
+"""The most numbers that the orders of a client's examples in all passes take."""
+
+
+@runtime_checkable
 class Trainer(Protocol):
     """What local training must offer; `Local` is the one that comes with jcfl.
 
@@ -102,7 +109,7 @@ class Local(NamedTuple):
         batch, passes, total = schedule(self, data, key)
         share = sent.own.get("work") if isinstance(sent, Broadcast) else None  # of the steps that the client does
 
-        def step(carry, turn):
+        def step(turn, carry):
             model, memory = carry
             rows = batch(turn)
             gradient = jax.grad(objective, has_aux=True)
@@ -110,9 +117,9 @@ class Local(NamedTuple):
             updates, memory = optimizer.update(grads, memory, model["params"])
             new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
             new = trees.select(rows.mask.any(), new, carry) if passes else new
-            return (new if share is None else trees.select(turn < jnp.ceil(share * total), new, carry)), None
+            return new if share is None else trees.select(turn < jnp.ceil(share * total), new, carry)
 
-        return jax.lax.scan(step, (start, memory), jnp.arange(total))[0]
+        return jax.lax.fori_loop(0, total, step, (start, memory))
 
     def fresh_state(self, start: Model) -> Any:
         """The optimizer's state before the first step."""
@@ -120,9 +127,11 @@ class Local(NamedTuple):
 
     def rows_and_steps(self, n: int) -> tuple[int, int]:
         """Rows in a step, and steps in a round, of a client with `n` examples."""
-        if self.batch_size == "full" or self.batch_size >= n:
-            return n, self.steps or self.epochs or 1
-        return self.batch_size, self.steps or (self.epochs or 1) * -(-n // self.batch_size)
+        rows = n if self.batch_size == "full" else min(self.batch_size, n)
+        steps = self.steps or (self.epochs or 1) * -(-max(n, 1) // max(rows, 1))
+        if steps > MOST:
+            raise InputError(f"train: expected at most {MOST} local steps of a client in a round, got {steps}")
+        return rows, steps
 
     def for_steps(self, steps: int) -> "Local":
         """The same trainer for so many steps in a round."""
@@ -216,8 +225,8 @@ def schedule(local: Local, data: Clients, key: Key):
         noise = jax.random.uniform(stream(key, Stream.ORDER, turn), (n,))
         return jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
 
-    passes = total // longest if not local.steps else 0
-    orders = jax.vmap(order)(jnp.arange(passes))  # with steps, passes may be as many as they are
+    passes = total // longest if not local.steps and total // longest * n <= HELD else 0
+    orders = jax.vmap(order)(jnp.arange(passes))  # of few passes; of many, each step computes its own again
 
     def batch(turn: Array) -> Clients:
         position = (turn % turns) * b + jnp.arange(b)

@@ -1,12 +1,12 @@
 """How much memory there is, how many clients train at a time within it, and how much a process has taken."""
 
+import math
 import resource
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jcfl import trees
 from jcfl.errors import available_memory
@@ -25,7 +25,7 @@ def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, mode
         models: copies of a model that one client's training holds (itself, its gradient, its update, …).
     """
     one = jax.eval_shape(task.init, jax.random.key(0))
-    row = int(np.prod(federation.x.shape[1:])) * 4
+    row = math.prod(federation.x.shape[1:]) * 4
     weights = trees.parameters(one) * 4 * models
     activations = batch * (row + activation_bytes(task, one, federation))
     client = weights + 2 * activations + federation.train.width * row
@@ -39,7 +39,7 @@ def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
     x = jax.ShapeDtypeStruct((1, *federation.x.shape[1:]), jnp.float32)
     equations = jax.make_jaxpr(lambda model, x: task.apply(model, x)[0])(one, x).jaxpr.eqns
     inside = {leaf.shape for leaf in jax.tree.leaves(one)}
-    sizes = [int(np.prod(v.aval.shape)) * 4 for e in equations for v in e.outvars if v.aval.shape not in inside]
+    sizes = [math.prod(v.aval.shape) * 4 for e in equations for v in e.outvars if v.aval.shape not in inside]
     return sum(sizes)
 
 

@@ -1,6 +1,5 @@
 """A user's own arrays, from memory or from NumPy files."""
 
-from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from jcfl.data.dataset import (
     random_share,
     whole_numbers,
 )
-from jcfl.errors import InputError
+from jcfl.errors import InputError, shown
 from jcfl.registry import register
 
 NAMES = {  # the names an array may have in a file, by its argument in `from_arrays`
@@ -42,7 +41,7 @@ def arrays(
     path: Annotated[Path, Field(description=".npz file, or folder of .npy files: x, y, clients, x_test, y_test, …")],
     test: Annotated[float, Field(gt=0, lt=1, description="the share to test on, where there is no x_test")] = 0.2,
     classes: Annotated[int | None, Field(ge=2, description="how many there are; else counted in the labels")] = None,
-    seed: Annotated[int, Field(ge=0, description="of the draw of the test set")] = 0,
+    seed: Annotated[int, Field(ge=0, lt=2**64, description="of the draw of the test set")] = 0,
 ) -> Dataset:
     """Your own arrays: x, y and, if you like, clients (also called users), groups, x_test, y_test, clients_test.
 
@@ -104,7 +103,7 @@ def from_arrays(
     """
     for what, value, least in (("classes", classes, 1), ("seed", seed, 0)):
         if value is not None and not (isinstance(value, int | np.integer) and value >= least):
-            raise InputError(f"{where}: expected {what} to be a whole number from {least}, got {value!r}")
+            raise InputError(f"{where}: expected {what} to be a whole number from {least}, got {shown(value)}")
     users = None if clients is None else owners(clients, where)
     named = of_clients(users)
     x, y = features(x, where, named), labels(y, where, classes, named)
@@ -138,8 +137,8 @@ def _split_by_share(
     x: np.ndarray, y: np.ndarray, users: np.ndarray | None, test: Any, seed: int, where: str | Path
 ) -> list:
     """The arrays split in two, a share of every client's (or class's) examples in the second."""
-    if not isinstance(test, Real) or not 0 < float(test) < 1:
-        raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {test!r}")
+    if not isinstance(test, int | float | np.floating) or not 0 < test < 1:
+        raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {shown(test)}")
     mask = random_share(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), float(test), seed)
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 

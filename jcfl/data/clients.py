@@ -8,7 +8,7 @@ import numpy as np
 from jcfl.data.arrays import from_arrays
 from jcfl.data.dataset import joined, owners
 from jcfl.data.federation import federation
-from jcfl.errors import InputError
+from jcfl.errors import InputError, shown
 from jcfl.types import Federation
 
 
@@ -51,6 +51,8 @@ def from_clients(
         InputError: arrays that do not fit each other, a value that cannot be trained on (NaN, infinite, a label that is
             not whole or out of range; the line names the example and its client), or clients with too few examples.
     """
+    if not isinstance(name, str):
+        raise InputError(f"name: expected text, got {shown(name)}")
     given = [part is not None for part in (x_test, y_test, clients_test)]
     if any(given) != all(given):
         raise InputError("x_test, y_test and clients_test: expected all three or none")
@@ -68,7 +70,7 @@ def from_clients(
         where=name,
     )
     made = federation(whole, "natural", min_examples=min_examples, **options)
-    if len(made.groups) < min(len(names), options.get("clients") or len(names)):
+    if len(made.groups) < min(len(names), int(options.get("clients") or len(names))):
         raise InputError(
             f"clients: {len(names) - len(made.groups)} of {len(names)} have fewer than {min_examples[0]} training or "
             f"{min_examples[1]} test examples: leave them out or lower min_examples"

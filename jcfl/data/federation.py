@@ -11,12 +11,16 @@ from pydantic import Field
 
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
+from jcfl.data.dataset import CLASSES as LARGEST
 from jcfl.data.dataset import Dataset, Examples, examples, whole_numbers
 from jcfl.data.partition import NOBODY, Draws, Least, Partition
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.types import NEVER, Federation, Split
+
+COUNTS = 24
+"""Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are answered."""
 
 Shares = Annotated[
     Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, le=1)]],
@@ -28,8 +32,9 @@ Shares = Annotated[
 def federation(
     dataset: Dataset | Sequence[Dataset],
     scenario: str,
+    /,
     *,
-    seed: Annotated[int, Field(ge=0, description="seed of all that is drawn at random")] = 0,
+    seed: Annotated[int, Field(ge=0, lt=2**64, description="seed of all that is drawn at random")] = 0,
     min_examples: Least = (10, 2),
     held_out: Annotated[float, Field(ge=0, lt=1, description="share of clients that never train")] = 0.0,
     arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive then}")] = {},  # noqa: B006
@@ -64,15 +69,21 @@ def federation(
     """
     common = {"seed": seed, "min_examples": min_examples, "held_out": held_out, "arrivals": arrivals}
     common = registry.options("federation", "options", common | {"departures": departures, "scale": scale})
-    datasets = [_shaped(one) for one in ([dataset] if isinstance(dataset, Dataset) else dataset)]
+    datasets = [dataset] if isinstance(dataset, Dataset) else dataset
+    if not isinstance(datasets, list | tuple) or not all(isinstance(one, Dataset) for one in datasets):
+        raise InputError(f"expected a dataset or a list of them, got {shown(dataset)}")
+    datasets = [_shaped(one) for one in datasets]
     make = registry.find("scenario", scenario)
     own = _own_options(scenario, make, options, common)
+    classes = max((one.classes for one in datasets), default=1)
+    clients = own.get("clients") or max((one.users for one in datasets), default=1)
+    need = COUNTS * clients * classes
+    refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
     draw, top, *streams = np.random.default_rng(common["seed"]).spawn(5)
     made = make(draw, *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
-    classes = max(one.classes for one in datasets)
     if isinstance(made, Draws):
         whole = _from_draws(made, classes, name)
     else:
@@ -171,6 +182,8 @@ def _split(owner: np.ndarray, half: np.ndarray, clients: int) -> Split:
 
 def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
     """A split whose `rows` [r] belong to the clients in turn, `sizes` [m] of them to each."""
+    if len(rows) > LARGEST:
+        raise InputError(f"clients own {len(rows)} examples together; at most {LARGEST} can be numbered")
     leaves: Any = (leaf.astype(np.int32) for leaf in (rows, np.cumsum(sizes) - sizes, sizes))
     return Split(*leaves, width=int(sizes.max()))
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from jcfl.errors import InputError, available_memory
+from jcfl.errors import InputError, available_memory, shown
 
 PIECE = 2**20
 """Bytes that are read at a time, so that memory follows what a file holds and not what it claims."""
@@ -24,6 +24,8 @@ OBJECTS = {b",": 44, b"[": 104, b"{": 450, b":": 120, b'"': 32}
 
 def data_folder(data_dir: Path | str | None = None) -> Path:
     """The folder of datasets: `data_dir`, else what the environment variable JCFL_DATA names, else ./data."""
+    if not isinstance(data_dir, str | Path | None):
+        raise InputError(f"data_dir: expected a folder, got {shown(data_dir)}")
     return Path(data_dir or os.environ.get("JCFL_DATA") or "data").expanduser().absolute()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, examples, random_share
-from jcfl.errors import InputError
+from jcfl.errors import InputError, refuse_beyond_memory
 from jcfl.registry import register
 
 
@@ -39,7 +39,7 @@ def gaussian(
     classes: Annotated[int, Field(ge=2, description="labels per task")] = 5,
     separation: Annotated[float, Field(ge=0, le=1, description="0: one task for all; 1: unrelated tasks")] = 1.0,
     noise: Annotated[float, Field(ge=0, description="spread of the noise on the true scores, whose own is 1")] = 0.0,
-    seed: Annotated[int, Field(ge=0, description="of the tasks and the examples")] = 0,
+    seed: Annotated[int, Field(ge=0, lt=2**64, description="of the tasks and the examples")] = 0,
 ) -> Dataset:
     """Generated linear classification tasks with known clusters: a user's group decides what it has to learn.
 
@@ -48,6 +48,8 @@ def gaussian(
     """
     if users < groups:
         raise InputError(f"data 'gaussian': {users} users cannot fill {groups} groups; expected users >= groups")
+    need = 4 * max(train, test) * users * (features + 4 * classes) + 16 * groups * classes * features
+    refuse_beyond_memory(f"the examples of {users} users", need, "ask for fewer users, examples, features or classes")
     weights = true_parameters(groups, features, classes, separation, seed)
     group_of_user = np.arange(users, dtype=np.int32) * groups // users
     parts = []

@@ -4,6 +4,7 @@ Each example has one number, its client. An example can therefore never belong t
 depend on the sizes of the clients.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -11,10 +12,13 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset
-from jcfl.errors import InputError
+from jcfl.errors import InputError, refuse_beyond_memory
 
 NOBODY = -1
 """The owner of an example without a client, and the group of a client whose true group is not known."""
+
+TABLE = 8
+"""Bytes of a number in the tables by which examples are shared out."""
 
 Count = Annotated[int, Field(ge=1, description="number of clients")]
 Sizes = Annotated[
@@ -70,6 +74,8 @@ def copied(dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarra
     """
     halves = (dataset.train, dataset.test)
     many, each = len(versions), sum(len(half) for half in halves)
+    need = many * each * (math.prod(dataset.shape) * dataset.train.x.dtype.itemsize + TABLE)
+    refuse_beyond_memory(f"{many} copies of {dataset.name}", need, "ask for fewer groups")
     x = np.empty((many, each, *dataset.shape), dataset.train.x.dtype)  # filled in place: a pool is held only once
     for part, version in enumerate(versions):
         x[part, : len(dataset.train)] = version(dataset.train.x)
@@ -97,8 +103,14 @@ def client_groups(clients: int, groups: int, sizes: Literal["equal", "uneven"] |
         The sizes of eq. 2 add up to fewer clients than there are; the others go to the largest group.
 
     Raises:
-        InputError: a group would have no clients, or given sizes do not add up to the number of clients.
+        InputError: a group would have no clients, given sizes do not add up to the number of clients, or there are more
+            clients than fit the memory.
     """
+    if groups > clients and isinstance(sizes, str):
+        raise InputError(f"clients: {clients} are too few for {groups} groups of sizes {sizes!r}, one would be empty")
+    refuse_beyond_memory(
+        f"{groups} groups of {clients} clients", 2 * TABLE * groups * clients, "ask for fewer of either"
+    )
     if sizes == "equal":
         numbers = clients // groups + (np.arange(groups) < clients % groups)
     elif sizes == "uneven":

@@ -28,8 +28,11 @@ from jcfl.data.partition import (
     random_owners,
 )
 from jcfl.data.rotation import rotated_images
-from jcfl.errors import InputError
+from jcfl.errors import InputError, refuse_beyond_memory
 from jcfl.registry import register
+
+FOUR = (0.0, 90.0, 180.0, 270.0)
+"""The angles of Zeng et al."""
 
 Copies = Annotated[bool, Field(description="every group partitions a copy of the whole set, not an equal share of it")]
 
@@ -37,7 +40,7 @@ Copies = Annotated[bool, Field(description="every group partitions a copy of the
 @register("scenario", "iid")
 def iid(rng: np.random.Generator, dataset: Dataset, *, clients: Count = 100) -> Partition:
     """Random equal shares of the data: one group."""
-    return _dealt(rng, pool(dataset), np.zeros(clients, int))
+    return _dealt(rng, pool(dataset), client_groups(clients, 1, "equal"))
 
 
 @register("scenario", "rotated")
@@ -46,7 +49,9 @@ def rotated(
     dataset: Dataset,
     *,
     clients: Count = 400,
-    groups: Annotated[int, Field(ge=1, description="number of groups, where no angles are given")] = 4,
+    groups: Annotated[
+        int | None, Field(ge=1, description="number of groups; by default as many as angles, or 4")
+    ] = None,
     spacing: Annotated[
         Literal["circle", "printed"],
         Field(description="circle: group g is turned by 360 g/k; printed: by 360 g/(k+1), eq. 3 of the paper"),
@@ -66,13 +71,17 @@ def rotated(
         Bhattacharya and Aridi print 360 g/(k+1) (eq. 3) and use 360 g/k in their code: `spacing` chooses.
 
     Raises:
-        InputError: not images, or a quarter turn of images that are not square.
+        InputError: not images, a quarter turn of images that are not square, or more or fewer groups than angles.
     """
-    steps = groups if spacing == "circle" else groups + 1
-    turns = angles if angles is not None else tuple(360 * group / steps for group in range(groups))
+    if angles is not None and groups not in (None, len(angles)):
+        raise InputError(f"groups: {groups} groups beside {len(angles)} angles; leave one of the two out")
+    k = groups or len(angles or FOUR)
+    group = client_groups(clients, k, sizes)
+    steps = k if spacing == "circle" else k + 1
+    turns = angles if angles is not None else tuple(360 * index / steps for index in range(k))
     versions = [partial(rotated_images, angle=angle) for angle in turns]
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
-    return _dealt(rng, parts, client_groups(clients, len(turns), sizes))
+    return _dealt(rng, parts, group)
 
 
 @register("scenario", "crowd")
@@ -81,12 +90,7 @@ def crowd(
     dataset: Dataset,
     *,
     clients: Count = 1_000_000,
-    angles: Annotated[tuple[float, ...], Field(min_length=1, description="the groups' angles in degrees")] = (
-        0.0,
-        90.0,
-        180.0,
-        270.0,
-    ),
+    angles: Annotated[tuple[float, ...], Field(min_length=1, description="the groups' angles in degrees")] = FOUR,
     examples: Least = (10, 2),
     sizes: Sizes = "equal",
 ) -> Draws:
@@ -96,10 +100,11 @@ def crowd(
     there can be a million clients. Training and test examples stay apart.
 
     Raises:
-        InputError: not images, or a quarter turn of images that are not square.
+        InputError: not images, a quarter turn of images that are not square, or more draws than fit the memory.
     """
-    parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
+    refuse_beyond_memory(f"the draws of {clients} clients", 3 * 4 * clients * sum(examples), "ask for fewer clients")
     groups = client_groups(clients, len(angles), sizes)
+    parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     whole, part = len(dataset.train) + len(dataset.test), len(dataset.train)
     first = groups.astype(np.int32)[:, None] * whole
     train = first + rng.integers(0, part, (clients, examples[0]), np.int32)

@@ -1,11 +1,11 @@
 """Whether a federation's arrays fit each other, for those that a scenario of one's own or a program has made."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from jcfl.data.dataset import features, labels, whole_numbers
-from jcfl.errors import InputError
+from jcfl.data.dataset import CLASSES, array, features, labels, whole_numbers
+from jcfl.errors import InputError, shown
 from jcfl.types import Federation, Split
 
 
@@ -20,17 +20,57 @@ def checked(federation: Federation) -> Federation:
     def named(row: int) -> str:
         return f"row {row}{_whose(federation, row)}"
 
-    x = features(federation.x, _where(federation), named)
-    y = labels(federation.y, _where(federation), federation.classes, named)
+    _refuse_other(federation)
+    if not isinstance(federation.name, str):
+        raise InputError(f"federation: expected a name, got {shown(federation.name)}")
+    where = _where(federation)
+    _whole(federation.classes, "classes", where, 1)
+    x = features(federation.x, where, named)
+    y = labels(federation.y, where, federation.classes, named)
     if len(x) != len(y):
-        raise InputError(f"{_where(federation)}: {len(x)} examples but {len(y)} labels")
+        raise InputError(f"{where}: {len(x)} examples but {len(y)} labels")
+    _refuse_kind(federation.y, "labels", where, "iu")
+    if np.ndim(federation.groups) != 1 or not len(federation.groups):
+        raise InputError(f"{where}: no clients; expected the group of each, -1 where it is not known")
     clients = len(np.asarray(federation.groups))
-    for what in ("held_out", "arrive", "depart"):
+    for what, least, kind in (("groups", -1, "iu"), ("held_out", 0, "b"), ("arrive", 0, "iu"), ("depart", 0, "iu")):
         if np.shape(getattr(federation, what)) != (clients,):
-            raise InputError(f"{_where(federation)}: {what} is not one value for each of {clients} clients")
+            raise InputError(f"{where}: {what} is not one value for each of {clients} clients")
+        _refuse_kind(getattr(federation, what), what, where, kind)
+        whole_numbers(getattr(federation, what), what, where, (least, CLASSES), "client {}".format)
+    for what in ("mean", "std"):
+        _refuse_scale(getattr(federation, what), what, where, x.shape[-1])
     for half in ("train", "test"):
         rows(federation, half)
     return federation
+
+
+def _refuse_other(federation: Any) -> None:
+    """Refuse what is no federation."""
+    if not isinstance(federation, Federation):
+        raise InputError(f"expected a federation, as jcfl.data.from_clients makes, got {shown(federation)}")
+
+
+def _whole(value: Any, what: str, where: str, least: int) -> None:
+    """Refuse what is no whole number from `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= CLASSES:
+        raise InputError(f"{where}: expected {what} to be a whole number from {least} to {CLASSES}, got {shown(value)}")
+
+
+def _refuse_kind(values: Any, what: str, where: str, kinds: str) -> None:
+    """Refuse arrays of another kind of numbers: JAX would take whole numbers in floats for no indices."""
+    if np.asarray(values).dtype.kind not in kinds:
+        expected = "true or false" if kinds == "b" else "whole numbers"
+        raise InputError(f"{where}: {what} are {np.asarray(values).dtype}; expected {expected}")
+
+
+def _refuse_scale(values: Any, what: str, where: str, channels: int) -> None:
+    """Refuse a mean or a deviation of pixels that is not one finite number, or one for each channel."""
+    found = array(values, what, where)
+    fits = isinstance(values, tuple) and found.dtype.kind in "iuf" and found.shape in ((1,), (channels,))
+    sound = fits and np.isfinite(found).all()
+    if not sound or (what == "std" and (found <= 0).any()):
+        raise InputError(f"{where}: {what} is {shown(values)}; expected a tuple of one number, or of {channels}")
 
 
 def rows(federation: Federation, half: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
@@ -39,14 +79,22 @@ def rows(federation: Federation, half: Literal["train", "test"]) -> tuple[np.nda
     Raises:
         InputError: a client's rows are not in the pool, or are not where the client's start and size say.
     """
+    _refuse_other(federation)
     split: Split = getattr(federation, half)
     clients, where = len(np.asarray(federation.groups)), f"{_where(federation)} ({half})"
+    if not isinstance(split, Split):
+        raise InputError(f"{where}: expected rows, start, size and width, got {shown(split)}")
+    _whole(split.width, "width", where, 0)
     start, size = (
         whole_numbers(part, "size", where, (0, 2**31 - 1), "client {}".format) for part in (split.start, split.size)
     )
     if start.shape != (clients,) or size.shape != (clients,):
         raise InputError(f"{where}: rows of {len(size)} clients; expected those of {clients}")
-    owned = np.asarray(split.rows)
+    owned = array(split.rows, "rows", where)
+    for what in ("rows", "start", "size"):
+        _refuse_kind(getattr(split, what), what, where, "iu")
+    if owned.ndim != 1:
+        raise InputError(f"{where}: rows have the shape {owned.shape}; expected those of all clients in turn, (r,)")
     beyond = np.flatnonzero((start + size > len(owned)) | (size > split.width))
     if len(beyond):
         i = beyond[0]

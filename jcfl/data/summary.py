@@ -31,8 +31,8 @@ def describe(federation: Federation) -> dict[str, Any]:
         `guess_macro`: the accuracy on test examples when every client guesses the most frequent class of its own
         training data, averaged over clients by size and equally.
     """
-    groups = np.asarray(federation.groups)
     counts = label_counts(federation), label_counts(federation, "test")
+    groups = np.asarray(federation.groups)
     held_out = np.asarray(federation.held_out)
 
     def facts(group: int | None) -> dict[str, Any]:

@@ -246,6 +246,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
 def describing_client(method: Method, context: Context, epochs: int | None) -> engine.Client:
     """A client that trains on its loss alone, for so many `epochs` if given, so that its model describes it."""
     trainer = context.trainer if epochs is None else context.trainer.for_epochs(epochs)
+    trainer.rows_and_steps(context.population.width)  # refuses more steps than can be counted
     plain = replace(method, train=Train(), aggregate=Aggregate(), answer=Answer(), before=())
     return clients.client(plain, context._replace(trainer=trainer))
 

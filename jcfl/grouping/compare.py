@@ -22,7 +22,7 @@ from jcfl.grouping import kmeans, subspace, svd
 from jcfl.grouping.describe import OfData, Subspace, TrainedModel
 from jcfl.grouping.kernels import layer_distance
 from jcfl.registry import register
-from jcfl.types import Array
+from jcfl.types import Array, Models
 
 Metric = kmeans.Metric | kmeans.Distance
 Distance = Callable[[Array, Array], Array]
@@ -173,9 +173,12 @@ class MatchedDistance(Distances):
             )
         layers = chain(context.task, context.population.shape)
         whole = jax.eval_shape(context.task.init, jax.random.key(0))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole["params"])
-        _, unravel = ravel_pytree(zeros)
-        models = lambda rows: {"params": jax.vmap(unravel)(rows)}
+
+        def models(rows: Array) -> Models:
+            """Models of vectors; only the shapes of the zeros are looked at, and none are made where this is traced."""
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole["params"])
+            return {"params": jax.vmap(ravel_pytree(zeros)[1])(rows)}
+
         return lambda points, centres: matched_distance(models(points), models(centres), layers)
 
 

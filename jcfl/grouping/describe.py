@@ -93,7 +93,8 @@ class Gradient(OfData):
             return context.task
         if context.build is None or "name" not in self.anchor:
             raise InputError(f"anchor: expected {{name: a model, …}}, got {self.anchor!r}")
-        return context.build(**self.anchor)
+        options = {key: value for key, value in self.anchor.items() if key != "name"}
+        return context.build(self.anchor["name"], **options)
 
     def description(self, context: Context, halves: bool = False) -> Description:
         """How the gradient is taken. With `halves` it is taken from two halves of the data, to measure its noise."""

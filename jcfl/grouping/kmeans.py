@@ -66,15 +66,15 @@ def fit(
     """
     run = runner(points, weights, iterations, metric, centre, trim)
 
-    def attempt(best: Clustering, key: Key) -> tuple[Clustering, None]:
-        found = run(points[seeds(key, points, weights, k, seeding, metric)])
+    def attempt(turn: Array, best: Clustering) -> Clustering:
+        found = run(points[seeds(jax.random.fold_in(key, turn), points, weights, k, seeding, metric)])
         better = found.inertia < best.inertia * (1 - TIE)
-        return jax.tree.map(lambda new, old: jnp.where(better, new, old), found, best), None
+        return jax.tree.map(lambda new, old: jnp.where(better, new, old), found, best)
 
     m, d = points.shape
     none = jnp.full((k, d), jnp.nan, points.dtype)
     start = Clustering(jnp.zeros(m, jnp.int32), none, jnp.array(jnp.inf, points.dtype))
-    return lax.scan(attempt, start, jax.random.split(key, restarts))[0]
+    return lax.fori_loop(0, restarts, attempt, start)
 
 
 def lloyd(

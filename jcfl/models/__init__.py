@@ -11,7 +11,7 @@ from jcfl.types import Task
 __all__ = ["Network", "build", "cross_entropy", "task"]
 
 
-def build(name: str, shape: Sequence[int], classes: int, **options: Any) -> Task:
+def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> Task:
     """A registered model for examples of one shape.
 
     Args:

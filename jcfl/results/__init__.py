@@ -1,6 +1,7 @@
 """A run's results: as NumPy arrays in memory, and as files that can be read at every instant."""
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import Damaged, InputError
+from jcfl.errors import Damaged, InputError, shown
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder
@@ -40,10 +41,13 @@ def load(folder: Path | str) -> History:
     Raises:
         InputError: the folder holds no run, or a file in it is damaged.
     """
+    if not isinstance(folder, str | Path):
+        raise InputError(f"expected the folder of a run, got {shown(folder)}")
     path = Path(folder)
-    if Folder(path).has(METRICS):
+    there = os.path.isdir(path)  # which is false of a name that no folder can have
+    if there and Folder(path).has(METRICS):
         return loaded(path)
-    names = compared(path)
+    names = compared(path) if there else []
     if not names:
         raise InputError(f"{path} holds no run: there is neither a metrics.jsonl nor a runs folder with runs in it")
     main, *others = [loaded(path / "runs" / name) for name in names]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from jcfl.errors import Damaged, InputError, Unwritable
+from jcfl.errors import Damaged, InputError, Unwritable, shown
 
 CHECKSUMS = "checksums.json"
 
@@ -61,6 +61,10 @@ def destination(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: nothing was; `Path("")` would be the current folder.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"out: expected a folder to write, got {shown(path)}")
+    if "\0" in str(path):
+        raise InputError(f"out: no name of a folder has the character 0, got {shown(path)}")
     if not os.fspath(path):
         raise InputError("out: expected a folder to write, got an empty text; for the current folder give .")
     return Path(path)

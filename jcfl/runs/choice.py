@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from pydantic import Field
 
 from jcfl.data.federation import assembled, packed
-from jcfl.errors import InputError
+from jcfl.errors import InputError, shown
+from jcfl.registry import keywords_checked
 from jcfl.results import History
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
@@ -23,6 +25,9 @@ KEPT_KEYS = ("engine", "devices", "chunk", "budget", "seeds_in_one")
 
 USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)
 """The keys that may be given beside `choose_k`'s own arguments."""
+
+MOST = 100_000
+"""The longest list of numbers of clusters to choose from."""
 
 RESAMPLES = 1000
 """How often clients and seeds are drawn again to see whether they lead to the same choice."""
@@ -38,17 +43,18 @@ class Choice(NamedTuple):
     criterion: Criterion
 
 
+@keywords_checked
 def choose_k(
     what: Federation | Config | Mapping[str, Any] | str | Path,
     ks: Sequence[int],
     *,
     method: str | Mapping[str, Any] = "wecfl",
-    rounds: int = 3,
-    clients: int = 100,
+    rounds: Annotated[int, Field(ge=0)] = 3,
+    clients: Annotated[int, Field(ge=1)] = 100,
     criterion: Criterion = "accuracy",
-    held_back: float = 0.2,
-    seed: int = 0,
-    seeds: int = 3,
+    held_back: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0,
+    seeds: Annotated[int, Field(ge=1)] = 3,
     **settings: Any,
 ) -> Choice:
     """The best of several numbers of clusters after a short run of each on a sample of clients (Xie et al. 2020, §5.2).
@@ -87,8 +93,8 @@ def choose_k(
         found = experiment.run(
             short,
             method=piece | {"clusters": k},
-            model=objects.model or config.model.model_dump(),
-            train=objects.train or config.train.model_dump(),
+            model=config.model.model_dump() if objects.model is None else objects.model,
+            train=config.train.model_dump() if objects.train is None else objects.train,
             rounds=rounds,
             evaluate_every=max(rounds, 1),
             seed=seed,
@@ -180,7 +186,10 @@ def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
     """Numbers of clusters that can be compared, ascending."""
     if criterion not in ("accuracy", "distance"):
         raise InputError(f"criterion: expected accuracy or distance, got {criterion!r}")
-    ks = sorted(set(ks))
+    series = isinstance(ks, Sequence | np.ndarray) and getattr(ks, "ndim", 1) == 1 and len(ks) <= MOST
+    if not series or not all(isinstance(k, int | np.integer) for k in ks):
+        raise InputError(f"ks: expected a list of numbers from 1 to {clients}, the clients sampled, got {shown(ks)}")
+    ks = sorted({int(k) for k in ks})
     least = 3 if criterion == "distance" else 1
     if len(ks) < least or ks[0] < 1 or ks[-1] > clients:
         raise InputError(

@@ -13,9 +13,10 @@ from jcfl import registry
 from jcfl.core.context import EngineName
 from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import titles
+from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability")
 """The sections that name a registered piece and give its options."""
@@ -106,8 +107,15 @@ class Config(BaseModel):
     engine: Annotated[EngineName, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
     devices: Annotated[int | None, Field(ge=1, description="that clients are shared out among; null: all")] = None
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
-    budget: Annotated[int | None, Field(ge=1, description="bytes for a round's clients; null: by what is free")] = None
+    budget: Annotated[
+        int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: by what is free")
+    ] = None
     made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """The schema of all keys, their numbers bounded as those of options are."""
+        return registry.Representable().__get_pydantic_core_schema__(source, handler)
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -155,6 +163,8 @@ def presets() -> dict[str, str]:
 
 def source_text(source: str | Path) -> tuple[str, str]:
     """The text of a configuration file or preset, and its name for error messages."""
+    if not isinstance(source, str | Path):
+        raise InputError(f"expected a federation, a mapping, a file or a preset's name, got {shown(source)}")
     path = Path(source)
     if os.path.isfile(path):  # a Path asked the same raises where the text is too long for a name
         try:
@@ -166,28 +176,6 @@ def source_text(source: str | Path) -> tuple[str, str]:
     if path.name not in presets():
         raise unknown("preset (and no such file):", path.name, presets())
     return (importlib.resources.files("jcfl") / "presets" / f"{path.name}.yaml").read_text("utf-8"), path.name
-
-
-def parsed(text: str, what: str) -> dict[str, Any]:
-    """The mapping that YAML text contains; `what` names the text in error messages."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{what} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{what}: expected keys and values, got {type(value).__name__}")
-    return value
-
-
-def assignment(text: str) -> tuple[list[str], Any]:
-    """The path and the value of an override `a.b=v`; the value is read as YAML."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise InputError(f"--set expects key=value, got {text!r}")
-    try:
-        return key.strip().split("."), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise InputError(f"--set {key}: {value!r} is not a YAML value") from None
 
 
 def overridden(settings: dict[str, Any], overrides: list[tuple[list[str], Any]]) -> dict[str, Any]:
@@ -244,10 +232,10 @@ def with_value(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = 
     if not path:
         return value
     head, *rest = path
-    if isinstance(tree, str) and above[-1].isdigit():  # a piece in a list, written as its name alone
+    if isinstance(tree, str) and above[-1].isdecimal():  # a piece in a list, written as its name alone
         tree = {"name": tree}
     if isinstance(tree, list | tuple):
-        if not (head.isdigit() and int(head) < len(tree)):
+        if not (head.isdecimal() and len(head) < 10 and int(head) < len(tree)):
             raise InputError(f"{'.'.join(above)} has {len(tree)} entries, counted from 0; got {head!r}")
         return [
             with_value(item, rest, value, (*above, head)) if i == int(head) else item for i, item in enumerate(tree)
@@ -264,10 +252,13 @@ def checked(settings: dict[str, Any]) -> Config:
         InputError: an unknown key, name or option, or a value out of bounds.
     """
     registry.load()
+    refuse_endless(settings, "the configuration")
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:
         raise InputError(registry.sentence(error)) from None
+    if config.seed + config.seeds > 2**32:
+        raise InputError(f"seeds: {config.seeds} from {config.seed} on go beyond {2**32 - 1}, the largest there is")
     return resolved(config)
 
 

@@ -15,6 +15,9 @@ from jcfl.errors import InputError
 from jcfl.results import Folder, Record
 from jcfl.runs import hosts
 
+MOST = 256
+"""As how many devices a CPU counts at the most."""
+
 
 def device_count(wanted: int | None) -> int:
     """How many devices share the clients: as many as wanted, else all devices of all hosts.
@@ -24,14 +27,14 @@ def device_count(wanted: int | None) -> int:
     Raises:
         InputError: there are fewer devices than wanted.
     """
-    if wanted is not None and wanted > 1 and not hosts.several():
+    if wanted is not None and 1 < wanted <= MOST and not hosts.several():
         with contextlib.suppress(RuntimeError):  # JAX has started, with what there is
             jax.config.update("jax_num_cpu_devices", wanted)
     there = jax.device_count()
     if wanted is not None and wanted > there and not hosts.several():
         raise InputError(
-            f"devices: {wanted} were asked for, there are {there}; a CPU counts as more only before JAX has started, "
-            f"for instance by XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+            f"devices: {wanted} were asked for, there are {there}; a CPU counts as more, up to {MOST}, only before JAX "
+            f"has started, for instance by XLA_FLAGS=--xla_force_host_platform_device_count={min(wanted, MOST)}"
         )
     return there if wanted is None or hosts.several() else wanted
 

@@ -1,6 +1,7 @@
 """A run from its configuration to its history: it is planned, trained and written."""
 
 import functools
+import math
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 import jax
 
-from jcfl.errors import Damaged, InputError, Notice, TrainingError
+from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
 from jcfl.nested import flat
+from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
@@ -25,6 +27,7 @@ from jcfl.runs.run import Clients, Run
 from jcfl.types import Federation
 
 
+@keywords_checked
 def run(
     what: Federation | Config | Mapping[str, Any] | str | Path,
     *,
@@ -222,17 +225,17 @@ def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.E
 
     A run that diverged has its error in `failed`, and what was measured until then is written.
     """
+    compiled = compiled_to_fit(run)  # first, because a refusal should leave no file
     run.begin(clients)
     try:
         while True:
             try:
-                train_seeds(run, on_progress, stop, keep)
+                train([run], compiled, on_progress, stop, keep)
                 return run.write_results()
             except jax.errors.JaxRuntimeError as error:
-                less = smaller(run.plan) if "RESOURCE_EXHAUSTED" in str(error) else None
-                if less is None:
-                    raise
-                run.replan(less)
+                replan(run, error)
+                compiled = compiled_to_fit(run)
+                run.write_config()
     except TrainingError as error:
         run.failed = error
         return run.write_results()
@@ -241,9 +244,26 @@ def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.E
         raise
 
 
-def train_seeds(run: Run, on_progress: OnProgress, stop: threading.Event, keep: bool) -> None:
-    """Compile a run's programs, and train all its seeds to the last round."""
-    plan = run.plan
-    lanes = len(run.batches()[0])
-    compiled = programs.programs(run.algorithm, plan.federation, lanes, plan.context.resources.devices)
-    train([run], compiled, on_progress, stop, keep)
+def compiled_to_fit(run: Run) -> programs.Programs:
+    """A run's programs, with fewer clients at a time where memory would run out, as long as that takes less of it."""
+    need, lanes = math.inf, len(run.batches()[0])
+    while True:
+        plan = run.plan
+        try:
+            return programs.programs(run.algorithm, plan.federation, lanes, plan.context.resources.devices)
+        except jax.errors.JaxRuntimeError as error:
+            replan(run, error)
+        except TooLarge as error:
+            if error.need >= need:
+                raise
+            need = error.need
+            replan(run, error)
+
+
+def replan(run: Run, error: Exception) -> None:
+    """Halve the clients that a run trains at a time, if the error says that memory ran out; else raise the error."""
+    short = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
+    less = smaller(run.plan) if short else None
+    if less is None:
+        raise error
+    run.replan(less)

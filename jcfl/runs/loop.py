@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,14 +96,15 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
     round, size = rounds_done(state), 1
     settings.on_start(round if found else -1)
     try:
-        if not found and 0 in settings.evaluated:
+        if not found and settings.evaluated[0] == 0:
             settings.on_records(evaluated(programs, federation, settings, state, 0))
         settings.on_block(round)
         while round < settings.rounds:
             if over_hosts(settings.stop.is_set()):
                 watch.save(round, state)
                 raise Interrupted
-            until = min(round + size, next(due for due in settings.evaluated if due > round))
+            due = settings.evaluated[bisect_right(settings.evaluated, round)]
+            until = min(round + size, due)
             with watching(f"rounds {round + 1} to {until}"):
                 state, seconds = advanced(programs, federation, state, until)
             failed = failures(state, settings.seeds)
@@ -111,7 +113,7 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
             settings.clock.add((until - round) * len(settings.seeds), seconds)
             size = max(1, min(2 * size, int(BLOCK * (until - round) / max(over_hosts(seconds), 1e-6))))
             round = until
-            if round in settings.evaluated:
+            if round == due:
                 settings.on_records(evaluated(programs, federation, settings, state, round))
             settings.on_block(round)
             if round < settings.rounds and over_hosts(watch.due()):

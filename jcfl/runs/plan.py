@@ -22,31 +22,18 @@ from jcfl.runs import devices, hosts
 from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
+from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
+from jcfl.runs.objects import Objects, checked_trainer, made_by_function, objects_and_settings
 from jcfl.runs.provenance import common, fingerprint
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26
 """The most bytes of state with which several seeds run side by side, unless the configuration says otherwise."""
 
-OBJECT_SECTIONS = ("method", "model", "train")
-"""The sections of a configuration in whose place a user can pass an object in Python."""
-
 PieceKind = TypeVar("PieceKind", bound=Piece)
 
 LEAST = 2**20
 """After memory has run out, a run is not tried again with fewer bytes than this."""
-
-PLAIN = (str, int, float, list, Mapping, Piece, type(None))
-"""What a configuration's file can have in place of a piece, right or wrong; anything else is an object from Python."""
-
-
-class Objects(NamedTuple):
-    """Objects that a user passed in Python, in place of a name."""
-
-    federation: Federation | None = None
-    method: Any = None  # a Method, or a function of the context that returns a Method or an Algorithm
-    model: Any = None  # a Task or a Flax module
-    train: Any = None  # as `jcfl.core.local.Local`
 
 
 class Plan(NamedTuple):
@@ -56,6 +43,7 @@ class Plan(NamedTuple):
     federation: Federation  # on the device
     context: Context
     algorithms: dict[str, Algorithm]  # by title, the main one first
+    needs: Needs
     objects: Objects = Objects()  # those that the user passed in Python
 
 
@@ -86,20 +74,6 @@ def config_of_federation(federation: Federation) -> dict[str, Any]:
     return {"data": PLACEHOLDER, "scenario": {"name": PLACEHOLDER, "federation": federation.name}, "method": "stocfl"}
 
 
-def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
-    """The objects among some settings, and the settings with a placeholder for each object."""
-    objects = Objects()
-    for section in OBJECT_SECTIONS:
-        value = given.get(section)
-        if isinstance(value, PLAIN):
-            continue
-        objects = objects._replace(**{section: value})
-        given = given | {
-            section: {"name": PLACEHOLDER, "object": getattr(value, "__qualname__", type(value).__qualname__)}
-        }
-    return objects, given
-
-
 def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
     """The plan of a run: its federation, context and algorithms, checked.
 
@@ -114,12 +88,13 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         hosts.agree(common(config))
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
+    refuse_long_history(config, len(federation.groups))
     faults = faults_of(config)
     federation = attacked(federation, faults.attack, config)
     if hosts.several():
         hosts.agree({"the fingerprint of the clients' data": fingerprint(federation)[:12]})
     shape, classes = federation.x.shape[1:], federation.classes
-    build = lambda name, **options: models.build(name, shape, classes, **options)
+    build = lambda name, /, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
         federation,
@@ -127,20 +102,23 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         trainer(config.train, objects),
         config.participation,
         chunk=config.chunk,
-        budget=config.budget or int(devices.over_hosts(memory.memory_budget(), np.min)) // share,
+        budget=config.budget or max(1, int(devices.over_hosts(memory.memory_budget(), np.min)) // share),
         build=build,
         engine=config.engine,
         engines=(Factored(),),
         devices=several,
         faults=faults,
     )
-    federation = devices.on_devices(federation, context.resources.devices)
     algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
     most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
+    trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
+    need = needs(config, federation, context, most, trained)
+    refuse_beyond_device(need, federation)
+    federation = devices.on_devices(federation, context.resources.devices)
     machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by(config.made_by)}
-    return Plan(config.model_copy(update=machine), federation, context, algorithms, objects)
+    return Plan(config.model_copy(update=machine), federation, context, algorithms, need, objects)
 
 
 def smaller(plan: Plan) -> Plan | None:
@@ -186,7 +164,8 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
         found = objects.method
     else:
         found = registry.find("method", registered_name(method, "method"))(**without(method.options, QUESTIONS))
-    found = found if isinstance(found, Value) else found(context)
+    if not isinstance(found, Value):
+        found = made_by_function(found, context)
     if isinstance(found, Value):
         whole = with_answers(found, method.options)
         return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
@@ -243,7 +222,9 @@ def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def trainer(train: Trainer, objects: Objects) -> Any:
     """The local trainer that a section describes, or that the user passed in Python."""
-    return objects.train or registry.find("train", registered_name(train, "train"))(**train.options)
+    if objects.train is None:
+        return registry.find("train", registered_name(train, "train"))(**train.options)
+    return checked_trainer(objects.train)
 
 
 def algorithm_by_options(
@@ -280,8 +261,7 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
     """How many bytes an algorithm's state takes."""
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return bytes_of(jax.eval_shape(algorithm.init, jax.random.key(0), federation))
 
 
 def registered_name(piece: Piece, section: str) -> str:

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jcfl.runs.devices import keys_on_devices, on_every_device
+from jcfl.core.memory import free_memory
+from jcfl.errors import refuse_beyond_memory
+from jcfl.runs.devices import keys_on_devices, on_every_device, over_hosts
 from jcfl.types import Algorithm, Array, Federation, State
 
 Scalars = Mapping[str, Array]
@@ -134,8 +136,23 @@ def compiled(
         jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
     )
     with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
-        begin, block, figures = pool.map(lambda program: one_at_a_time(program.compile()), lowered)
+        made = list(pool.map(lambda program: program.compile(), lowered))
+    refuse_too_large(made)
+    begin, block, figures = map(one_at_a_time, made)
     return Family(begin, block, figures, time.perf_counter() - start, devices)
+
+
+def refuse_too_large(made: Sequence[jax.stages.Compiled]) -> None:
+    """Refuse programs that work on more than the device has free, which XLA knows before they run.
+
+    Raises:
+        TooLarge: the line says how much that is.
+    """
+    sizes = [program.memory_analysis() for program in made]
+    each = [size.temp_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes for size in sizes if size]
+    advice = "take fewer clients, clusters or classes, or a smaller model"
+    room = int(over_hosts(free_memory(), np.min))
+    refuse_beyond_memory("a round or an evaluation", max(each, default=0), advice, room)
 
 
 ON_ALL_THREADS = ("lapack_", " fft(")

@@ -15,6 +15,7 @@ from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Clock
+from jcfl.runs.needs import due
 from jcfl.runs.plan import Plan
 from jcfl.runs.provenance import provenance, refuse_other
 from jcfl.runs.trackers import Tracking
@@ -44,8 +45,7 @@ class Run:
         self.tracking = tracking or Tracking()
         self.name = name or method
         self.seeds = list(range(config.seed, config.seed + config.seeds))
-        first = () if config.evaluate_first or config.rounds == 0 else (0,)
-        self.due = sorted({*range(0, config.rounds + 1, config.evaluate_every), config.rounds} - set(first))
+        self.due = due(config)
         self.records: list[Record] = []
         self.clock = Clock()
         self.compiling = 0.0
@@ -117,8 +117,11 @@ class Run:
     def replan(self, plan: Plan) -> None:
         """Go on with another plan of the same run, from the newest checkpoint."""
         self.plan, (self.algorithm, *_) = plan, plan.algorithms.values()
+
+    def write_config(self) -> None:
+        """Write the configuration again, after the plan has changed."""
         if self.folder is not None:
-            self.folder.begin(plan.config.text())
+            self.folder.begin(self.plan.config.text())
 
     def rewind(self, seeds: Sequence[int], round: int) -> None:
         """Forget what these seeds measured after the round they go on from."""

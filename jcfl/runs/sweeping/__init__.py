@@ -16,6 +16,7 @@ import numpy as np
 from jcfl import metrics
 from jcfl.errors import TrainingError, unknown
 from jcfl.nested import plain
+from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import destination
 from jcfl.runs import experiment, loop
@@ -55,6 +56,7 @@ class Sweep:
         return rows
 
 
+@keywords_checked
 def sweep(
     what: Federation | Config | Mapping[str, Any] | str | Path,
     over: Over | None = None,

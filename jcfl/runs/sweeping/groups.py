@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import results
-from jcfl.errors import Damaged, InputError, Notice, TrainingError
+from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
 from jcfl.nested import flat, plain
 from jcfl.results import Folder, History
 from jcfl.runs import trackers
@@ -101,6 +101,8 @@ class Training:
             if lanes not in families:
                 try:
                     families[lanes] = family(make, values, plan.federation, lanes, plan.context.resources.devices)
+                except TooLarge:
+                    raise
                 except (TypeError, InputError):  # the code branches on an option, or an option cannot be an array
                     if not names:
                         raise

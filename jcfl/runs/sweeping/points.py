@@ -1,21 +1,24 @@
 """The points of a sweep: a grid or a list of values over a configuration, each point a checked configuration."""
 
 import itertools
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from jcfl.data import soundness
-from jcfl.errors import InputError
+from jcfl.errors import InputError, refuse_beyond_memory, shown
 from jcfl.nested import plain
 from jcfl.runs import config, titles
 from jcfl.runs.config import OPTIONAL, PLACEHOLDER, Config, checked, overridden
-from jcfl.runs.plan import Objects, config_of_federation, objects_and_settings
+from jcfl.runs.objects import OBJECT_SECTIONS, Objects, objects_and_settings
+from jcfl.runs.plan import config_of_federation
 from jcfl.runs.titles import LONGEST
+from jcfl.runs.yamltext import parsed, refuse_endless, value_of
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -24,8 +27,8 @@ Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 KEYS = ("base", "grid", "list")
 """The keys that a sweep's file has beside a configuration's."""
 
-OBJECT_SECTIONS = ("method", "model", "train")
-"""The sections in whose place Python can hand over an object."""
+POINT = 2**15
+"""Bytes that a point takes before it is trained, at the least: its configuration, checked and as text."""
 
 
 class Point(NamedTuple):
@@ -65,8 +68,10 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
     base, grid, entries = base_grid_and_list(what)
     if isinstance(over, Mapping):
         grid = {**grid, **over}
-    elif over is not None:
+    elif isinstance(over, list | tuple):
         entries = list(over)
+    elif over is not None:
+        raise InputError(f"over: expected {{key: values}} or a list of points, got {shown(over)}")
     below, base = objects_and_settings(base)
     above, settings = objects_and_settings(settings)
     objects = Objects(*(new if new is not None else old for old, new in zip(below, above, strict=True)))
@@ -90,34 +95,47 @@ def base_grid_and_list(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[
         return config_of_federation(what), {}, []
     if isinstance(what, Config):
         return what.model_dump(), {}, []
-    found = dict(what) if isinstance(what, Mapping) else config.parsed(*config.source_text(what))
+    found = dict(what) if isinstance(what, Mapping) else parsed(*config.source_text(what))
     base, grid, entries = (found.pop(key, None) for key in KEYS)
     if base is not None:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
-        found = {**config.parsed(*config.source_text(beside if os.path.isfile(beside) else str(base))), **found}
+        found = {**parsed(*config.source_text(beside if os.path.isfile(beside) else str(base))), **found}
     for key, value, kind in (("grid", grid, Mapping), ("list", entries, list)):
         if value is not None and not isinstance(value, kind):
             expected = "keys and lists of values" if key == "grid" else "a list of points, each keys and values"
-            raise InputError(f"{key}: expected {expected}, got {value!r}")
+            raise InputError(f"{key}: expected {expected}, got {shown(value)}")
     return found, dict(grid or {}), list(entries or [])
 
 
 def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
     """The values of every point: each entry of the list is combined with each point of the grid."""
     for key, values in grid.items():
-        if isinstance(values, str | Mapping | Task) or not hasattr(values, "__iter__") or not len(values):
-            raise InputError(f"a sweep over {key} expects a list of values, got {values!r}")
+        if not is_series(values):
+            raise InputError(f"a sweep over {key} expects a list of values, got {shown(values)}")
     for entry in entries:
         if not isinstance(entry, Mapping):
-            raise InputError(f"list: expected points of keys and values, got {entry!r}")
+            raise InputError(f"list: expected points of keys and values, got {shown(entry)}")
+    for key in (key for table in (grid, *entries) for key in table):
+        if not isinstance(key, str):
+            raise InputError(f"a sweep goes over keys such as method.tau, got {shown(key)}")
+    refuse_endless([grid, *entries], "the values of the sweep")
     if not grid and not entries:
         raise InputError("nothing to sweep over; give a key and its values, such as --over method.lam=0,0.05,0.5")
+    count = math.prod(map(len, grid.values())) * max(len(entries), 1)
+    refuse_beyond_memory(f"a sweep of {count} points", count * POINT, "give fewer values")
     crossed = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     whole = [{**entry, **values} for entry in entries or [{}] for values in crossed]
     for key in dict.fromkeys(key for values in whole for key in values):
         if key.split(".")[0] == "compare":
             raise InputError("a sweep varies the main method; compare methods by sweeping over method.name")
     return [{key: python_number(value) for key, value in values.items()} for values in whole]
+
+
+def is_series(values: Any) -> bool:
+    """Whether values are several that have an order, at least one."""
+    if isinstance(values, str | bytes | Mapping | Task) or not isinstance(values, Iterable):
+        return False
+    return isinstance(values, Sized) and getattr(values, "ndim", 1) > 0 and len(values) > 0
 
 
 def key_and_values(text: str) -> tuple[str, list[Any]]:
@@ -129,10 +147,7 @@ def key_and_values(text: str) -> tuple[str, list[Any]]:
     ('method', ['ifca', {'name': 'stocfl', 'tau': 0.4}])
     """
     key, sign, values = text.partition("=")
-    try:
-        found = yaml.safe_load(f"[{values}]")
-    except yaml.YAMLError:
-        raise InputError(f"--over {key}: {values!r} are not YAML values with commas between them") from None
+    found = value_of(f"[{values}]", f"--over {key}: {values!r} are not YAML values with commas between them")
     if not sign or not key.strip() or not found:
         raise InputError(f"--over expects key=value,value,…, got {text!r}")
     return key.strip(), found[0] if len(found) == 1 and isinstance(found[0], list) else found

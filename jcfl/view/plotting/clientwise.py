@@ -53,6 +53,8 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     shown, (left, right) = panels(2, columns, 2.6)
     for index, (values, name) in enumerate(zip(last, titles(runs), strict=True)):
         ascending = np.sort(values[~np.isnan(values)])
+        if not ascending.size:  # not evaluated yet
+            continue
         x, y = np.r_[ascending[:1], ascending], np.linspace(0, 1, len(ascending) + 1)
         left.plot(x, y, drawstyle="steps-post", label=name, **line(index))
     left.set(xlabel="accuracy", ylabel="clients with at most this accuracy", ylim=(0, 1))

@@ -25,7 +25,7 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
         `columns`: {title, kind: id, name, count or share, filter: whether rows can be chosen by it}; `rows`: a list of
         values for each client, with null for a missing value; `clients`: how many clients there are in all.
     """
-    first = runs[0]
+    first = next((run for run in runs if run.groups.size), runs[0])  # one that was evaluated knows its clients
     alike = [i for i, run in enumerate(runs) if np.array_equal(run.groups, first.groups)]
     columns = [column("client", "id", np.arange(first.groups.size))]
     if (first.groups >= 0).any():

@@ -1,0 +1,119 @@
+"""What a run needs before it begins: bytes on the device and on the host, and steps of local training."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.filesize import decimal
+
+from jcfl.core.context import Context
+from jcfl.core.memory import free_memory
+from jcfl.errors import available_memory, refuse_beyond_memory
+from jcfl.runs.config import Config
+from jcfl.runs.devices import over_hosts
+from jcfl.types import Federation
+
+RECORD, CLIENT = 4096, 16
+"""Bytes on the host that one evaluation of one seed takes: its scores; and for every client a label and an accuracy,
+once in the record and once in the history."""
+
+
+class Needs(NamedTuple):
+    """What a run needs, all of its methods and seeds together where they are held together."""
+
+    federation: int  # bytes of the clients' examples on the device
+    states: int  # bytes of the models and memories of the seeds that run side by side, of the largest method
+    answers: int  # bytes of the answers to all test examples at an evaluation
+    history: int  # bytes on the host of all evaluations of the largest method
+    evaluations: int  # of every seed
+    local_steps: int  # steps of local training in all rounds, clients, seeds and methods; 0 where nothing is trained
+
+    def text(self) -> str:
+        """The needs in one line."""
+        parts = {"federation": self.federation, "states": self.states, "answers": self.answers, "history": self.history}
+        sizes = ", ".join(f"{name} {decimal(size)}" for name, size in parts.items())
+        return f"needs: {sizes} of memory; {self.evaluations:,} evaluations, {self.local_steps:,} local steps"
+
+
+def needs(config: Config, federation: Federation, context: Context, states: int, trained: int) -> Needs:
+    """What a run needs.
+
+    Args:
+        config: of the run.
+        federation: with NumPy or JAX leaves.
+        context: of the run.
+        states: bytes of one seed's state, of the largest method.
+        trained: how many of the methods train.
+    """
+    side_by_side = config.seeds if config.seeds_in_one else 1
+    _, local = context.trainer.rows_and_steps(context.population.width)
+    return Needs(
+        federation=bytes_of(federation),
+        states=states * side_by_side,
+        answers=4 * federation.classes * int(np.size(federation.test.rows)) * side_by_side,
+        history=history_bytes(config, context.population.clients),
+        evaluations=evaluations(config),
+        local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
+    )
+
+
+def due(config: Config) -> list[int]:
+    """The rounds after which a run is evaluated, ascending; the last round is one of them."""
+    regular = regular_turns(config)
+    return [*regular, *([] if config.rounds in regular else [config.rounds])]
+
+
+def evaluations(config: Config) -> int:
+    """How many rounds are evaluated, counted without a list of them."""
+    regular = regular_turns(config)
+    return len(regular) + (config.rounds not in regular)
+
+
+def regular_turns(config: Config) -> range:
+    """The evaluated rounds that are multiples of `evaluate_every`."""
+    first = 0 if config.evaluate_first or config.rounds == 0 else config.evaluate_every
+    return range(first, config.rounds + 1, config.evaluate_every)
+
+
+def history_bytes(config: Config, clients: int) -> int:
+    """Bytes of a method's evaluations on the host."""
+    return config.seeds * evaluations(config) * (RECORD + CLIENT * clients)
+
+
+def refuse_long_history(config: Config, clients: int) -> None:
+    """Refuse evaluations that the host cannot hold.
+
+    Raises:
+        TooLarge: the line says how much they take.
+    """
+    count, need = evaluations(config), history_bytes(config, clients)
+    room = int(over_hosts(available_memory(), np.min))
+    often = math.ceil(need / max(room, 1)) * config.evaluate_every
+    advice = f"set evaluate_every to {often} or more" if often <= config.rounds else "ask for fewer seeds"
+    refuse_beyond_memory(f"{count} evaluations of {config.seeds} seeds and {clients} clients", need, advice, room)
+
+
+def refuse_beyond_device(found: Needs, federation: Federation) -> None:
+    """Refuse states and answers that the device cannot hold beside the federation.
+
+    Raises:
+        TooLarge: the line says what takes how much.
+    """
+    placed = isinstance(federation.x, jax.Array)
+    parts = {"the federation": 0 if placed else found.federation, "states": found.states, "answers": found.answers}
+    largest = max(parts, key=lambda name: parts[name])
+    advice = {
+        "the federation": "take fewer clients or examples",
+        "states": "take a smaller model, fewer clusters or clients, or seeds_in_one=false",
+        "answers": "take fewer test examples or classes",
+    }
+    shown = ", ".join(f"{name} ({decimal(size)})" for name, size in parts.items())
+    refuse_beyond_memory(shown, sum(parts.values()), advice[largest], int(over_hosts(free_memory(), np.min)))
+
+
+def bytes_of(tree: Any) -> int:
+    """Bytes of all arrays in a tree; shapes are enough."""
+    leaves: Iterable[Any] = jax.tree.leaves(tree)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,95 @@
+"""Settings in YAML: plain values, of a size that can be worked with, every key there once."""
+
+from collections import Counter
+from typing import Any
+
+import yaml
+
+from jcfl.errors import InputError
+
+MOST, DEEPEST = 100_000, 50
+"""The most values that settings hold, those counted again that an alias repeats, and how deep they are nested."""
+
+LONGEST = 4096
+"""The most bits of a whole number: Python refuses to write out one of more than 4300 digits."""
+
+MERGED = 1000
+"""The most keys of a mapping after `<<` has merged others into it."""
+
+
+class Loader(yaml.SafeLoader):
+    """Reads plain values. A key that is there twice is refused, where YAML would take the last one."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.flat: set[int] = set()  # the mappings that were looked at
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what `<<` names into a mapping, after a look at the keys of its own."""
+        if id(node) in self.flat:
+            return
+        self.flat.add(id(node))
+        own = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = [value for (_, value), times in own.items() if times > 1]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} is there twice", node.start_mark)
+        super().flatten_mapping(node)
+        if len(node.value) > max(MERGED, len(own)):
+            raise yaml.constructor.ConstructorError(None, None, f"more than {MERGED} keys", node.start_mark)
+
+
+def parsed(text: str, what: str) -> dict[str, Any]:
+    """The mapping that YAML text contains; `what` names the text in error messages."""
+    found = value_of(text, f"{what} is not YAML")
+    if not isinstance(found, dict):
+        raise InputError(f"{what}: expected keys and values, got {type(found).__name__}")
+    return found
+
+
+def assignment(text: str) -> tuple[list[str], Any]:
+    """The path and the value of an override `a.b=v`; the value is read as YAML."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise InputError(f"--set expects key=value, got {text!r}")
+    return key.strip().split("."), value_of(value, f"--set {key}: {value!r} is not a YAML value")
+
+
+def value_of(text: str, wrong: str) -> Any:
+    """The value that YAML text stands for.
+
+    Args:
+        text: the text, of any origin.
+        wrong: the beginning of the error.
+
+    Raises:
+        InputError: it is not YAML, a value is not of the type that it claims (the date 2020-13-45), a key is there
+            twice, or the values are too many or nested too deep.
+    """
+    try:
+        found = yaml.load(text, Loader)
+    except RecursionError:
+        raise InputError(f"{wrong}: nested too deep; expected at most {DEEPEST} levels") from None
+    except Exception as error:  # PyYAML lets through what int(), float() and date() raise, and lists it nowhere
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{wrong}: {reason}") from None
+    refuse_endless(found, wrong)
+    return found
+
+
+def refuse_endless(value: Any, wrong: str) -> None:
+    """Refuse values that are too many or nested too deep: a few lines of aliases can stand for billions, or for ever.
+
+    Raises:
+        InputError: there are too many, or they are too deep.
+    """
+    left: list[tuple[Any, int]] = [(value, 0)]
+    count = 0
+    while left:
+        one, depth = left.pop()
+        parts = [*one.values()] if isinstance(one, dict) else one if isinstance(one, list | tuple) else []
+        count += 1 + len(parts)
+        if isinstance(one, int) and one.bit_length() > LONGEST:
+            raise InputError(f"{wrong}: a whole number of more than {LONGEST} bits")
+        if count > MOST or depth > DEEPEST:
+            raise InputError(f"{wrong}: expected at most {MOST} values in {DEEPEST} levels, aliases (*) followed")
+        left += [(part, depth + 1) for part in parts]

@@ -1,0 +1,116 @@
+"""What Python programs pass: wrong types end in one `InputError`; a fault of a user's own function shows as it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import jcfl
+from jcfl import InputError, data, results
+from jcfl.methods import fedavg
+from jcfl.runs import choice
+from tests import tiny
+
+RUN = {"method": "fedavg", "model": "linear", "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": fedavg}, "method: expected a name, a mapping, a Method such as fedavg"),
+        ({"method": object()}, "method: expected a name, a mapping, a Method"),
+        ({"method": lambda context: 3}, "to return a Method or an Algorithm, got 3"),
+        ({"train": object()}, "train: expected a mapping of options, or a trainer"),
+        ({"train": np.zeros(2)}, "train: expected a mapping of options, or a trainer"),
+        ({"method": {"name": []}}, "method"),
+        ({"method": {"name": "ifca", "describe": {"name": 3}}}, "expected the name of a describe, got 3"),
+        (
+            {"method": {"name": "stocfl", "anchor": {"name": "mlp", "shape": 3}}},
+            "unknown option of model 'mlp': 'shape'",
+        ),
+        ({"on_progress": 3}, "on_progress: input should be callable"),
+        ({"out": 3}, "out: "),
+        ({"out": "a\0b"}, "no name of a folder has the character 0"),
+        ({"rounds": 10**5000}, "rounds: input should be less than or equal to 2147483647, got a value of the type int"),
+    ],
+)
+def test_a_run_refuses_what_it_cannot_use(given, said):
+    with pytest.raises(InputError, match=said):
+        jcfl.run(tiny.federation(), **{**RUN, **given})
+
+
+@pytest.mark.parametrize("what", [None, 3, b"quickstart", [1]])
+def test_what_is_no_run_is_refused(what):
+    with pytest.raises(InputError, match="expected a federation, a mapping, a file or a preset's name"):
+        jcfl.run(what)
+    with pytest.raises(InputError, match="expected a federation, a mapping, a file or a preset's name"):
+        jcfl.sweep(what, {"rounds": [1]})
+
+
+@pytest.mark.parametrize("over", [5, "rounds", {"rounds": 5}, {"rounds": iter([1])}, {"rounds": np.array(3)}, {3: [1]}])
+def test_a_sweep_refuses_what_is_no_grid(over):
+    with pytest.raises(InputError, match=r"over|expects a list of values|a sweep goes over keys"):
+        jcfl.sweep("quickstart", over)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"ks": 5}, {"ks": ["a"]}, {"ks": [2.5]}, {"seed": -1}, {"clients": "many"}, {"held_back": "x"}, {"method": 5}],
+)
+def test_a_choice_refuses_what_it_cannot_use(given):
+    with pytest.raises(InputError, match=next(iter(given))):
+        choice.choose_k(tiny.federation(), **{"ks": [1, 2], "model": "linear", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"classes": 2.0}, "classes"),
+        ({"name": 3}, "expected a name, got 3"),
+        ({"groups": np.zeros(0, np.int32)}, "no clients"),
+        ({"held_out": np.zeros(8, np.int32)}, "held_out are int32; expected true or false"),
+        ({"arrive": np.zeros(8)}, "arrive are float64; expected whole numbers"),
+        ({"y": np.zeros(95)}, "labels"),
+        ({"mean": [0.5]}, "mean is .*; expected a tuple"),
+        ({"std": (0.0,)}, "std is .*; expected a tuple"),
+        ({"train": None}, "expected rows, start, size and width"),
+    ],
+)
+def test_a_federation_whose_parts_are_of_other_types_is_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        jcfl.run(dataclasses.replace(tiny.federation(), **given), **RUN)
+
+
+def test_arrays_of_a_user_s_own():
+    x, y, clients = np.zeros((8, 2), np.float32), np.arange(8) % 2, np.arange(8) // 4
+    for given, said in (
+        ({"name": 3}, "name: expected text"),
+        ({"scenario": "iid"}, "unknown option"),
+        ({"dataset": 3}, "option"),
+    ):
+        with pytest.raises(InputError, match=said):
+            data.from_clients(x, y, clients, **given)
+
+
+@pytest.mark.parametrize("call", [data.describe, data.label_counts, data.summary, data.place])
+def test_what_is_no_federation_is_refused(call):
+    with pytest.raises(InputError, match="expected a federation"):
+        call(3)
+
+
+def test_folders_and_datasets_that_are_none():
+    for folder, said in ((3, "expected the folder of a run"), ("9" * 5000, "holds no run"), ("\0", "holds no run")):
+        with pytest.raises(InputError, match=said):
+            results.load(folder)
+    with pytest.raises(InputError, match="data_dir: expected a folder"):
+        data.load("digits", 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="expected a dataset or a list of them"):
+        data.federation(3, "iid")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_fault_of_a_user_s_own_function_shows_as_it_is():
+    def broken(context):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        jcfl.run(tiny.federation(), **{**RUN, "method": broken})

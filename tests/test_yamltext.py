@@ -1,0 +1,76 @@
+"""Settings in YAML: what PyYAML raises, reads twice or repeats for ever ends in one line."""
+
+import pytest
+
+from jcfl import InputError
+from jcfl.runs import config, sweeping
+from jcfl.runs.yamltext import value_of
+from tests.test_fuzz_options import BOMB
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("2020-13-45", "it is no YAML: month must be in 1..12"),
+        ("!!int abc", "invalid literal for int"),
+        ("!!int ''", "it is no YAML: string index out of range"),
+        ("!!float x", "could not convert string to float"),
+        ("!!bool maybe", "it is no YAML: 'maybe'"),
+        ("!!timestamp z", "it is no YAML"),
+        ("!!python/name:os.system", "could not determine a constructor"),
+        ("{a: 1, b: 2, a: 3}", "the key 'a' is there twice"),
+        ("{a: {b: 1, b: 1}}", "the key 'b' is there twice"),
+        ("[" * 2000, "nested too deep"),
+        ("[" * 60 + "]" * 60, "at most 100000 values in 50 levels"),
+        (BOMB, "at most 100000 values in 50 levels"),
+        ("&a [*a]", "at most 100000 values in 50 levels"),
+        ("0x" + "f" * 5000, "more than 4096 bits"),
+    ],
+)
+def test_text_that_is_no_value_ends_in_one_line(text, said):
+    with pytest.raises(InputError) as error:
+        value_of(text, "it is no YAML")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_aliases_and_merges_that_end_are_read():
+    assert value_of("{a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}, c: [*a, *a]}", "")["b"] == {"x": 1, "y": 3}
+    twice = "{a: &a {x: 1}, b: &b {<<: *a, x: 2}, c: {<<: *b, x: 3}, d: {<<: [*a, *b]}}"
+    assert value_of(twice, "")["c"] == {"x": 3}
+    assert value_of("{1: a, '1': b}", "") == {1: "a", "1": "b"}
+
+
+def test_merges_that_grow_are_refused():
+    base = "a0: &a0 {" + ", ".join(f"k{i}: 0" for i in range(500)) + "}\n"
+    more = "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 9))
+    with pytest.raises(InputError, match="more than 1000 keys"):
+        value_of(base + more, "it is no YAML")
+
+
+@pytest.mark.parametrize("word", ["rounds=2020-13-45", "train.epochs=!!int abc", "evaluate_first=!!bool maybe"])
+def test_overrides_are_read_by_it(word):
+    with pytest.raises(InputError, match=r"--set .* is not a YAML value"):
+        config.read("quickstart", [word])
+
+
+def test_files_and_grids_are_read_by_it(tmp_path):
+    path = tmp_path / "odd.yaml"
+    path.write_text("rounds: 1\nrounds: 2\n")
+    with pytest.raises(InputError, match=r"odd\.yaml is not YAML: the key 'rounds' is there twice"):
+        config.read(path)
+    path.write_text("base: quickstart\ngrid: {1: [2]}\n")
+    with pytest.raises(InputError, match=r"a sweep goes over keys such as method\.tau, got 1"):
+        sweeping.points(path, None)
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "٣"])
+def test_an_index_that_is_no_index_is_refused(name):
+    with pytest.raises(InputError, match="compare has 1 entries"):
+        config.read({"scenario": "iid", "method": "fedavg", "compare": ["ifca"]}, [f"compare.{name}.clusters=1"])
+
+
+def test_a_sweep_of_too_many_points_is_refused_before_it_is_made():
+    grid = {f"method.a{i}": list(range(1000)) for i in range(5)}
+    with pytest.raises(InputError, match="a sweep of 1000000000000000 points would take"):
+        sweeping.points("quickstart", grid)
