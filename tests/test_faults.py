@@ -1,6 +1,7 @@
 """Hostile and unreliable clients, and models that are not finite."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import jcfl
 from jcfl import models, registry
+from jcfl.cli import display
 from jcfl.core import attacks, local, robust
 from jcfl.core.chunks import gather
 from jcfl.core.faults import Exclude, Faults
 from jcfl.core.objective import objective
 from jcfl.core.reliability import Reliability
 from jcfl.data import hostile
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TrainingError
 from jcfl.types import Broadcast
 from tests import tiny
 from tests.test_contract import OPTIONS
@@ -168,7 +171,7 @@ def wrapped(states):
 
 
 def test_suspects_are_far_from_the_median():
-    rows = {"params": np.array([[0.0], [0.1], [0.2], [9.0], [5.0]])}
+    rows = {"params": jnp.array([[0.0], [0.1], [0.2], [9.0], [5.0]])}
     found = Exclude().suspects(rows, jnp.array([0, 0, 0, 0, 1]), jnp.ones(5, bool), 2)
     assert list(found) == [False, False, False, True, False]
 
@@ -306,3 +309,34 @@ def test_what_cannot_be_combined_is_refused():
             tiny.built(chained, tiny.setting().with_context(faults=faults))
     with pytest.raises(InputError, match=r"reliability\.late=lost"):
         tiny.built("scaffold", tiny.setting().with_context(faults=Faults(reliability=Reliability(stragglers=0.5))))
+
+
+def test_a_method_that_diverges_does_not_end_a_comparison(tmp_path):
+    """Its row says so, the others' figures are those of a run without it, and the report gives the reason."""
+    given = {"model": "linear", "rounds": 2, "train": {"lr": 0.1, "epochs": 5}, "out": tmp_path / "run"}
+    wild = {"name": "fedprox", "mu": 1e30}
+    history = jcfl.run(tiny.federation(), method=wild, compare=["fedavg"], **given)
+    assert "round 1" in history.summary["failed"] and "failed" not in history.others["fedavg"].summary
+    alone = jcfl.run(tiny.federation(), method="fedavg", **given | {"out": None})
+    np.testing.assert_array_equal(history.others["fedavg"]["accuracy_micro"], alone["accuracy_micro"])
+    summaries = json.loads((tmp_path / "run" / "comparison.json").read_text("utf-8"))
+    assert "diverged" in summaries["fedprox"]["failed"]
+    shown = display.table(summaries)
+    assert next(iter(shown.columns[1].cells)) == "diverged"
+    with pytest.raises(TrainingError, match="round 1"):
+        jcfl.run(tiny.federation(), method=wild, compare=[{**wild, "label": "again"}], **given | {"out": None})
+
+
+def test_scores_of_honest_clients_are_theirs():
+    given = {"method": "majority", "rounds": 1, "model": "linear", "attack": {"name": "label_flip", "share": 0.25}}
+    found = jcfl.run(tiny.federation(), **given)
+    honest = ~hostile.with_attackers(tiny.federation(), 0.25, 0).hostile
+    np.testing.assert_allclose(found["accuracy_honest"][0, -1], found.accuracy_clients[0, -1][honest].mean(), rtol=1e-6)
+    assert "accuracy_honest" not in jcfl.run(tiny.federation(), **given | {"attack": "none"}).scores
+
+
+def test_an_attack_that_makes_nobody_an_attacker_is_refused():
+    with pytest.raises(InputError, match="at least one attacker"):
+        jcfl.run(tiny.federation(), method="fedavg", rounds=1, attack={"name": "sign_flip", "share": 0.01})
+    with pytest.raises(InputError, match="did you mean 'sign_flip'"):
+        jcfl.run(tiny.federation(), method="fedavg", rounds=1, attack="sing_flip")

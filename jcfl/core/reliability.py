@@ -29,7 +29,7 @@ class Reliability(Piece):
         window: the share of a period in which a client is available. Clients' windows begin at random rounds.
     """
 
-    name: ClassVar[str] = "full"
+    name: ClassVar[str] = "random"
     dropout: Any = 0.0
     stragglers: Any = 0.0
     late: Literal["partial", "lost"] = "partial"
@@ -86,14 +86,8 @@ def never(probability: Any) -> bool:
     return isinstance(probability, int | float) and probability == 0
 
 
-@register("reliability", "full")
-def full() -> Reliability:
-    """Clients can always be asked, and all that they train arrives."""
-    return Reliability()
-
-
-@register("reliability", "unreliable")
-def unreliable(
+@register("reliability", "random")
+def random(
     *,
     dropout: Annotated[Share, Field(description="probability that a client's round is lost after training")] = 0.0,
     stragglers: Annotated[Share, Field(description="probability that a client is slow in a round")] = 0.0,
@@ -103,5 +97,5 @@ def unreliable(
     period: Annotated[int, Field(ge=0, description="rounds between windows of availability; 0: always available")] = 0,
     window: Annotated[float, Field(gt=0, le=1, description="share of a period in which a client is available")] = 0.5,
 ) -> Reliability:
-    """Clients are away for a part of the time, are slow, or are lost after training."""
+    """Each client by itself is away for a part of the time, is slow, or is lost after training."""
     return Reliability(dropout=dropout, stragglers=stragglers, late=late, period=period, window=window)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jcfl import registry
 from jcfl.core.context import EngineName
@@ -16,6 +16,7 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import titles
+from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Reliability, Trainer
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability")
@@ -27,56 +28,6 @@ RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")
 KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
 """The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
 
-PLACEHOLDER = "given"
-"""The name in place of an object that a user passed in Python, because a configuration file cannot describe it."""
-
-
-class Piece(BaseModel):
-    """A registered name and its options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options beside the name."""
-        return dict(self.model_extra or {})
-
-    @property
-    def is_placeholder(self) -> bool:
-        """Whether this piece is in place of an object that a user passed in Python."""
-        return self.name == PLACEHOLDER
-
-    @model_serializer
-    def _plain(self) -> dict[str, Any]:
-        return {key: plain(value) for key, value in dict(self).items() if not (key in OPTIONAL and not value)}
-
-
-class Method(Piece):
-    """A method, its options, and the add-ons that go with it."""
-
-    addons: tuple[Piece, ...] = ()
-    label: Annotated[str | None, Field(pattern=r"^[\w.=+-]+$")] = None
-
-    @property
-    def title(self) -> str:
-        """The method's name in comparisons: its label, or its name and add-ons."""
-        return self.label or "+".join([self.name, *(addon.name for addon in self.addons)])
-
-
-class Trainer(Piece):
-    """How clients train; plain SGD unless another trainer is named."""
-
-    name: str = "sgd"
-
-
-OPTIONAL = ("addons", "label")
-
 
 class Config(BaseModel):
     """Everything that defines a run."""
@@ -87,8 +38,8 @@ class Config(BaseModel):
     model: Piece = Piece(name="mlp")
     method: Method
     train: Trainer = Trainer()
-    attack: Piece = Piece(name="none")
-    reliability: Piece = Piece(name="full")
+    attack: Attack = Attack()
+    reliability: Reliability = Reliability()
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
     participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1

@@ -8,7 +8,7 @@ from jcfl.core.context import Context
 from jcfl.core.local import Trainer
 from jcfl.core.method import Method
 from jcfl.errors import InputError, shown
-from jcfl.runs.config import PLACEHOLDER, Piece
+from jcfl.runs.sections import PLACEHOLDER, Piece
 from jcfl.types import Algorithm, Federation
 
 OBJECT_SECTIONS = ("method", "model", "train")

@@ -19,12 +19,13 @@ from jcfl.errors import InputError
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import devices, hosts
-from jcfl.runs.config import KINDS, PLACEHOLDER, Config, Method, Piece, Trainer, checked, loaded
+from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import Objects, checked_trainer, made_by_function, objects_and_settings
 from jcfl.runs.provenance import common, fingerprint
+from jcfl.runs.sections import PLACEHOLDER, Method, Piece, Trainer
 from jcfl.types import Algorithm, Federation, Task
 
 SMALL = 2**26

@@ -101,8 +101,7 @@ EXAMPLES = {
     "answer mixture": MIXTURE,
     "answer majority": "method=fedavg method.answer=majority",
     "attack": "attack=NAME",
-    "reliability": "reliability=NAME reliability.dropout=0.5",
-    "reliability full": "reliability=full",
+    "reliability": "reliability.dropout=0.5",
 }
 """The overrides in the example command of an answer, by kind, or by kind and name if a piece needs other ones."""
 

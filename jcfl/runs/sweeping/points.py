@@ -14,9 +14,10 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, refuse_beyond_memory, shown
 from jcfl.nested import plain
 from jcfl.runs import config, titles
-from jcfl.runs.config import OPTIONAL, PLACEHOLDER, Config, checked, overridden
+from jcfl.runs.config import Config, checked, overridden
 from jcfl.runs.objects import OBJECT_SECTIONS, Objects, objects_and_settings
 from jcfl.runs.plan import config_of_federation
+from jcfl.runs.sections import OPTIONAL, PLACEHOLDER
 from jcfl.runs.titles import LONGEST
 from jcfl.runs.yamltext import parsed, refuse_endless, value_of
 from jcfl.types import Federation, Task
