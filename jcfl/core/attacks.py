@@ -77,7 +77,7 @@ class Gaussian(Attack):
     """Noise in place of the update."""
 
     name: ClassVar[str] = "gaussian"
-    sigma: Any = 0.1
+    sigma: Any = 1.0
 
     def forged(self, key: Key, updates: Models, crowd: Crowd) -> Models:
         """See `Attack.forged`."""
@@ -183,7 +183,7 @@ def scaled(
 
 @register("attack", "gaussian")
 def gaussian(
-    *, share: Share = 0.2, sigma: Annotated[float, Field(gt=0, description="deviation of every parameter")] = 0.1
+    *, share: Share = 0.2, sigma: Annotated[float, Field(gt=0, description="deviation of every parameter")] = 1.0
 ) -> Attack:
     """Attackers send noise in place of their update (Blanchard et al. 2017)."""
     return Gaussian(share=share, sigma=sigma)
