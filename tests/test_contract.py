@@ -160,7 +160,7 @@ def cohort(setting, state, data):
 @functools.cache
 def sampler(participation: float):
     setting = tiny.setting(participation, data=tiny.federation(SIZES))
-    return jax.jit(lambda key, round, data: rounds.sample(key, setting.context.population, round, data))
+    return jax.jit(lambda key, round, data: rounds.sample(key, setting.context.population, data.available(round)))
 
 
 def sample(setting):

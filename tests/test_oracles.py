@@ -89,7 +89,8 @@ def drawn(here, states, part):
     run_key = jax.random.wrap_key_data(states.key[0])
     for turn in range(len(states.round) - 1):
         key = jax.random.split(jax.random.fold_in(run_key, turn), 3)[part]
-        cohort = rounds.sample(key, here.context.population, np.int32(turn), jax.device_put(tiny.federation()))
+        there = jax.device_put(tiny.federation()).available(np.int32(turn))
+        cohort = rounds.sample(key, here.context.population, there)
         yield np.asarray(cohort.who)[np.asarray(cohort.present)]
 
 

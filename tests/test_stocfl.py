@@ -17,7 +17,7 @@ def cohorts(algorithm_setting, states, data):
     run_key = jax.random.wrap_key_data(keys)
     for turn in range(len(states.round) - 1):
         pick, _, _ = jax.random.split(jax.random.fold_in(run_key, turn), 3)
-        cohort = rounds.sample(pick, algorithm_setting.context.population, np.int32(turn), jax.device_put(data))
+        cohort = rounds.sample(pick, algorithm_setting.context.population, jax.device_put(data).available(turn))
         yield np.asarray(cohort.who)[np.asarray(cohort.present)]
 
 

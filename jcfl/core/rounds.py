@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jcfl import trees
 from jcfl.core import clients, engine, evaluation, faults, parts, server
 from jcfl.core.aggregates import Bound
-from jcfl.core.context import Context
+from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Sums
@@ -48,7 +48,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
 
     def step(state: State, federation: Federation) -> State:
         keys = round_keys(state.key, state.round)
-        cohort = sample(keys.pick, method, context, state, federation)
+        cohort = sample(keys.pick, context.population, available(method, context, state, federation))
         state = sent = grouping.before(keys.group, state, cohort, federation)
         cohort = context.faults.reliability.arrived(keys.fail, cohort)
         if method.train.active:
@@ -100,13 +100,22 @@ def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
     )
 
 
-def sample(key: Key, method: Method, context: Context, state: State, federation: Federation) -> Cohort:
-    """A uniform sample, without replacement, of the clients available in this round, in the order of their ids."""
-    population, exclude = context.population, method.aggregate.exclude
-    available = federation.available(state.round)  # [m]
-    available &= context.faults.reliability.available(state.key, state.round, population.clients)
+def available(method: Method, context: Context, state: State, federation: Federation) -> Array:
+    """The clients that can be asked in this round: in the federation, reachable, and not excluded. [m] bool"""
+    here = federation.available(state.round)
+    here &= context.faults.reliability.available(state.key, state.round, here.size)
+    exclude = method.aggregate.exclude
     if exclude is not None and exclude.patience is not None and "suspected" in state.clients:
-        available &= state.clients["suspected"] < exclude.patience
+        here &= state.clients["suspected"] < exclude.patience
+    return here
+
+
+def sample(key: Key, population: Population, available: Array) -> Cohort:
+    """A uniform sample, without replacement, of the clients available in this round, in the order of their ids.
+
+    Args:
+        available: the clients that can be asked. [m] bool
+    """
     asked = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
     _, who = jax.lax.top_k(jnp.where(available, jax.random.uniform(key, available.shape), -1.0), population.cohort)
     present = available[who] & (jnp.arange(population.cohort) < asked)
@@ -189,7 +198,7 @@ def with_mean_gradient(method: Method, context: Context, key: Key, state: State,
     def slope(sent: Broadcast, data: Clients, key: Key) -> Upload:
         return Upload({**sent.cluster, "params": anchor_gradient(context.task, sent.cluster, data)}, ())
 
-    asked = sample(key, method, context, state, federation)
+    asked = sample(key, context.population, available(method, context, state, federation))
     view = state.replace(clients={})
     participants, _ = engine.participants_of(view, asked, federation, server.by_size)
     found, _, _ = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
