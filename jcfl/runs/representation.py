@@ -26,11 +26,11 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
 
     Returns:
         `train`, `test` [m, c]: how many examples of every class each client has. `groups`, `held_out`, `arrive`,
-        `depart` [m]: as in the federation. `compared` [n]: the clients that are compared, all of them or a sample drawn
-        by the run's seed. `cosine` [n (n - 1) / 2] float32: the upper triangle, row by row, of the cosines between
-        their gradients at the first seed's initial model, over all their training examples (StoCFL's Ψ at its usual
-        anchor). `pictured` [p]: some of these clients. `images` [p, h, w, ch]: one training image of each, as it is
-        stored; p is 0 if examples are not images.
+        `depart` [m]: as in the federation, and `hostile` [m] where clients attack. `compared` [n]: the clients that
+        are compared, all of them or a sample drawn by the run's seed. `cosine` [n (n - 1) / 2] float32: the upper
+        triangle, row by row, of the cosines between their gradients at the first seed's initial model, over all their
+        training examples (StoCFL's Ψ at its usual anchor). `pictured` [p]: some of these clients. `images`
+        [p, h, w, ch]: one training image of each, as it is stored; p is 0 if examples are not images.
     """
     federation, config = plan.federation, plan.config
     task, m = plan.context.task, plan.context.population.clients
@@ -44,6 +44,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     return {
         **{split: label_counts(federation, split).astype(np.int32) for split in ("train", "test")},
         **{name: np.asarray(getattr(federation, name)) for name in ("groups", "held_out", "arrive", "depart")},
+        **({} if isinstance(federation.hostile, tuple) else {"hostile": np.asarray(federation.hostile)}),
         "compared": compared.astype(np.int32),
         "cosine": cosines(task, key, federation, compared, tile, plan.context.resources.budget // 2),
         "pictured": pictured.astype(np.int32),
