@@ -31,6 +31,25 @@ def test_commands_that_read_name_the_file(tmp_path, capsys, name):
         assert str(file) in said
 
 
+def test_a_page_is_not_made_without_what_is_damaged(tmp_path, capsys):
+    file = folders.run(tmp_path / "run") / "federation.npz"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert cli.status(["report", str(file.parent)]) == 2
+    assert f"{file} is damaged" in capsys.readouterr().err
+    assert not (file.parent / "report.html").exists()
+
+
+def test_a_sweep_that_goes_on_mends_a_file_that_no_history_is_read_from(tmp_path):
+    small = ["scenario.clients=8", "method.name=majority", "rounds=1", "model.hidden=4", "compare=[]"]
+    command = ["sweep", "quickstart", "-q", "--set", *small, "--over", "seed=0,1", "--out", str(tmp_path / "sweep")]
+    assert cli.status(command) == 0
+    file = tmp_path / "sweep" / "runs" / "seed=0" / "federation.npz"
+    before = file.read_bytes()
+    file.write_bytes(before[:-5])
+    assert cli.status(["sweep", "-q", "--resume", str(tmp_path / "sweep")]) == 0
+    assert cli.status(["verify", str(tmp_path / "sweep")]) == 0
+
+
 def test_a_full_disk_says_how_to_go_on(tmp_path):
     for ending in ("no$", f"no; once it can be, go on with: jcfl run --resume {tmp_path}$"):
         with pytest.raises(InputError, match=ending), stopping("run", tmp_path):
