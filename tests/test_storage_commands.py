@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jcfl import cli, results
@@ -37,6 +38,17 @@ def test_a_page_is_not_made_without_what_is_damaged(tmp_path, capsys):
     assert cli.status(["report", str(file.parent)]) == 2
     assert f"{file} is damaged" in capsys.readouterr().err
     assert not (file.parent / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["federation.npz", "clusters.npz"])
+def test_other_arrays_in_a_file_are_one_line(tmp_path, capsys, name):
+    path = folders.run(tmp_path / "run")
+    np.savez(path / name, labels=np.zeros(3), accuracy_clients=np.zeros(3), seeds=np.zeros(1), rounds=np.zeros(1))
+    (path / "checksums.json").unlink()
+    assert cli.status(["plot", str(path), "--figure", "heatmap"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(path) in said
 
 
 def test_a_sweep_that_goes_on_mends_a_file_that_no_history_is_read_from(tmp_path):
