@@ -144,7 +144,7 @@ def test_a_peer_that_cannot_be_installed_or_prints_nothing_says_so(tmp_path):
 
 def test_the_gpu_s_script_runs_without_one(tmp_path):
     """Every figure is there; the CPU equals itself."""
-    surroundings = {**os.environ, **bench.HASTY, "JAX_PLATFORMS": "cpu"}
+    surroundings = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(HERE / "benchmarks/gpu.py"), "equal", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
     written = json.loads((tmp_path / "gpu.json").read_text("utf-8"))

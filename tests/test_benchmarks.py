@@ -1,6 +1,8 @@
 """The benchmarks measure the package, not something that looks like it."""
 
 import json
+import random
+import shutil
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 import jcfl.runs.experiment
-from benchmarks import clustering
+from benchmarks import clustering, damage
 from jcfl.runs import config
+from tests import folders
 
 SMALL = ["compare=[]", "scenario.clients=24", "participation=0.5", "model.hidden=16", "rounds=3", "evaluate_every=1"]
 TAUS = np.array([0.3, 0.6, 0.9])
@@ -45,3 +48,31 @@ def test_the_command_prints_its_tables_and_writes_every_round(tmp_path, monkeypa
     told = json.loads(out.read_text("utf-8"))
     assert told["taus"] == [0.3, 0.6, 0.9]
     assert np.shape(told["found"]["tiny noise_corrected"]["clusters"]) == (1, 3, 3)
+
+
+def test_every_damage_is_one(tmp_path):
+    sound = folders.run(tmp_path / "sound")
+    content = lambda folder: {file.name: file.is_file() and file.read_bytes() for file in folder.iterdir()}
+    kinds = set()
+    for seed in range(60):
+        copy = shutil.copytree(sound, tmp_path / "copy")
+        told = damage.damage(random.Random(seed), copy)
+        kinds.add(told.split()[0])
+        assert content(copy) != content(sound) or told.startswith("swap"), told
+        shutil.rmtree(copy)
+    assert len(kinds) == 9
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "same", "outcome"),
+    [
+        ("traceback", "", False, "traceback"),
+        (2, "jcfl: x is damaged\n", False, "refused in one line"),
+        (2, "", False, "no line"),
+        (0, "", True, "as before"),
+        (0, "", False, "other figures"),
+        (0, "jcfl: x is damaged; it is written again\n", False, "other, and says so"),
+    ],
+)
+def test_outcomes_of_damage(end, said, same, outcome):
+    assert damage.outcome(end, said, same, "flip x") == (outcome, said)

@@ -1,10 +1,13 @@
 """The repository's own files: that they parse, and agree with the package."""
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from jcfl.version import __version__
 
@@ -45,10 +48,26 @@ def test_issue_templates_have_what_github_asks_for(path):
 def test_workflow_runs_the_one_check_on_the_oldest_and_a_recent_python():
     workflow = read(".github", "workflows", "ci.yml")
     assert {"push", "pull_request"} <= set(workflow[True]), "YAML 1.1 reads the key `on` as true"
-    (job,) = workflow["jobs"].values()
+    job, oldest = workflow["jobs"]["check"], workflow["jobs"]["oldest"]
     assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert any("-c tests/constraints-oldest.txt" in step.get("run", "") for step in oldest["steps"])
+
+
+def test_both_ends_of_the_dependencies_are_pinned():
+    """The oldest versions are the lower bounds, and the newest ones are within them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = [Requirement(one) for one in project["dependencies"] + project["optional-dependencies"]["test"]]
+    for file in ("tests/constraints-oldest.txt", "constraints.txt"):
+        lines = [line for line in (ROOT / file).read_text("utf-8").splitlines() if line and line.lstrip()[0] != "#"]
+        pinned = [Requirement(line) for line in lines]
+        for one in needed:
+            same = [pin for pin in pinned if canonicalize_name(pin.name) == canonicalize_name(one.name)]
+            assert same, f"{one.name} is not in {file}"
+            for pin in same:
+                (version,) = pin.specifier
+                assert one.specifier.contains(version.version), f"{pin} in {file}, {one} in pyproject.toml"
 
 
 def test_documentation_is_built_from_the_files_that_are_there():

@@ -38,7 +38,8 @@ def scores(counts, losses, mask=True, labels=None) -> dict[str, float]:
     arrays = {"counts": counts, "losses": losses, "seen": np.ones(m, bool), "groups": np.full(m, -1)}
     arrays["labels"] = np.full(m, -1) if labels is None else labels
     clients = metrics.Evaluation.of(arrays, np.broadcast_to(mask, m))
-    table = {name: one.function for name, one in metrics.scores().items() if name not in AGREEMENT}
+    usual = {name: one for name, one in metrics.scores().items() if "attacked" not in one.over}
+    table = {name: one.function for name, one in usual.items() if name not in AGREEMENT}
     return {name: function(clients) for name, function in table.items() if function is not None}
 
 

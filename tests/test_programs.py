@@ -1,9 +1,17 @@
 """Programs for several lanes: each lane gives what it gives alone, however lanes and rounds are shared out."""
 
+import ctypes
+import gc
+import itertools
+import resource
+import weakref
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
+from jcfl.core import memory
 from jcfl.runs import programs
 from tests import tiny
 
@@ -47,3 +55,30 @@ def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
     limit = {"limit": jax.numpy.array(2)}
     alone = programs.family(broken, limit, data, 1).with_values(limit)
     assert int(alone.advance(alone.init(programs.keys([0]), data), data, np.int32(5)).round) == 3
+
+
+def test_what_was_compiled_and_traced_is_freed(monkeypatch):
+    monkeypatch.setattr(programs, "TRACED", 3)
+    monkeypatch.setattr(programs, "COMPILED", itertools.count(1))
+    data = jax.device_put(tiny.federation())
+    user = jax.jit(lambda x: x + 1)
+    made, kept = tiny.built("majority", tiny.setting()), []
+    for _ in range(3):
+        user(1)
+        alive = weakref.ref(programs.family(lambda scalars: made, {}, data, 1).advance)
+        gc.collect()
+        assert alive() is None
+        kept.append(user._cache_size())
+    assert kept == [1, 1, 0]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_goes_back_to_the_system():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    blocks = [ctypes.create_string_buffer(100_000) for _ in range(1000)]  # each too small for a mapping of its own
+    some, most = blocks[::10], resident()  # what is freed lies between blocks that are in use
+    blocks.clear()
+    memory.return_freed()
+    assert most - resident() > 50e6, len(some)

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jcfl import cli, results
@@ -29,6 +30,36 @@ def test_commands_that_read_name_the_file(tmp_path, capsys, name):
             assert status in (0, 2)
         assert (status, said.count("\n")) == (2, 1)
         assert str(file) in said
+
+
+def test_a_page_is_not_made_without_what_is_damaged(tmp_path, capsys):
+    file = folders.run(tmp_path / "run") / "federation.npz"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert cli.status(["report", str(file.parent)]) == 2
+    assert f"{file} is damaged" in capsys.readouterr().err
+    assert not (file.parent / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["federation.npz", "clusters.npz"])
+def test_other_arrays_in_a_file_are_one_line(tmp_path, capsys, name):
+    path = folders.run(tmp_path / "run")
+    np.savez(path / name, labels=np.zeros(3), accuracy_clients=np.zeros(3), seeds=np.zeros(1), rounds=np.zeros(1))
+    (path / "checksums.json").unlink()
+    assert cli.status(["plot", str(path), "--figure", "heatmap"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(path) in said
+
+
+def test_a_sweep_that_goes_on_mends_a_file_that_no_history_is_read_from(tmp_path):
+    small = ["scenario.clients=8", "method.name=majority", "rounds=1", "model.hidden=4", "compare=[]"]
+    command = ["sweep", "quickstart", "-q", "--set", *small, "--over", "seed=0,1", "--out", str(tmp_path / "sweep")]
+    assert cli.status(command) == 0
+    file = tmp_path / "sweep" / "runs" / "seed=0" / "federation.npz"
+    before = file.read_bytes()
+    file.write_bytes(before[:-5])
+    assert cli.status(["sweep", "-q", "--resume", str(tmp_path / "sweep")]) == 0
+    assert cli.status(["verify", str(tmp_path / "sweep")]) == 0
 
 
 def test_a_full_disk_says_how_to_go_on(tmp_path):

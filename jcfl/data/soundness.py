@@ -38,6 +38,10 @@ def checked(federation: Federation) -> Federation:
             raise InputError(f"{where}: {what} is not one value for each of {clients} clients")
         _refuse_kind(getattr(federation, what), what, where, kind)
         whole_numbers(getattr(federation, what), what, where, (least, CLASSES), "client {}".format)
+    if not (isinstance(federation.hostile, tuple) and not federation.hostile):
+        if np.shape(federation.hostile) != (clients,):
+            raise InputError(f"{where}: hostile is not one value for each of {clients} clients")
+        _refuse_kind(federation.hostile, "hostile", where, "b")
     for what in ("mean", "std"):
         _refuse_scale(getattr(federation, what), what, where, x.shape[-1])
     for half in ("train", "test"):

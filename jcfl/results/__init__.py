@@ -69,7 +69,10 @@ def loaded(path: Path) -> History:
     folder = Folder(path)
     records = folder.records()
     seeds, rounds = sorted({record.seed for record in records}), sorted({record.round for record in records})
-    groups = folder.arrays("clusters.npz")["groups"] if folder.has("clusters.npz") else np.zeros(0, int)
+    groups = np.zeros(0, int)
+    if folder.has("clusters.npz"):
+        with folder.reading("clusters.npz"):
+            groups = folder.arrays("clusters.npz")["groups"]
     found = history(path.resolve().name, seeds, rounds, records, groups)
     found.folder, found.summary = path, folder.json("summary.json")
     return found
@@ -98,7 +101,7 @@ def federation(history: History) -> dict[str, np.ndarray]:
         raise InputError(
             f"{folder.path / 'federation.npz'} is not there; `jcfl run --resume {history.folder}` writes it"
         )
-    return folder.arrays("federation.npz")
+    return folder.clients()
 
 
 def settings(history: History) -> dict[str, Any]:

@@ -29,6 +29,10 @@ AGAIN = (METRICS, "clusters.npz", "federation.npz", "summary.json")
 """The files that a resumed run writes again from its checkpoint."""
 
 
+CLIENTS = ("train", "test", "groups", "held_out", "compared", "cosine", "pictured", "images")
+"""The arrays of federation.npz that figures are drawn from."""
+
+
 class Folder:
     """The files of one run: config.yaml, metrics.jsonl, federation.npz, clusters.npz, summary.json, checkpoints/.
 
@@ -93,7 +97,7 @@ class Folder:
     def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has."""
         try:
-            sound = self.has("federation.npz") and bool(self.arrays("federation.npz"))
+            sound = self.has("federation.npz") and bool(self.clients())
         except Damaged:
             sound = False
         if not sound:
@@ -184,6 +188,19 @@ class Folder:
             self.checksums.size(name)
             with np.load(self.path / name) as file:  # which also checks the CRC-32 of every array that is read
                 return {key: file[key] for key in file if key.startswith(beginnings or "")}
+
+    def clients(self) -> dict[str, np.ndarray]:
+        """The arrays of federation.npz.
+
+        Raises:
+            Damaged: it cannot be read, or one that figures are drawn from is not in it.
+        """
+        found = self.arrays("federation.npz")
+        with self.reading("federation.npz"):
+            missing = [name for name in CLIENTS if name not in found]
+            if missing:
+                raise ValueError(f"it has no array {missing[0]!r}")
+            return found
 
     def has(self, name: str) -> bool:
         """Whether a file is there.

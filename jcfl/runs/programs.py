@@ -1,5 +1,6 @@
 """The compiled parts of a run: for one lane, or for several that train side by side."""
 
+import itertools
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jcfl.core.memory import free_memory
+from jcfl.core.memory import free_memory, return_freed
 from jcfl.errors import refuse_beyond_memory
 from jcfl.runs.devices import keys_on_devices, on_every_device, over_hosts
 from jcfl.types import Algorithm, Array, Federation, State
@@ -137,6 +138,8 @@ def compiled(
     )
     with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
         made = list(pool.map(lambda program: program.compile(), lowered))
+    del lowered
+    tidy()
     refuse_too_large(made)
     begin, block, figures = map(one_at_a_time, made)
     return Family(begin, block, figures, time.perf_counter() - start, devices)
@@ -153,6 +156,24 @@ def refuse_too_large(made: Sequence[jax.stages.Compiled]) -> None:
     advice = "take fewer clients, clusters or classes, or a smaller model"
     room = int(over_hosts(free_memory(), np.min))
     refuse_beyond_memory("a round or an evaluation", max(each, default=0), advice, room)
+
+
+TRACED = 32
+"""How many times something is compiled before JAX's caches are cleared."""
+COMPILED = itertools.count(1)
+
+
+def tidy() -> None:
+    """Keep the memory of a process that compiles again and again from growing.
+
+    Compiled programs are freed with their `Family`. But JAX keeps what it has traced of its own functions (`jnp.where`,
+    ...) for every new shape, without a limit: about 1 MiB for each new model. The only public way to free this is to
+    clear all of JAX's caches. Functions that the user has jitted then compile once more when they are called, so this
+    is done seldom: that takes far less time than compiling so many runs.
+    """
+    if next(COMPILED) % TRACED == 0:
+        jax.clear_caches()
+    return_freed()
 
 
 ON_ALL_THREADS = ("lapack_", " fft(")

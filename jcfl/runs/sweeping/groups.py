@@ -197,8 +197,12 @@ def finished_history(place: Path | None, rounds: int) -> History | None:
     """The history of the run in a folder, if an earlier sitting has come to its end and all of it is sound."""
     if place is None or not (place / "summary.json").is_file():
         return None
+    folder = Folder(place)
     try:
         found = results.loaded(place)
+        folder.know()
+        if folder.checksums.faults():  # also in files that no history is read from
+            return None
     except Damaged:
         return None
     return found if found.summary.get("rounds") == rounds else None

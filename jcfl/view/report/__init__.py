@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from jcfl import results
-from jcfl.errors import InputError
+from jcfl.errors import Damaged, InputError
 from jcfl.results import Folder, History
 from jcfl.version import __version__
 from jcfl.view import plotting
@@ -97,6 +97,8 @@ def figures(runs: Sequence[History]) -> dict[str, list[dict[str, str]]]:
     """The figures of these runs, each as SVG in a data URL, by the title of the run that they show ("" for all)."""
     found: dict[str, list[dict[str, str]]] = {}
     for stem, figure in plotting.drawn(runs, columns=1):
+        if isinstance(figure, Damaged):  # a page without it would look like that of a sound run
+            raise figure
         if isinstance(figure, InputError):
             continue
         name, _, of = stem.partition("-")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import results
-from jcfl.errors import InputError
+from jcfl.errors import Damaged, InputError
 from jcfl.results import History
 from jcfl.view.plotting.clientwise import last_accuracy
 from jcfl.view.plotting.style import ranked
@@ -46,6 +46,8 @@ def holding_columns(run: History) -> list[dict[str, Any]]:
     """The columns about clients' examples; none if the run's folder has no federation.npz."""
     try:
         facts = results.federation(run)
+    except Damaged:
+        raise
     except InputError:
         return []
     train, test = facts["train"], facts["test"]
