@@ -21,6 +21,7 @@ from jcfl.runs.environment import use_cache
 from jcfl.runs.sweeping import Sweep, sweep
 
 ATTACKS = ("label_flip", "sign_flip", "scaled", "gaussian", "little_is_enough", "inner_product")
+OPTIONS: dict[str, dict[str, Any]] = {"gaussian": {"sigma": 0.1}}
 SHARES = (0.1, 0.2, 0.3, 0.4)
 DEFENCES: dict[str, list[dict[str, Any]]] = {
     "none": [],
@@ -75,7 +76,10 @@ def points(attacks: list[str]) -> list[dict[str, Any]]:
     for defence in DEFENCES.values():
         found += [{"attack": {"name": "none"}, "method.addons": defence}]
         for attack in attacks:
-            found += [{"attack": {"name": attack, "share": share}, "method.addons": defence} for share in SHARES]
+            options = OPTIONS.get(attack, {})
+            found += [
+                {"attack": {"name": attack, "share": share, **options}, "method.addons": defence} for share in SHARES
+            ]
     return found
 
 
