@@ -245,10 +245,14 @@ def bound_numbers(schema: Any) -> None:
         upper = {} if {"le", "lt"} & schema.keys() else {"le": most}
         number = {**schema, **lower, **upper} | ({"allow_inf_nan": False} if schema["type"] == "float" else {})
         schema.clear()
-        schema |= {"type": "function-before", "function": {"type": "no-info", "function": no_truth}, "schema": number}
+        schema |= {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": not_boolean},
+            "schema": number,
+        }
 
 
-def no_truth(value: Any) -> Any:
+def not_boolean(value: Any) -> Any:
     """The value, refused if it is True or False."""
     if isinstance(value, bool):
         raise PydanticCustomError("number_type", "Input should be a number")

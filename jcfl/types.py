@@ -57,6 +57,11 @@ class Federation(struct.PyTreeNode):
     name: str = struct.field(pytree_node=False, default="")
     hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
 
+    @property
+    def is_attacked(self) -> bool:
+        """Whether it is known which clients attack."""
+        return not isinstance(self.hostile, tuple)
+
     def available(self, round: Array) -> Array:
         """The clients that can be asked in a round: not held out, arrived, and not departed. [m] bool"""
         return ~self.held_out & (self.arrive <= round) & (round < self.depart)

@@ -1,7 +1,7 @@
 """The answers to "aggregate": averaging rules and server optimizers, as values."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from jcfl.core.matching import matched_mean
 from jcfl.core.method import Aggregate, Mean, Piece, Weights
 from jcfl.core.terms import number
 from jcfl.registry import register
-from jcfl.types import Array, Federation
+from jcfl.types import Array, Federation, Models
 
 Bound = Callable[[Federation, Array], Averaging]
 """An averaging rule for the clients `who` [s] of a federation."""
@@ -38,80 +38,71 @@ ServerRate = Annotated[float, Field(gt=0, description="learning rate of the serv
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median(Piece):
+class OfUploads(Piece):
+    """A rule that looks at nothing but the uploads: a function whose options are the fields of the piece."""
+
+    function: ClassVar[Callable[..., Models]]
+    weighs: ClassVar[bool] = False
+
+    def bind(self, context: Context) -> Bound:
+        """The function with the piece's options; see `jcfl.core.averaging` and `jcfl.core.robust`."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return lambda federation, who: partial(self.function, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(OfUploads):
     """The coordinate-wise median (Yin et al. 2018)."""
 
     name: ClassVar[str] = "median"
-    weighs: ClassVar[bool] = False
-
-    def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.averaging.median`."""
-        return lambda federation, who: averaging.median
+    function = staticmethod(averaging.median)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Piece):
+class TrimmedMean(OfUploads):
     """The coordinate-wise trimmed mean (Yin et al. 2018)."""
 
     name: ClassVar[str] = "trimmed_mean"
-    weighs: ClassVar[bool] = False
+    function = staticmethod(averaging.trimmed_mean)
     beta: Any = 0.1
-
-    def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.averaging.trimmed_mean`."""
-        return lambda federation, who: partial(averaging.trimmed_mean, beta=self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedianOfMeans(Piece):
+class MedianOfMeans(OfUploads):
     """The coordinate-wise median of the means of buckets of clients (Ma 2023, §2.4)."""
 
     name: ClassVar[str] = "median_of_means"
-    weighs: ClassVar[bool] = False
+    function = staticmethod(averaging.median_of_means)
     buckets: int = 3
-
-    def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.averaging.median_of_means`."""
-        return lambda federation, who: partial(averaging.median_of_means, buckets=self.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum(Piece):
+class Krum(OfUploads):
     """The upload nearest to its neighbours, or the mean of several (Blanchard et al. 2017)."""
 
     name: ClassVar[str] = "krum"
-    weighs: ClassVar[bool] = False
+    function = staticmethod(robust.krum)
     share: Any = 0.2
     several: bool = False
 
-    def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.robust.krum`."""
-        return lambda federation, who: partial(robust.krum, share=self.share, several=self.several)
-
 
 @dataclass(frozen=True, kw_only=True)
-class GeometricMedian(Piece):
+class GeometricMedian(OfUploads):
     """The geometric median (Pillutla et al. 2022)."""
 
     name: ClassVar[str] = "geometric_median"
-    weighs: ClassVar[bool] = False
+    function = staticmethod(robust.geometric_median)
     iterations: int = 8
-
-    def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.robust.geometric_median`."""
-        return lambda federation, who: partial(robust.geometric_median, iterations=self.iterations)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormBound(Piece):
+class NormBound(OfUploads):
     """The weighted mean of updates that are scaled down to a norm (Sun et al. 2019)."""
 
     name: ClassVar[str] = "norm_bound"
+    function = staticmethod(robust.norm_bound)
+    weighs: ClassVar[bool] = True
     bound: Any = None
-
-    def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.robust.norm_bound`."""
-        return lambda federation, who: partial(robust.norm_bound, bound=self.bound)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,15 +122,16 @@ class InnerProduct(Attack):
 
 def honest_mean(rows: Models, crowd: Crowd) -> Models:
     """The mean of the honest clients' rows in every cluster; zero for a cluster without them. [k, ...]"""
-    like = jax.tree.map(lambda leaf: jnp.zeros((crowd.k, *leaf.shape[1:]), leaf.dtype), rows)
-    return averaging.mean_by(jnp.where(crowd.honest, crowd.cluster, crowd.k), crowd.honest * 1.0, rows, like)
+    label = jnp.where(crowd.honest, crowd.cluster, crowd.k)
+    return averaging.mean_by(label, crowd.honest * 1.0, rows, averaging.zeros_for(rows, crowd.k))
 
 
 def most_deviation(crowd: Crowd) -> Array:
-    """The z at which attackers still have enough honest clients on their far side (Baruch et al. 2019, Alg. 3). [k]
+    """The z of Baruch et al. 2019 (Alg. 3), the largest with which forged updates have a majority on their side. [k]
 
-    With n clients and a attackers in a cluster, ⌊n/2 + 1⌋ − a honest clients are needed for a majority. z is the
-    quantile of the normal distribution at the share of the honest clients that remains.
+    With n clients and a attackers in a cluster, the attackers need ⌊n/2 + 1⌋ − a honest clients whose updates lie
+    farther from the mean than the forged ones. z is the quantile of the normal distribution at the share of the other
+    honest clients.
     """
     count = lambda rows: averaging.sizes(jnp.where(rows, crowd.cluster, crowd.k), crowd.k)
     bad, good = count(crowd.hostile), count(crowd.honest)

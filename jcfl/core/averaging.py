@@ -164,6 +164,11 @@ def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:
     return jnp.where(spoilt, jnp.nan, sums)
 
 
+def zeros_for(rows: Models, k: int) -> Models:
+    """Zeros for k clusters, in the shapes and dtypes of the rows. [s, ...] -> [k, ...]"""
+    return jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape[1:]), leaf.dtype), rows)
+
+
 def as_floats(leaf: Array) -> Array:
     """A leaf as floats; a leaf of floats is returned as it is."""
     return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.asarray(leaf, jnp.result_type(float))

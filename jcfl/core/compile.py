@@ -86,7 +86,7 @@ def check(method: Method, context: Context) -> None:
         raise InputError(
             f"{name}: clients that train one after another hand their models on, so the server sees no uploads that an "
             "attack could forge or that it could leave out; leave out the attack, the add-on 'exclude' and "
-            "on_divergence=drop_client"
+            "on_divergence"
         )
     if train.control and context.faults.reliability.is_partial:
         raise InputError(

@@ -15,7 +15,7 @@ from jcfl.core import averaging
 from jcfl.core.attacks import Attack, Crowd, with_forgeries
 from jcfl.core.method import Piece
 from jcfl.core.reliability import Reliability
-from jcfl.core.robust import row_squares
+from jcfl.core.robust import norms
 from jcfl.types import Array, Cohort, Federation, Key, Models, State, Upload
 
 OnDivergence = Literal["stop", "drop_client", "drop_cluster"]
@@ -55,9 +55,9 @@ class Exclude(Piece):
             label: every client's cluster. [s] int
             present: whether its upload arrived. [s] bool
         """
-        here, kept = present * 1.0, jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape[1:]), leaf.dtype), updates)
-        center = trees.take(averaging.median(label, here, updates, kept), label)
-        far = jnp.sqrt(row_squares(jax.tree.map(jnp.subtract, updates, center)))  # [s]
+        here = present * 1.0
+        center = trees.take(averaging.median(label, here, updates, averaging.zeros_for(updates, k)), label)
+        far = norms(jax.tree.map(jnp.subtract, updates, center))  # [s]
         middle = averaging.median(label, here, far, jnp.zeros(k))
         spread = averaging.median(label, here, jnp.abs(far - middle[label]), jnp.zeros(k))
         return present & ~(far <= (middle + self.limit * 1.4826 * spread)[label])  # NaN is far as well
@@ -171,7 +171,7 @@ def measures(exclude: Exclude | None, state: State, federation: Federation) -> d
         found["reset_clusters"] = (state.server["reset"] > 0).sum()
     if exclude is not None:
         out = state.clients["suspected"] >= (exclude.patience or 1)
-        hostile = jnp.zeros(out.shape, bool) if isinstance(federation.hostile, tuple) else federation.hostile
+        hostile = jnp.asarray(federation.hostile) if federation.is_attacked else jnp.zeros(out.shape, bool)
         found["excluded_hostile"] = (out & hostile).sum() / jnp.maximum(hostile.sum(), 1)
         found["excluded_honest"] = (out & ~hostile).sum() / jnp.maximum((~hostile).sum(), 1)
     return found

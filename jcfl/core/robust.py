@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core.averaging import as_floats, mean_by, median, present_labels, rounded, sizes, weighted_mean
+from jcfl.core.averaging import as_floats, mean_by, median, present_labels, rounded, sizes, weighted_mean, zeros_for
 from jcfl.types import Array, Models
 
 
@@ -35,7 +35,7 @@ def krum(
     nearest = jnp.sort(jnp.where(mates, squared_distances(uploads), jnp.inf), axis=1)  # [s, s]
     counted = jnp.arange(s) < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))[near][:, None]
     score = jnp.where(counted & jnp.isfinite(nearest), nearest, 0).sum(1)
-    score = jnp.where(jnp.isfinite(uploads_norm(uploads)), score, jnp.inf)
+    score = jnp.where(jnp.isfinite(norms(uploads)), score, jnp.inf)
     ahead = mates & ((score < score[:, None]) | ((score == score[:, None]) & (jnp.arange(s) < jnp.arange(s)[:, None])))
     taken = (n - f if several else jnp.ones(k, int))[near]
     chosen = (group < k) & (ahead.sum(1) < taken)
@@ -58,10 +58,10 @@ def geometric_median(
     group = present_labels(labels, weights, k)
     near = jnp.minimum(group, k - 1)
     real = jax.tree.map(as_floats, uploads)
-    like = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape[1:]), leaf.dtype), real)
+    like = zeros_for(real, k)
 
     def step(_, center: Models) -> Models:
-        far = jnp.sqrt(row_squares(jax.tree.map(jnp.subtract, real, trees.take(center, near))))
+        far = norms(jax.tree.map(jnp.subtract, real, trees.take(center, near)))
         pull = jnp.where(jnp.isfinite(far), 1 / jnp.maximum(far, smoothing), 0.0)
         here = jnp.where(pull > 0, group, k)
         return mean_by(here, pull, real, like)
@@ -84,12 +84,12 @@ def norm_bound(labels: Array, weights: Array, uploads: Models, default: Models, 
     group = present_labels(labels, weights, k)
     start = trees.take(default, jnp.minimum(group, k - 1))
     updates = jax.tree.map(lambda a, b: as_floats(a) - as_floats(b), uploads, start)
-    norms = jnp.sqrt(row_squares(updates))
+    length = norms(updates)
     if bound is None:
-        limit = median(labels, weights, norms, jnp.zeros(k))[jnp.minimum(group, k - 1)]
+        limit = median(labels, weights, length, jnp.zeros(k))[jnp.minimum(group, k - 1)]
     else:
-        limit = jnp.full(norms.shape, bound)
-    scale = jnp.where(jnp.isfinite(norms), jnp.minimum(1, limit / jnp.maximum(norms, 1e-30)), 0.0)
+        limit = jnp.full(length.shape, bound)
+    scale = jnp.where(jnp.isfinite(length), jnp.minimum(1, limit / jnp.maximum(length, 1e-30)), 0.0)
     clipped = jax.tree.map(
         lambda old, update, kept: rounded(
             as_floats(old) + jnp.where(trees.wide(scale > 0, update), trees.wide(scale, update) * update, 0), kept
@@ -106,11 +106,11 @@ def squared_distances(rows: Models) -> Array:
     rows = jax.tree.map(as_floats, rows)
     origin = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0).mean(0, keepdims=True), rows)
     rows = jax.tree.map(jnp.subtract, rows, origin)  # uploads are alike: without their mean, products lose less
-    norms, inner = row_squares(rows), trees.inner(rows, rows)
-    return jnp.maximum(norms[:, None] + norms - 2 * inner, 0)
+    squares, inner = row_squares(rows), trees.inner(rows, rows)
+    return jnp.maximum(squares[:, None] + squares - 2 * inner, 0)
 
 
-def uploads_norm(rows: Models) -> Array:
+def norms(rows: Models) -> Array:
     """The Euclidean norm of every row. [s, ...] -> [s]"""
     return jnp.sqrt(row_squares(jax.tree.map(as_floats, rows)))
 

@@ -7,7 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jcfl import registry
-from jcfl.core.aggregates import GeometricMedian, Krum, Median, MedianOfMeans, NormBound, TrimmedMean
+from jcfl.core.aggregates import (
+    Beta,
+    Bounded,
+    Buckets,
+    GeometricMedian,
+    Hostile,
+    Krum,
+    Median,
+    MedianOfMeans,
+    NormBound,
+    TrimmedMean,
+)
 from jcfl.core.faults import Exclude
 from jcfl.core.method import Mean, Method, Phase, Vote
 from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Proximal, Sharing
@@ -135,10 +146,10 @@ def robust(
     rule: Literal[
         "median", "trimmed_mean", "median_of_means", "krum", "multi_krum", "geometric_median", "norm_bound"
     ] = "median",
-    beta: Annotated[float, Field(ge=0, lt=0.5, description="fraction trimmed at each end")] = 0.1,
-    buckets: Annotated[int, Field(ge=1, description="buckets of a median of means")] = 3,
-    share: Annotated[float, Field(ge=0, lt=0.5, description="Krum: share of clients that may be hostile")] = 0.2,
-    bound: Annotated[float | None, Field(gt=0, description="largest norm of an update; null: the median norm")] = None,
+    beta: Beta = 0.1,
+    buckets: Buckets = 3,
+    share: Hostile = 0.2,
+    bound: Bounded = None,
 ) -> Method:
     """Models averaged by a robust rule instead of the mean, ω as well where it is trained (Ma 2023, §2.4)."""
     refuse_without_models(method, "robust")

@@ -34,12 +34,11 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
         np.asarray(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
     )
     arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
-    attacked = np.shape(federation.hostile) == groups.shape
-    arrays |= {"hostile": np.asarray(federation.hostile)} if attacked else {}
+    arrays |= {"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}
     present = ~held_out & (arrive <= round) & (round <= depart)
     found = {name: value for name, value in outcome.items() if name not in FIELDS}
     found |= taken(Evaluation.of(arrays, present), "present", "")
-    if attacked:
+    if federation.is_attacked:
         found |= taken(Evaluation.of(arrays, present), "attacked", "")
     if held_out.any():
         found |= taken(Evaluation.of(arrays, held_out), "held out", HELD_OUT)

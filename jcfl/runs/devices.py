@@ -16,7 +16,7 @@ from jcfl.results import Folder, Record
 from jcfl.runs import hosts
 
 MOST = 256
-"""As how many devices a CPU counts at the most."""
+"""The most devices that a CPU can count as."""
 
 
 def device_count(wanted: int | None) -> int:

@@ -236,8 +236,7 @@ def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.E
                 replan(run, error)
                 compiled = compiled_to_fit(run)
                 run.write_config()
-    except TrainingError as error:
-        run.failed = error
+    except TrainingError:  # which is in `run.failed`
         return run.write_results()
     except KeyboardInterrupt:
         run.tracking.end({})

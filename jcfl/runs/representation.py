@@ -44,7 +44,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     return {
         **{split: label_counts(federation, split).astype(np.int32) for split in ("train", "test")},
         **{name: np.asarray(getattr(federation, name)) for name in ("groups", "held_out", "arrive", "depart")},
-        **({} if isinstance(federation.hostile, tuple) else {"hostile": np.asarray(federation.hostile)}),
+        **({"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}),
         "compared": compared.astype(np.int32),
         "cosine": cosines(task, key, federation, compared, tile, plan.context.resources.budget // 2),
         "pictured": pictured.astype(np.int32),

@@ -1,4 +1,4 @@
-"""What compiled code writes to standard error, screened: an abort for a known reason ends in a line of our own."""
+"""A filter for what compiled code writes to standard error: an abort with a known cause ends in a line of our own."""
 
 import ctypes
 import os

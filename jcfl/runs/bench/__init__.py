@@ -16,7 +16,7 @@ LIMIT = 1800
 """The most seconds that a case may take."""
 
 HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""Environment variables for `--quick`: programs compile fast and run slowly, which is enough to see that they work."""
+"""XLA's flags for `--quick`: programs compile fast and run slowly, which is enough to see that they work."""
 
 Result = dict[str, Any]
 """One case: `row`, `case`, and either `figures` or `failed`, the reason of a failure."""
