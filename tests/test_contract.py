@@ -2,8 +2,9 @@
 
 A case is a method with options and add-ons, run on clients of which one has a single example, half of them in a round,
 and with more clusters than clients in the cohort. It costs two programs: one round and its answers called in a loop,
-and a whole run scanned, over two seeds at once, on clients padded further. Their agreement is scan = loop, vmap over
-seeds = one by one, and padding changes nothing, at once.
+by the probability that a client's round is lost, and a whole run scanned, over two seeds at once, on clients padded
+further. Their agreement is scan = loop, vmap over seeds = one by one, padding changes nothing, and clients of whom
+nothing is lost are those without faults, at once.
 """
 
 import functools
@@ -18,6 +19,8 @@ import pytest
 
 from jcfl import registry
 from jcfl.core import rounds
+from jcfl.core.faults import Faults
+from jcfl.core.reliability import Reliability
 from jcfl.errors import InputError
 from tests import tiny
 
@@ -70,12 +73,13 @@ CASES = [*((name, None) for name in registry.names("method")), *PAIRS]
 STORED = ("fesem", "fesem_ma", "wecfl")  # absent clients count by their last models, and are grouped by them
 
 
-def build(name: str, *addons: str, data=None, **more):
+def build(name: str, *addons: str, data=None, faults=None, **more):
     """A method of the table, ready to run."""
     participation = 1.0 if name == "cfl" else 0.5
     extras = [{"name": addon, **ADDONS[addon]} for addon in addons]
     data = tiny.federation(SIZES) if data is None else data
     setting = tiny.setting(participation, chunk=3, data=data, extras=extras, epochs=1)
+    setting = setting if faults is None else setting.with_context(faults=faults)
     given = OPTIONS.get(name, {}) | more
     if "clusters" in inspect.signature(registry.find("method", name)).parameters:
         given = {"clusters": CLUSTERS} | given
@@ -92,6 +96,7 @@ class Outcome(NamedTuple):
     whole: Any  # the states of the scanned runs. [seeds, turns + 1, ...]
     answered: Any  # their last answers. [seeds, ...]
     resumed: Any  # the last state of the first seed, gone on with from NumPy after round 2
+    lossy: dict[float, Any]  # the first seed's state after three rounds, and its answers, by the share of lost rounds
     cohorts: list[np.ndarray]  # the ids that took part in each round of the first seed
 
 
@@ -115,7 +120,8 @@ def outcome(name: str, addon: str | None) -> Outcome:
     chex.clear_trace_counter()  # it counts by source line, whatever a function closes over
 
     @chex.assert_max_traces(n=1)
-    def turn(state, data):
+    def turn(state, data, dropout):
+        _, algorithm = build(name, *filter(None, [addon]), faults=Faults(reliability=Reliability(dropout=dropout)))
         state = algorithm.step(state, data)
         return state, algorithm.predict(state, data)
 
@@ -128,17 +134,23 @@ def outcome(name: str, addon: str | None) -> Outcome:
     for seed in range(len(SEEDS)):
         states = [jax.tree.map(lambda leaf: leaf[seed], starts)]
         for _ in range(TURNS):
-            state, said = turn(states[-1], data)
+            state, said = turn(states[-1], data, 0.0)
             states.append(state)
         loops.append(jax.tree.map(lambda *leaves: np.stack([tiny.numpy(leaf) for leaf in leaves]), *states))
         answers.append(jax.tree.map(np.asarray, said))
         if seed == 0:
             resumed = restored(states[2])
             for _ in range(2, TURNS):
-                resumed, _ = turn(resumed, data)
+                resumed, _ = turn(resumed, data, 0.0)
             asked = [cohort(setting, state, data) for state in states[:-1]]
+    lossy = {}
+    for dropout in (0.5, 1.0):
+        state = jax.tree.map(lambda leaf: leaf[0], starts)
+        for _ in range(3):
+            state, said = turn(state, data, dropout)
+        lossy[dropout] = jax.tree.map(tiny.numpy, (state, said))
     resumed = jax.tree.map(tiny.numpy, resumed)
-    return Outcome(loops, answers, jax.tree.map(join, starts, later), answered, resumed, asked)
+    return Outcome(loops, answers, jax.tree.map(join, starts, later), answered, resumed, lossy, asked)
 
 
 def restored(state):
@@ -208,6 +220,22 @@ def test_everything_stays_finite_and_in_range(name, addon):
         assert labels.min() >= -1
         assert labels.max() < k
         assert np.isfinite(logits).all()
+
+
+@every_case
+def test_lost_rounds_are_survived(name, addon):
+    """With half of the rounds lost all stays finite; with all of them lost nobody has taken part, and ω stays."""
+    found = outcome(name, addon)
+    end, (_, logits) = found.lossy[0.5]
+    floats = [leaf for leaf in jax.tree.leaves((end.clusters, end.shared, logits)) if leaf.dtype.kind == "f"]
+    assert all(np.isfinite(leaf).all() for leaf in floats)
+    assert end.failed[0] == -1
+    assert end.round == 3
+    end, (_, logits) = found.lossy[1.0]
+    assert not end.seen.any()
+    assert end.failed[0] == -1
+    assert np.isfinite(logits).all()
+    tiny.same(end.shared, jax.tree.map(lambda leaf: leaf[0], found.loops[0].shared), 1e-6)
 
 
 @every_case

@@ -272,17 +272,35 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
+def test_methods_are_compiled_side_by_side_before_the_first_of_them_trains(monkeypatch):
+    family = programs.Family(*[lambda: None] * 3, seconds=8.0)
+    order = []
+    monkeypatch.setattr(experiment, "begun", lambda run: order.append(f"compile {run}") or (lambda: family))
+    seconds = []
+    for run, compiling in experiment.compiled_ahead("abcdef"):
+        order.append(f"train {run}")
+        seconds.append(compiling().seconds)
+    expected = "compile a, compile b, compile c, compile d, train a, train b, train c, train d"
+    assert ", ".join(order) == f"{expected}, compile e, compile f, train e, train f"
+    assert seconds == [2.0] * 4 + [4.0] * 2, "each one's share of the time"
+
+
 def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
     calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")
-    made, errors = programs.programs, ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
+    begun, errors = programs.begun, ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
 
-    def tight(*given, **more):
-        if errors:
-            raise jax.errors.JaxRuntimeError(errors.pop())
-        return made(*given, **more)
+    def tight(*given):
+        compiling = begun(*given)
 
-    monkeypatch.setattr(programs, "programs", tight)
+        def wait():
+            if errors:
+                raise jax.errors.JaxRuntimeError(errors.pop())
+            return compiling()
+
+        return wait
+
+    monkeypatch.setattr(programs, "begun", tight)
     found = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "tight")
     assert yaml.safe_load((tmp_path / "tight" / "config.yaml").read_text())["chunk"] == 1
     np.testing.assert_allclose(found["accuracy_micro"], calm["accuracy_micro"], atol=1e-6)

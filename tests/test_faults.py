@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 import jcfl
-from jcfl import models, registry
 from jcfl.cli import display
 from jcfl.core import attacks, local, robust
 from jcfl.core.chunks import gather
@@ -21,7 +20,6 @@ from jcfl.data import hostile
 from jcfl.errors import InputError, TrainingError
 from jcfl.types import Broadcast
 from tests import tiny
-from tests.test_contract import OPTIONS
 
 LABELS = np.array([0, 0, 0, 0, 0, 1, 1, 1, -1, 2])
 WEIGHTS = np.array([3.0, 1, 2, 4, 0, 1, 2, 1, 5, 0])  # the fifth and the last are absent
@@ -239,35 +237,6 @@ def test_a_cluster_that_diverges_keeps_its_model():
     assert states.failed[-1][0] == -1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((states.clusters, states.shared)))
     assert states.server["reset"][-1].sum() == 3, "one of the two, in every round"
-
-
-def alive(method: str):
-    """A program of three rounds of a method, by the probability that a client's round is lost."""
-    data = tiny.federation()
-    setting = tiny.setting(1.0 if method == "cfl" else 0.75, data=data)
-    if method == "fesem_ma":  # it matches neurons, so it needs a network of known layers
-        setting = setting.with_context(task=models.build("mlp", data.x.shape[1:], 10, hidden=6))
-
-    def rounds(dropout, key, data):
-        faults = Faults(reliability=Reliability(dropout=dropout))
-        algorithm = tiny.built(method, setting.with_context(faults=faults), **OPTIONS.get(method, {}))
-        start = algorithm.init(key, data)
-        end = jax.lax.fori_loop(0, 3, lambda _, state: algorithm.step(state, data), start)
-        return start, end, algorithm.predict(end, data)[1]
-
-    return functools.partial(jax.jit(rounds), key=jax.random.key(0), data=jax.device_put(data))
-
-
-@pytest.mark.parametrize("method", registry.names("method"))
-def test_every_method_survives_lost_rounds(method):
-    """With half of the rounds lost all stays finite; with all of them lost nobody has taken part, and ω stays."""
-    rounds = alive(method)
-    _, end, logits = rounds(0.5)
-    floats = jax.tree.leaves((end.clusters, end.shared, logits))
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in floats) and end.failed[0] == -1 and end.round == 3
-    start, end, logits = rounds(1.0)
-    assert not end.seen.any() and end.failed[0] == -1 and bool(jnp.isfinite(logits).all())
-    tiny.same(end.shared, start.shared, 1e-6)
 
 
 def test_windows_open_and_close():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jcfl.core import memory
-from jcfl.runs import programs
+from jcfl.runs import compiling, programs
 from tests import tiny
 
 
@@ -58,8 +58,8 @@ def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
 
 
 def test_what_was_compiled_and_traced_is_freed(monkeypatch):
-    monkeypatch.setattr(programs, "TRACED", 3)
-    monkeypatch.setattr(programs, "COMPILED", itertools.count(1))
+    monkeypatch.setattr(compiling, "TRACED", 3)
+    monkeypatch.setattr(compiling, "COMPILED", itertools.count(1))
     data = jax.device_put(tiny.federation())
     user = jax.jit(lambda x: x + 1)
     made, kept = tiny.built("majority", tiny.setting()), []

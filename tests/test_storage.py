@@ -37,12 +37,12 @@ SEEDS = {"seeds": 2, "seeds_in_one": False}
 @pytest.fixture(autouse=True, scope="module")
 def compiled_once():
     """Runs of this file share their programs, and do not compute what figures need of a federation."""
-    made = programs.programs
-    shared = functools.cache(lambda lanes: made(walk(setting()), jax.device_put(tiny.federation()), lanes))
+    begun = programs.begun
+    shared = functools.cache(lambda lanes: begun(walk(setting()), jax.device_put(tiny.federation()), lanes)())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "BLOCK", 0.0)  # every block is one round,
         patch.setattr(loop.Stopwatch, "due", lambda watch: True)  # and ends with a checkpoint
-        patch.setattr(programs, "programs", lambda algorithm, federation, lanes, devices=1: shared(lanes))
+        patch.setattr(programs, "begun", lambda algorithm, federation, lanes, devices: lambda: shared(lanes))
         patch.setattr(experiment, "representation", lambda plan: folders.federation())
         yield
 

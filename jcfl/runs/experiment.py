@@ -4,7 +4,7 @@ import functools
 import math
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
 from jcfl.runs.run import Clients, Run
 from jcfl.types import Federation
+
+AHEAD = 4
+"""How many methods of a comparison are compiled side by side."""
 
 
 @keywords_checked
@@ -190,9 +193,9 @@ def execute(
             whole.renew()
             whole.begin(plan.config.text(), measured=False)
         stack.enter_context(loop.interruptible(stop, out is not None))
-        for run in runs:
+        for run, compiling in compiled_ahead(runs):
             keep = keep_state and not histories
-            histories[run.name] = alone(run, clients, on_progress or (lambda progress: None), stop, keep)
+            histories[run.name] = alone(run, compiling, clients, on_progress or (lambda progress: None), stop, keep)
             if whole is not None:
                 whole.put_json("comparison.json", {name: item.summary for name, item in histories.items()})
                 whole.settle()
@@ -220,12 +223,19 @@ def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:
     return found
 
 
-def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.Event, keep: bool) -> History:
+def alone(
+    run: Run,
+    compiling: programs.Compiling,
+    clients: Clients,
+    on_progress: OnProgress,
+    stop: threading.Event,
+    keep: bool,
+) -> History:
     """One run trained by itself, a batch of seeds after another; with fewer clients at a time if memory runs out.
 
     A run that diverged has its error in `failed`, and what was measured until then is written.
     """
-    compiled = compiled_to_fit(run)  # first, because a refusal should leave no file
+    compiled = compiled_to_fit(run, compiling)  # first, because a refusal should leave no file
     run.begin(clients)
     try:
         while True:
@@ -234,7 +244,7 @@ def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.E
                 return run.write_results()
             except jax.errors.JaxRuntimeError as error:
                 replan(run, error)
-                compiled = compiled_to_fit(run)
+                compiled = compiled_to_fit(run, begun(run))
                 run.write_config()
     except TrainingError:  # which is in `run.failed`
         return run.write_results()
@@ -243,13 +253,30 @@ def alone(run: Run, clients: Clients, on_progress: OnProgress, stop: threading.E
         raise
 
 
-def compiled_to_fit(run: Run) -> programs.Programs:
+def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compiling]]:
+    """Every run with its programs, `AHEAD` runs compiled side by side before the first of them trains.
+
+    Nothing is compiled while a run trains, so that its speed is measured undisturbed.
+    """
+    for start in range(0, len(runs), AHEAD):
+        part = runs[start : start + AHEAD]
+        started = [begun(run) for run in part]
+        share = lambda compiling: lambda: (found := compiling())._replace(seconds=found.seconds / len(part))
+        yield from zip(part, map(share, started), strict=True)
+
+
+def begun(run: Run) -> programs.Compiling:
+    """A run's programs, which are compiled while the caller goes on."""
+    plan = run.plan
+    return programs.begun(run.algorithm, plan.federation, len(run.batches()[0]), plan.context.resources.devices)
+
+
+def compiled_to_fit(run: Run, compiling: programs.Compiling) -> programs.Programs:
     """A run's programs, with fewer clients at a time where memory would run out, as long as that takes less of it."""
-    need, lanes = math.inf, len(run.batches()[0])
+    need = math.inf
     while True:
-        plan = run.plan
         try:
-            return programs.programs(run.algorithm, plan.federation, lanes, plan.context.resources.devices)
+            return compiling().with_values({})
         except jax.errors.JaxRuntimeError as error:
             replan(run, error)
         except TooLarge as error:
@@ -257,6 +284,7 @@ def compiled_to_fit(run: Run) -> programs.Programs:
                 raise
             need = error.need
             replan(run, error)
+        compiling = begun(run)
 
 
 def replan(run: Run, error: Exception) -> None:

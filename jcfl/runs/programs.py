@@ -1,8 +1,6 @@
 """The compiled parts of a run: for one lane, or for several that train side by side."""
 
-import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jcfl.core.memory import free_memory, return_freed
-from jcfl.errors import refuse_beyond_memory
-from jcfl.runs.devices import keys_on_devices, on_every_device, over_hosts
+from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
+from jcfl.runs.devices import keys_on_devices, on_every_device
 from jcfl.types import Algorithm, Array, Federation, State
 
 Scalars = Mapping[str, Array]
@@ -78,15 +75,31 @@ class Family(NamedTuple):
         )
 
 
+Compiling = Callable[[], Family]
+"""Programs that other threads compile; the call waits for them, and raises what their compilation raised."""
+
+
 def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
     """An algorithm compiled for a federation, for one seed or for several side by side."""
-    return family(lambda scalars: algorithm, {}, federation, seeds, devices).with_values({})
+    return begun(algorithm, federation, seeds, devices)().with_values({})
+
+
+def begun(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Compiling:
+    """The programs of `programs`, traced here; they are compiled while the caller goes on."""
+    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices)
 
 
 def family(
     make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
 ) -> Family:
-    """One compiled program for algorithms that differ in scalar options.
+    """One compiled program for algorithms that differ in scalar options; see `family_begun`."""
+    return family_begun(make, like, federation, lanes, devices)()
+
+
+def family_begun(
+    make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
+) -> Compiling:
+    """One program for algorithms that differ in scalar options, traced here and compiled while the caller goes on.
 
     On a CPU, several threads run the program of one lane. Its results are then those of a run by itself, and it is
     several times faster than a program with an axis of lanes: there `cond` computes both branches for all lanes, and
@@ -98,18 +111,18 @@ def family(
         lanes: how many runs, of seeds or of options and seeds, go side by side.
         devices: how many devices share the clients; all of them hold the states and the results.
     """
-    several = threaded if lanes > 1 and jax.default_backend() == "cpu" else compiled
+    several = threaded if lanes > 1 and jax.default_backend() == "cpu" else compiling
     return several(make, like, federation, lanes, devices)
 
 
-def compiled(
+def compiling(
     make: Callable[[Scalars], Algorithm],
     like: Scalars,
     federation: Federation,
     lanes: int,
     devices: int,
     stop_early: bool = True,
-) -> Family:
+) -> Compiling:
     """Programs with an axis of lanes if there are several.
 
     Args:
@@ -129,85 +142,51 @@ def compiled(
 
     start = time.perf_counter()
     first = keys(range(lanes), devices)
-    state = jax.eval_shape(init, first, like, federation)
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
-    lowered = (
-        init.lower(first, like, federation),
-        jax.jit(advance, donate_argnums=0, out_shardings=where).lower(state, like, federation, np.int32(0)),
-        jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
-    )
-    with ThreadPoolExecutor(len(lowered)) as pool:  # XLA lets other threads run while it compiles
-        made = list(pool.map(lambda program: program.compile(), lowered))
+    with no_garbage_collection():
+        state = jax.eval_shape(init, first, like, federation)
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
+        lowered = (
+            init.lower(first, like, federation),
+            jax.jit(advance, donate_argnums=0, out_shardings=where).lower(state, like, federation, np.int32(0)),
+            jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
+        )
+    pool = ThreadPoolExecutor(len(lowered))  # XLA lets other threads run while it compiles
+    seldom = cheap_options()  # a run's time is that of its rounds
+    futures = [
+        pool.submit(compiled_at, part, options) for part, options in zip(lowered, (seldom, None, seldom), strict=True)
+    ]
+    pool.shutdown(wait=False)
     del lowered
-    tidy()
-    refuse_too_large(made)
-    begin, block, figures = map(one_at_a_time, made)
-    return Family(begin, block, figures, time.perf_counter() - start, devices)
 
+    def wait() -> Family:
+        made, ends = zip(*(future.result() for future in futures), strict=True)
+        tidy()
+        refuse_too_large(made)
+        begin, block, figures = map(one_at_a_time, made)
+        return Family(begin, block, figures, max(ends) - start, devices)
 
-def refuse_too_large(made: Sequence[jax.stages.Compiled]) -> None:
-    """Refuse programs that work on more than the device has free, which XLA knows before they run.
-
-    Raises:
-        TooLarge: the line says how much that is.
-    """
-    sizes = [program.memory_analysis() for program in made]
-    each = [size.temp_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes for size in sizes if size]
-    advice = "take fewer clients, clusters or classes, or a smaller model"
-    room = int(over_hosts(free_memory(), np.min))
-    refuse_beyond_memory("a round or an evaluation", max(each, default=0), advice, room)
-
-
-TRACED = 32
-"""How many times something is compiled before JAX's caches are cleared."""
-COMPILED = itertools.count(1)
-
-
-def tidy() -> None:
-    """Keep the memory of a process that compiles again and again from growing.
-
-    Compiled programs are freed with their `Family`. But JAX keeps what it has traced of its own functions (`jnp.where`,
-    ...) for every new shape, without a limit: about 1 MiB for each new model. The only public way to free this is to
-    clear all of JAX's caches. Functions that the user has jitted then compile once more when they are called, so this
-    is done seldom: that takes far less time than compiling so many runs.
-    """
-    if next(COMPILED) % TRACED == 0:
-        jax.clear_caches()
-    return_freed()
-
-
-ON_ALL_THREADS = ("lapack_", " fft(")
-"""Marks of operations, in a CPU program's text, that wait on a thread of XLA for others of its threads."""
-ALONE = threading.Lock()
-
-
-def one_at_a_time(program: jax.stages.Compiled) -> Callable[..., Any]:
-    """The program, run by one thread at a time where it has operations that wait for XLA's other threads.
-
-    XLA has one pool of threads for all programs of a process. A batched factorisation (`eigh`, `svd`, `qr`, ...) on a
-    CPU hands its matrices to that pool and waits on a thread of the pool. When several programs do so at once, every
-    thread waits and no thread works: they hang for ever (seen with jaxlib 0.10.2).
-    """
-    text = program.as_text() or "" if jax.default_backend() == "cpu" else ""
-    if not any(mark in text for mark in ON_ALL_THREADS):
-        return program
-
-    def run(*arguments: Any) -> Any:
-        with ALONE:
-            return jax.block_until_ready(program(*arguments))
-
-    return run
+    return wait
 
 
 def threaded(
     make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int
-) -> Family:
+) -> Compiling:
     """The programs of one lane, which as many threads as there are cores run for several lanes."""
     where = on_every_device(devices) if devices > 1 else None
     split = jax.jit(lambda tree: [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(lanes)], out_shardings=where)
     join = jax.jit(lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), out_shardings=where)
-    one = compiled(make, split(like)[0], federation, 1, devices, stop_early=False)
-    workers = min(lanes, cores()) if devices == 1 else 1  # devices wait for each other, so they need one order of lanes
+    started = compiling(make, split(like)[0], federation, 1, devices, stop_early=False)
+    return lambda: on_threads(started(), lanes, split, join)
+
+
+def on_threads(one: Family, lanes: int, split: Callable[[Any], list[Any]], join: Callable[[list[Any]], Any]) -> Family:
+    """The programs of one lane for several.
+
+    Args:
+        split: makes the lanes' trees of a tree with a leading axis of lanes.
+        join: makes a tree with a leading axis of the lanes' trees.
+    """
+    workers = min(lanes, cores()) if one.devices == 1 else 1  # devices wait for each other: one order of lanes for all
     pool = ThreadPoolExecutor(workers)
 
     def init(keys: Array, scalars: Scalars, federation: Federation) -> Lanes:
@@ -231,7 +210,7 @@ def threaded(
         return join(list(pool.map(judge, lanes.states, split(scalars))))
 
     parted, joined = (lambda state: Lanes(split(state))), (lambda lanes: join(lanes.states))
-    return Family(init, advance, evaluate, one.seconds, devices, parted, joined)
+    return Family(init, advance, evaluate, one.seconds, one.devices, parted, joined)
 
 
 def finished_future(state: State) -> Future[State]:

@@ -1,0 +1,105 @@
+"""How XLA compiles the programs of a run: with which options, whether they fit, and what is freed afterwards."""
+
+import gc
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from time import perf_counter
+from typing import Any
+
+import jax
+import numpy as np
+
+from jcfl.core.memory import free_memory, return_freed
+from jcfl.errors import refuse_beyond_memory
+from jcfl.runs.devices import over_hosts
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python's garbage collector switched off: looking through all that a trace makes took a quarter of its time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def compiled_at(program: jax.stages.Lowered, options: dict[str, Any] | None) -> tuple[jax.stages.Compiled, float]:
+    """A program compiled with XLA's `options`, and the time at which it was."""
+    return program.compile(options), perf_counter()
+
+
+CHEAP = {
+    "xla_backend_optimization_level": 1,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_llvm_disable_expensive_passes": True,
+}
+"""XLA's options with which a CPU's program compiles in about half of the time, and may run a little slower."""
+
+
+def cheap_options() -> dict[str, Any] | None:
+    """XLA's options for programs that run once in a while; what the user's XLA_FLAGS say goes before."""
+    if jax.default_backend() != "cpu" or not version("jaxlib").startswith("0.10"):  # others may not know these options
+        return None
+    given = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in CHEAP.items() if name not in given} or None
+
+
+def refuse_too_large(made: Sequence[jax.stages.Compiled]) -> None:
+    """Refuse programs that work on more than the device has free, which XLA knows before they run.
+
+    Raises:
+        TooLarge: the line says how much that is.
+    """
+    sizes = [program.memory_analysis() for program in made]
+    each = [size.temp_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes for size in sizes if size]
+    advice = "take fewer clients, clusters or classes, or a smaller model"
+    room = int(over_hosts(free_memory(), np.min))
+    refuse_beyond_memory("a round or an evaluation", max(each, default=0), advice, room)
+
+
+TRACED = 32
+"""How many times something is compiled before JAX's caches are cleared."""
+COMPILED = itertools.count(1)
+
+
+def tidy() -> None:
+    """Keep the memory of a process that compiles again and again from growing.
+
+    Compiled programs are freed with their `Family`. But JAX keeps what it has traced of its own functions (`jnp.where`,
+    ...) for every new shape, without a limit: about 1 MiB for each new model. The only public way to free this is to
+    clear all of JAX's caches. Functions that the user has jitted then compile once more when they are called, so this
+    is done seldom: that takes far less time than compiling so many runs.
+    """
+    if next(COMPILED) % TRACED == 0:
+        jax.clear_caches()
+    return_freed()
+
+
+ON_ALL_THREADS = ("lapack_", " fft(")
+"""Marks of operations, in a CPU program's text, that wait on a thread of XLA for others of its threads."""
+ALONE = threading.Lock()
+
+
+def one_at_a_time(program: jax.stages.Compiled) -> Callable[..., Any]:
+    """The program, run by one thread at a time where it has operations that wait for XLA's other threads.
+
+    XLA has one pool of threads for all programs of a process. A batched factorisation (`eigh`, `svd`, `qr`, ...) on a
+    CPU hands its matrices to that pool and waits on a thread of the pool. When several programs do so at once, every
+    thread waits and no thread works: they hang for ever (seen with jaxlib 0.10.2).
+    """
+    text = program.as_text() or "" if jax.default_backend() == "cpu" else ""
+    if not any(mark in text for mark in ON_ALL_THREADS):
+        return program
+
+    def run(*arguments: Any) -> Any:
+        with ALONE:
+            return jax.block_until_ready(program(*arguments))
+
+    return run
