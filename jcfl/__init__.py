@@ -12,26 +12,46 @@ from jcfl.version import __version__ as __version__
 if TYPE_CHECKING:
     from jcfl import data as data
     from jcfl.results import History as History
+    from jcfl.runs.choice import choose_k as choose_k
     from jcfl.runs.environment import use_cache as use_cache
     from jcfl.runs.experiment import run as run
     from jcfl.runs.sweeping import sweep as sweep
 
 _HOMES = {
     "History": "jcfl.results",
+    "choose_k": "jcfl.runs.choice",
     "run": "jcfl.runs.experiment",
     "sweep": "jcfl.runs.sweeping",
     "use_cache": "jcfl.runs.environment",
 }
+_MODULES = {"data": "jcfl.data", "plotting": "jcfl.view.plotting", "results": "jcfl.results"}
 
-__all__ = ["History", "InputError", "TrainingError", "data", "register", "run", "sweep", "use_cache"]
+__all__ = [
+    "History",
+    "InputError",
+    "TrainingError",
+    "choose_k",
+    "data",
+    "plotting",  # pyright: ignore[reportUnsupportedDunderAll]
+    "register",
+    "results",  # pyright: ignore[reportUnsupportedDunderAll]
+    "run",
+    "sweep",
+    "use_cache",
+]
 
 registry.provide(lambda: importlib.import_module("jcfl.runs.pieces"))
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: `jcfl --version` should not wait for JAX."""
-    if name == "data":
-        return importlib.import_module("jcfl.data")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'jcfl' has no attribute {name!r}")
+    raise AttributeError(f"module 'jcfl' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+
+
+def __dir__() -> list[str]:
+    """What can be asked for, imported or not: shells and notebooks complete these names."""
+    return sorted({*globals(), *__all__})

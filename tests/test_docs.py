@@ -3,6 +3,7 @@
 import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -191,6 +192,22 @@ def test_api_names_exist():
         pkgutil.resolve_name(name)
     for module, members in re.findall(r"automodule:: (\S+)\n   :members: (.+)", page):
         assert all(hasattr(pkgutil.resolve_name(module), member.strip()) for member in members.split(","))
+
+
+def test_names_in_sentences_can_be_reached_after_importing_jcfl_alone():
+    """But those of the rooms inside, which are places to import from."""
+    texts = [path.read_text("utf-8") for path in (ROOT / "README.md", *DOCS.rglob("*.md"))]
+    names = sorted({name for text in texts for name in re.findall(r"`(jcfl(?:\.\w+)+)", text)})
+    assert "jcfl.plotting.curves" in names
+    inside = {name for name in names if name.startswith(("jcfl.core.", "jcfl.methods"))}
+    for name in inside:
+        pkgutil.resolve_name(name)
+    reach = (
+        "import functools, sys, jcfl; [functools.reduce(getattr, name.split('.')[1:], jcfl) for name in sys.argv[1:]]"
+    )
+    words = [sys.executable, "-c", reach, *set(names) - inside]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_scores_named_are_measured():

@@ -93,28 +93,13 @@ def test_tiles_of_psi_change_nothing(options):
 
 @pytest.mark.parametrize("batch_size", [4, "full"])
 def test_padding_changes_nothing(batch_size):
+    """Whatever the batch; `test_contract.py` pads clients for every method."""
     data = tiny.federation()
     wider = data.replace(train=data.train.replace(width=data.train.width + 5), test=data.test.replace(width=9))
-    for method in ("fedavg", "stocfl"):
-        narrow = tiny.run(tiny.built(method, tiny.setting(batch_size=batch_size)), 2)
-        padded = tiny.run(tiny.built(method, tiny.setting(data=wider, batch_size=batch_size)), 2, data=wider)
-        tiny.same(narrow.shared, padded.shared, CLOSE)
-        np.testing.assert_array_equal(narrow.labels, padded.labels)
-
-
-def test_seeds_in_one_vmap_are_seeds_one_by_one():
-    data = jax.device_put(tiny.federation())
-    algorithm = tiny.built("stocfl", tiny.setting(0.5), tau=0.3)
-
-    def whole(key):
-        return jax.lax.fori_loop(0, TURNS, lambda _, state: algorithm.step(state, data), algorithm.init(key, data))
-
-    keys = jax.vmap(jax.random.key)(np.array([0, 1, 2]))
-    together = jax.jit(jax.vmap(whole))(keys)
-    alone = [jax.jit(whole)(key) for key in keys]
-    for row, state in enumerate(alone):
-        np.testing.assert_array_equal(together.labels[row], state.labels)
-        tiny.same(jax.tree.map(lambda leaf: leaf[row], together.clusters), state.clusters, CLOSE)
+    narrow = tiny.run(tiny.built("fedavg", tiny.setting(batch_size=batch_size)), 2)
+    padded = tiny.run(tiny.built("fedavg", tiny.setting(data=wider, batch_size=batch_size)), 2, data=wider)
+    tiny.same(narrow.shared, padded.shared, CLOSE)
+    np.testing.assert_array_equal(narrow.labels, padded.labels)
 
 
 @pytest.mark.parametrize("method", ["fesem", "oneshot_kmeans"])
