@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jcfl import models, registry
+from jcfl import models, registry, trees
 from jcfl.core import describing as anchors
 from jcfl.core import engine as engines
 from jcfl.errors import InputError
-from jcfl.fast import factored
+from jcfl.fast import factored, slabs
+from jcfl.grouping.merging import greedy
+from jcfl.grouping.psi import MergeMemory, Settings, joint_gram
 from jcfl.types import NEVER
 from tests import tiny
 
@@ -101,6 +103,28 @@ def test_inference_and_departures_in_coordinates():
     tiny.same(found[0], found[1], 1e-10)
     assert found[0][0][-1, 1] == -1
     assert (found[0][2][6:] >= 0).all()
+
+
+@pytest.mark.parametrize("fresh", [0, 2, 7, 8])
+def test_inner_products_in_parts(monkeypatch, fresh):
+    """Tiles, parts of clients, slabs and batches of slots that do not divide what they cut."""
+    for name, size in {"TILE": {"cpu": 3, "gpu": 3}, "PART": 2, "SLOTS": 2}.items():
+        monkeypatch.setattr(slabs, name, size)
+    context = tiny.setting().with_context(task=task("mlp")).context
+    describe = anchors.gradient(context.task)
+    who, new = jnp.array([5, 1, 0, 7, 2, 4, 6, 3]), jnp.arange(8) < fresh
+    live, data = jnp.array([False, True, False, True, True]), jax.device_put(tiny.federation())
+    with jax.enable_x64(True):
+        model = context.task.init(jax.random.key(0))
+        sums = jax.vmap(lambda key: context.task.init(key)["params"])(jax.random.split(jax.random.key(1), 5))
+        sums = trees.select(live, sums, jax.tree.map(jnp.zeros_like, sums))
+        memory = MergeMemory(model, model, sums, trees.inner(sums, sums), live, jax.random.key(2))
+        found = []
+        for shortcut in (True, False):
+            own = Settings(describe._replace(has_coordinates=shortcut), 0.5, greedy, "current", 3, 8, 800, False)
+            found.append(jax.jit(lambda own=own: joint_gram(own, memory, who, new, data)[0])())
+    assert np.abs(found[0][5:, :5]).max() > 0.01 or not fresh
+    tiny.same(found[0], found[1], 1e-12)
 
 
 def test_a_sketch_keeps_inner_products():

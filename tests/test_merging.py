@@ -42,6 +42,90 @@ def test_merges_exactly_the_most_similar_pairs(seed, tau, d):
         np.testing.assert_allclose(np.asarray(gram)[roots][:, roots], (sums @ sums.T)[roots][:, roots], atol=1e-9)
 
 
+@jax.jit
+def plain(gram, alive, tau):
+    """Merge the first of the most similar pairs, all cosines computed again before each merge."""
+    k = alive.size
+    cosines = lambda gram, alive: jnp.where(
+        jnp.triu(alive[:, None] & alive, 1),
+        gram * (merging.inverse_norm(jnp.diagonal(gram))[:, None] * merging.inverse_norm(jnp.diagonal(gram))),
+        -jnp.inf,
+    )
+
+    def unite(state):
+        gram, alive, target = state
+        a, b = jnp.divmod(cosines(gram, alive).argmax(), k)
+        row = (gram[a] + gram[b]).at[a].set(gram[a, a] + gram[b, b] + 2 * gram[a, b])
+        return gram.at[a].set(row).at[:, a].set(row), alive.at[b].set(False), jnp.where(target == b, a, target)
+
+    ongoing = lambda state: cosines(*state[:2]).max() >= merging.limit(tau)
+    gram, _, target = jax.lax.while_loop(ongoing, unite, (gram, alive, jnp.arange(k)))
+    return target, gram
+
+
+greedy = jax.jit(merging.greedy)
+WHOLE = st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=80, max_size=80)
+TAUS = st.sampled_from([-1.0, -0.7, -0.5, 0.0, 0.3, 0.5, np.sqrt(0.5), np.sqrt(0.75), 0.99, 1.0, 1.0001])
+
+
+def agree(gram, alive, tau):
+    """The same merges and inner products as by `plain`, to the last bit."""
+    (target, after), (expected, wanted) = (merge(gram, alive, tau) for merge in (greedy, plain))
+    np.testing.assert_array_equal(target, expected)
+    roots = np.asarray(alive) & (np.asarray(target) == np.arange(len(alive)))
+    np.testing.assert_array_equal(np.asarray(after)[roots][:, roots], np.asarray(wanted)[roots][:, roots])
+    return target
+
+
+@settings(max_examples=100, deadline=None)
+@given(WHOLE, st.lists(st.integers(1, 3), min_size=80, max_size=80), st.integers(0, 2**31), TAUS)
+def test_equally_similar_pairs_merge_in_the_order_of_their_rows(rows, sizes, seed, tau):
+    """Whole numbers make many equal cosines, clusters of several equal clients, and vectors of zeros."""
+    vectors = np.array(rows, np.float32) * np.array(sizes)[:, None]
+    alive = np.random.default_rng(seed).random(80) < 0.9
+    agree(jnp.array(vectors @ vectors.T, jnp.float32), jnp.array(alive), tau)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.floats(0.1, 2), st.floats(-1, 1), st.integers(2, 40))
+def test_the_largest_cluster_takes_in_one_client_after_another(seed, noise, tau, d):
+    """More merges than a block has, of clients in groups, whose sums are more similar to others than their parts."""
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(2, d))[rng.integers(2, size=80)] + noise * rng.normal(size=(80, d))
+    gram = jnp.array(vectors @ vectors.T, jnp.float32)
+    agree(gram, jnp.ones(80, bool), tau)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31))
+def test_a_pair_at_the_threshold_merges_and_one_below_does_not(seed):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(80, 5)).astype(np.float32)
+    gram, alive = jnp.array(vectors @ vectors.T), jnp.ones(80, bool)
+    norm = jax.jit(merging.inverse_norm)(jnp.diagonal(gram))
+    largest = np.asarray(gram * (norm[:, None] * norm))[np.triu_indices(80, 1)].max()
+    assert (agree(gram, alive, largest) != jnp.arange(80)).any()
+    assert (agree(gram, alive, np.nextafter(largest, np.float32(2))) == jnp.arange(80)).all()
+
+
+def test_a_sum_can_be_nearer_to_a_third_than_its_parts():
+    """So mutually most similar pairs cannot merge at the same time: the sum of 0 and 1 takes 2 away from 3."""
+    angles = np.deg2rad([0.0, 60.0, 30.0, 30.0])
+    tilt = np.deg2rad([0.0, 0.0, 57.0, 117.7])
+    vectors = np.stack([np.cos(angles) * np.cos(tilt), np.sin(angles) * np.cos(tilt), np.sin(tilt)], 1)
+    gram = jnp.array(vectors @ vectors.T, jnp.float32)
+    cosines = np.asarray(gram) - 2 * np.eye(4)
+    np.testing.assert_array_equal(cosines.argmax(1), [1, 0, 3, 2])
+    assert agree(gram, jnp.ones(4, bool), 0.4).tolist() == [0, 0, 0, 3]
+
+
+@pytest.mark.parametrize("vectors", [np.full((4, 2), np.nan), np.zeros((4, 2)), np.ones((1, 2))])
+def test_nothing_merges(vectors):
+    gram = jnp.array(vectors @ vectors.T, jnp.float32)
+    assert agree(gram, jnp.ones(len(vectors), bool), 0.3).tolist() == list(range(len(vectors)))
+    assert greedy(gram, jnp.zeros(len(vectors), bool), -1.0)[0].tolist() == list(range(len(vectors)))
+
+
 @pytest.mark.parametrize("merge", [merging.greedy, merging.single_pass])
 def test_limits(merge):
     vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)

@@ -5,11 +5,8 @@ the h hidden units. For one slab after another, Xᵀ D[:, slab] is computed for 
 added up. Each number of a gradient is thus computed once, and the products are products of large matrices.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 
@@ -29,6 +26,15 @@ from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
 
 TILE = {"cpu": 30, "gpu": 512}
 """How many clients are described at a time, by backend."""
+
+PARTS = 8
+"""The most parts clients are cut into for the products of each two of them: 36 products of parts instead of 64."""
+
+PART = 240
+"""The fewest clients in a part. Products of smaller parts are slower than what they save."""
+
+SLOTS = 32
+"""How many slots' sums are multiplied with clients' Ψ at a time."""
 
 SUMMED = 16
 """How many clients of one slot are added up at a time."""
@@ -110,37 +116,84 @@ def inner_product(first: First, gram: Array, one: Model, two: Model) -> Array:
 
 
 def products(
-    describe: Description, psi: Coordinates, sums: Models, federation: Federation, budget: int, pairs: bool = True
+    describe: Description,
+    psi: Coordinates,
+    sums: Models,
+    live: Array,
+    federation: Federation,
+    budget: int,
+    pairs: bool = True,
 ) -> tuple[Array, Array]:
     """Inner products of clients' Ψ with each other [s, s] and with every slot's sum [s, k].
 
+    Clients are cut into parts, because of the products of two parts with each other only one is needed.
+
     Args:
-        sums: the slots' sums of Ψ. [k, ...]
+        sums: the slots' sums of Ψ, zero for a slot without a cluster. [k, ...]
+        live: the slots that hold a cluster; the others take no time. [k] bool
         budget: bytes that a slab may take.
         pairs: whether the first are computed; else they are those of the other parameters only.
     """
-    first, k, s, t = first_of(describe.task), trees.count(sums), psi.trust.size, psi.tile
-    sums = {"params": sums}
-    matrix, rest = kernel_and_others(first, sums)
-    width = slab_width(matrix, s, budget)
+    first, s, t = first_of(describe.task), psi.trust.size, psi.tile
+    matrix, rest = kernel_and_others(first, {"params": sums})
+    k, d, h = matrix.shape
+    width, spans, slots = slab_width(matrix, s, budget), part_spans(s, t), slots_in_batches(live)
 
-    sizes = sorted({min(t * -(-s // (t * share)), s) for share in (1, 2, 4, 16)})
-    enough = jnp.searchsorted(jnp.array(sizes), psi.used * t)  # the fewest rows that hold all that count
+    def slab(turn: Array, found):
+        rows, near, far = found
+        rows = [slab_of_gradients(psi, federation, turn, width, *each) for each in zip(rows, spans, strict=True)]
+        flat = [part.reshape(-1, width * d) for part in rows]
+        near = {(i, j): add(total, flat[i], flat[j], spans[i]) for (i, j), total in near.items()}
 
-    def slab(turn: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        rows = slab_of_gradients(psi, federation, turn, width).reshape(s, -1)  # [s, d w]
-        far = jax.lax.dynamic_slice_in_dim(matrix, turn * width, width, 2).reshape(k, -1)
-        return jax.lax.switch(enough, [partial(add, size) for size in sizes], found, rows, far)
+        def across(c: Array, far: list[Array]) -> list[Array]:
+            some = slab_of_sums(matrix, slots[c], turn, width)
+            each = zip(far, flat, spans, strict=True)
+            return [total.at[c].set(add(total[c], part, some, span)) for total, part, span in each]
 
-    def add(size: int, found: tuple[Array, Array], rows: Array, far: Array) -> tuple[Array, Array]:
-        among, across = found
-        rows = rows[:size]
-        among = among.at[:size, :size].add(row_products(rows, rows)) if pairs else among
-        return among, across.at[:size].add(row_products(rows, far))
+        return rows, near, jax.lax.fori_loop(0, -(-live.sum() // slots.shape[1]), across, far)
 
-    start = jnp.zeros((s, s), matrix.dtype), jnp.zeros((s, k), matrix.dtype)
-    among, across = jax.lax.fori_loop(0, matrix.shape[2] // width, slab, start)
-    return among + trees.inner(psi.rest, psi.rest), across + trees.inner(psi.rest, rest)
+    def add(total: Array, one: Array, two: Array, span: tuple[int, int]) -> Array:
+        more = lambda total: total + row_products(one, two)
+        return jax.lax.cond(psi.used > span[0], more, lambda total: total, total)
+
+    blank = lambda *shape: jnp.zeros(shape, matrix.dtype)
+    every, size = range(len(spans)), [(end - begin) * t for begin, end in spans]
+    start = (
+        [blank(end - begin, t, width * d) for begin, end in spans],
+        {(i, j): blank(size[i], size[j]) for i in every for j in range(i + 1) if pairs},
+        [blank(len(slots), rows, slots.shape[1]) for rows in size],
+    )
+    _, near, far = jax.lax.fori_loop(0, h // width, slab, start)
+    among = [[near[i, j] if j <= i else near[j, i].T for j in every] for i in every] if pairs else [[blank(s, s)]]
+    columns = jnp.concatenate(far, 1).swapaxes(0, 1).reshape(s, -1)
+    across = blank(s, k).at[:, slots.reshape(-1)].set(columns, mode="drop")
+    return jnp.block(among) + trees.inner(psi.rest, psi.rest), across + trees.inner(psi.rest, rest)
+
+
+def part_spans(s: int, t: int) -> list[tuple[int, int]]:
+    """The first tile of each part of s clients, in tiles of t, and the one after its last."""
+    tiles = s // t
+    size = max(-(-tiles // PARTS), -(-PART // t))
+    return [(begin, min(begin + size, tiles)) for begin in range(0, tiles, size)]
+
+
+def slots_in_batches(live: Array) -> Array:
+    """The numbers of all k slots, those that hold a cluster first; k where a batch is filled up. [c, SLOTS] int32"""
+    k = live.size
+    batch = min(SLOTS, k)
+    return jnp.pad(jnp.argsort(~live, stable=True), (0, -k % batch), constant_values=k).reshape(-1, batch)
+
+
+def slab_of_sums(matrix: Array, slots: Array, turn: Array, width: int) -> Array:
+    """Slab number `turn` of some slots' kernels, in the order of `slab_of_gradients`. [b, w d]
+
+    Args:
+        matrix: the kernels of all slots. [k, d, h]
+        slots: some of the slots. [b] int32
+    """
+    size = (1, matrix.shape[1], width)
+    cut = lambda slot: jax.lax.dynamic_slice(matrix, (slot, 0, turn * width), size)[0].T
+    return jax.vmap(cut)(slots).reshape(slots.size, -1)
 
 
 def sums_with_clients(
@@ -172,17 +225,24 @@ def sums_with_clients(
     return with_first_layer(first, total, {**first_layer(first, total), "kernel": matrix})["params"]
 
 
-def slab_of_gradients(psi: Coordinates, federation: Federation, turn: Array, width: int) -> Array:
-    """The part of every client's kernel gradient in slab number `turn`, which has `width` units. [s / t, t, d w]"""
-    (s, n, h), d = psi.b.shape, int(np.prod(federation.x.shape[1:]))
+def slab_of_gradients(
+    psi: Coordinates, federation: Federation, turn: Array, width: int, out: Array, span: tuple[int, int]
+) -> Array:
+    """The part of clients' kernel gradients in slab number `turn`, which has `width` units.
+
+    Args:
+        out: where they are written; tiles without new clients stay as they are. [p, t, w d]
+        span: the first of the p tiles of clients, and the one after the last.
+    """
+    (_, n, h), (begin, end) = psi.b.shape, span
     who, b = psi.who.reshape(-1, psi.tile), psi.b.reshape(-1, psi.tile, n, h)
-    blank = jnp.zeros((s // psi.tile, psi.tile, d * width), psi.b.dtype)
 
     def put(i: Array, out: Array) -> Array:
         part = jax.lax.dynamic_slice_in_dim(b[i], turn * width, width, 2)
-        return out.at[i].set(jnp.einsum("tnd,tnw->tdw", examples(federation, who[i]), part).reshape(psi.tile, -1))
+        new = jnp.einsum("tnw,tnd->twd", part, examples(federation, who[i]))
+        return out.at[i - begin].set(new.reshape(psi.tile, -1))
 
-    return jax.lax.fori_loop(0, psi.used, put, blank)
+    return jax.lax.fori_loop(begin, jnp.clip(psi.used, begin, end), put, out)
 
 
 def slab_width(matrix: Array, s: int, budget: int) -> int:

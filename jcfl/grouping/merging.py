@@ -1,19 +1,47 @@
 """Merging of clusters by the cosines of their vectors; only inner products of the vectors are needed."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jcfl.types import Array
 
+BLOCK = 64
+"""How many merges are done before the host is asked whether there is another one."""
+
+
+class Merging(NamedTuple):
+    """The state of greedy merging. Every pair of clusters belongs to the one that changed last, the later row at first.
+
+    A cluster therefore loses the pairs with another one when that changes, and gets no pairs until it changes itself:
+    its largest cosine can only fall, and is computed again when it is the largest of all.
+    """
+
+    gram: Array  # [k, k] inner products of the clusters' vectors
+    alive: Array  # [k] bool, which rows hold a cluster
+    norm: Array  # [k] one divided by the length of each vector
+    order: Array  # [k] int32, a cluster that changed later has a greater number
+    best: Array  # [k] the largest cosine of the pairs that belong to a cluster, or more than it
+    partner: Array  # [k] int32, the other cluster of that pair, the first of several; -1 if it has to be found again
+    target: Array  # [k] int32, the row that each of the first clusters is in
+    turn: Array  # [] int32, how many pairs were looked at
+    pair: Array  # [2] int32, the rows of the next pair; twice the same row if its best pair has to be found again
+    rows: Array  # [2, k] their rows of the Gram matrix, the second is zero if there is no pair
+
 
 def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]:
     """Merge the most similar pair, again and again, while its cosine is at least `tau`.
 
     Zeng et al. 2023 (StoCFL), Alg. 1 lines 9-13, https://arxiv.org/abs/2303.00897. The vector of a cluster is the sum
-    of its members' vectors, so a merge of a and b adds row and column b to a. The best partner of every row is cached.
-    After a merge a cached cosine may be too high, but never too low; it is computed again when it is the largest. The
-    merges are therefore those of a search over all pairs, and each takes O(k) instead of O(k²) operations.
+    of its members' vectors, so a merge of a and b adds row and column b to a. The merges are those of a search over all
+    pairs, and each takes O(k) instead of O(k²) operations. Of equally similar pairs the one with the smallest row is
+    merged, and of several with this row the one with the smallest other row.
+
+    Mutually most similar pairs cannot merge at the same time: a sum can be more similar to a third vector than its
+    parts were. Among clients of one group it is, so that the largest cluster takes in one client after another. But a
+    device does `BLOCK` merges without asking the host whether there is another one.
 
     Args:
         gram: inner products of the clusters' vectors. [k, k]
@@ -24,63 +52,55 @@ def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]
         for every row the smallest row among those it was merged with [k] int32, and the Gram matrix after merging.
     """
     k = gram.shape[0]
-    threshold = limit(tau)
-    rows = jnp.arange(k)
+    threshold, ids = limit(tau), jnp.arange(k, dtype=jnp.int32)
+    norm = inverse_norm(jnp.diagonal(gram))
+    own = alive[:, None] & alive & (ids[:, None] > ids)
+    cosine = jnp.where(own, gram * (norm[:, None] * norm), -jnp.inf)
+    best, partner = cosine.max(1), cosine.argmax(1).astype(jnp.int32)
+    start = Merging(gram, alive, norm, ids, best, partner, ids, jnp.int32(0), ids[:2], gram[:2])
+    block = lambda state: lax.fori_loop(0, min(BLOCK, k), lambda _, state: merged_once(state, threshold), state)
+    end = lax.while_loop(lambda state: state.best.max() >= threshold, block, with_next_pair(start, threshold))
+    return end.target, end.gram
 
-    def cosines(gram: Array, alive: Array, row: Array) -> Array:
-        """Row `row` of the cosine matrix, minus infinity where there is no pair. [k]"""
-        inner = lax.dynamic_index_in_dim(gram, row, keepdims=False)
-        valid = alive & (rows != row) & alive[row]
-        return jnp.where(valid, inner * inverse_norm(jnp.diagonal(gram)) * inverse_norm(gram[row, row]), -jnp.inf)
 
-    def open_(carry):
-        _, alive, best, *_ = carry
-        return (best.max() >= threshold) & (alive.sum() > 1)
-
-    def refresh(carry, row):
-        gram, alive, best, partner, exact, target = carry
-        cosine = cosines(gram, alive, row)
-        return (
-            gram,
-            alive,
-            best.at[row].set(cosine.max()),
-            partner.at[row].set(cosine.argmax().astype(jnp.int32)),
-            exact.at[row].set(True),
-            target,
-        )
-
-    def unite(carry, row):
-        gram, alive, best, partner, exact, target = carry
-        a, b = jnp.minimum(row, partner[row]), jnp.maximum(row, partner[row])
-        merged = gram[a] + gram[b]
-        merged = merged.at[a].set(gram[a, a] + gram[b, b] + 2 * gram[a, b])
-        gram = gram.at[a].set(merged).at[:, a].set(merged)
-        alive = alive.at[b].set(False)
-        cosine = cosines(gram, alive, a)
-        lost = (partner == a) | (partner == b)
-        better = (cosine > best) | ((cosine == best) & (a < partner) & ~lost)
-        exact = jnp.where(better, True, exact & ~lost)
-        best = jnp.where(better, cosine, best).at[b].set(-jnp.inf).at[a].set(cosine.max())
-        partner = jnp.where(better, a, partner).at[a].set(cosine.argmax()).astype(jnp.int32)
-        exact = exact.at[a].set(True)
-        return gram, alive, best, partner, exact, jnp.where(target == b, a, target).astype(jnp.int32)
-
-    def body(carry):
-        row = carry[2].argmax()
-        return lax.cond(carry[4][row], unite, refresh, carry, row)
-
-    norms = inverse_norm(jnp.diagonal(gram))
-    start = jnp.where(alive[:, None] & alive & ~jnp.eye(k, dtype=bool), gram * norms[:, None] * norms, -jnp.inf)
-    carry = (
-        gram,
-        alive,
-        start.max(1),
-        start.argmax(1).astype(jnp.int32),
-        jnp.ones(k, bool),
-        jnp.arange(k, dtype=jnp.int32),
+def merged_once(state: Merging, threshold: Array) -> Merging:
+    """The state after the next pair was merged, or after the best pair of a cluster was found again."""
+    gram, alive, norm, order, best, partner, target, turn, (a, b), rows = state
+    k, ids, merges = order.size, jnp.arange(order.size, dtype=jnp.int32), a != b
+    squared = rows[0, a] + rows[1, b] + 2 * jnp.where(merges, rows[0, b], 0.0)
+    row = jnp.where(ids == a, squared, rows[0] + rows[1])
+    norm = norm.at[a].set(inverse_norm(squared))
+    alive = alive & ~(merges & (ids == b))
+    order = jnp.where(merges & (ids == a), k + turn, order)
+    cosine = jnp.where(alive & alive[a] & (order < order[a]), row * (norm * norm[a]), -jnp.inf)
+    lost = merges & ((partner == a) | (partner == b))
+    state = Merging(
+        gram=lax.dynamic_update_index_in_dim(lax.dynamic_update_index_in_dim(gram, row, a, 0), row, a, 1),
+        alive=alive,
+        norm=norm,
+        order=order,
+        best=jnp.where(alive, best, -jnp.inf).at[a].set(cosine.max()),
+        partner=jnp.where(lost, -1, partner).at[a].set(jnp.where(cosine == cosine.max(), ids, k).min()),
+        target=jnp.where(merges & (target == b), a, target),
+        turn=turn + 1,
+        pair=state.pair,
+        rows=rows,
     )
-    gram, _, _, _, _, target = lax.while_loop(open_, body, carry)
-    return target, gram
+    return with_next_pair(state, threshold)
+
+
+def with_next_pair(state: Merging, threshold: Array) -> Merging:
+    """The state with its next pair: the first of the most similar. Clusters without a partner come before all pairs."""
+    ids, top = jnp.arange(state.best.size, dtype=jnp.int32), state.best.max()
+    at_top = state.best == top
+    low, high = jnp.minimum(ids, state.partner), jnp.maximum(ids, state.partner)
+    a = jnp.where(at_top, low, ids.size).min()
+    b = jnp.minimum(jnp.where(at_top & (low == a), high, ids.size).min(), ids.size - 1)
+    merges = (a >= 0) & (top >= threshold)
+    a = jnp.where(merges, a, b)
+    # Rows are read after all writes, because XLA would copy a matrix that is read and then written in one step.
+    row = lambda i: lax.dynamic_index_in_dim(state.gram, i, keepdims=False)
+    return state._replace(pair=jnp.stack([a, b]), rows=jnp.stack([row(a), jnp.where(merges, row(b), 0.0)]))
 
 
 def single_pass(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]:

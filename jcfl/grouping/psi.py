@@ -57,7 +57,7 @@ def joint_gram(
     s, tile = who.size, settings.tile
     if settings.describe.has_coordinates:
         psi = slabs.coordinates(settings.describe, memory.anchor, memory.key, who, new, federation)
-        among, across = slabs.products(settings.describe, psi, memory.sums, federation, settings.budget)
+        among, across = slabs.products(settings.describe, psi, memory.sums, memory.live, federation, settings.budget)
         among, across, trust = among[:s, :s], across[:s], psi.trust[:s]
     elif tile >= s:
         psi, trust = descriptions(settings, memory, who, new, federation)
@@ -132,7 +132,9 @@ def projections(settings: Settings, memory: MergeMemory, who: Array, federation:
         every = jnp.ones(who.shape, bool)
         if settings.describe.has_coordinates:
             psi = slabs.coordinates(settings.describe, memory.anchor, memory.key, who, every, federation)
-            across = slabs.products(settings.describe, psi, memory.sums, federation, settings.budget, pairs=False)[1]
+            across = slabs.products(
+                settings.describe, psi, memory.sums, memory.live, federation, settings.budget, pairs=False
+            )[1]
             return across[: who.size]
         psi, _ = descriptions(settings, memory, who, every, federation)
         return trees.inner(psi, memory.sums)
