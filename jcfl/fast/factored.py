@@ -32,6 +32,7 @@ from jcfl.fast.coordinates import (
     task_in_coordinates,
 )
 from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
+from jcfl.types.target import target
 
 REFERENCES = (own, shared)
 """The models in a broadcast whose first kernels are W₁ and W₂."""
@@ -73,11 +74,11 @@ class Factored:
         """Whether this engine is expected to take less time for a client, counted in multiplications."""
         if work.task.first is None:
             return False
-        plain, small = PACE.get(jax.default_backend(), PACE["gpu"])
+        plain, small = PACE.get(target().platform, PACE["gpu"])
         n, d, h = sizes(work.task, context)
         batch, steps = work.trainer.rows_and_steps(n)
         general = 2 * steps * batch * d * h + UPDATE * steps * d * h
-        general *= SHARED_OUT if context.resources.devices > 1 and jax.default_backend() == "cpu" else 1
+        general *= SHARED_OUT if context.resources.devices > 1 and target().is_cpu else 1
         products = (references(work.terms, work.shared) + 1) * n * d * h
         return plain * products + small * (n * n * d + steps * batch * n * h) < general
 
@@ -102,7 +103,7 @@ def tile_size(task: Task, context: Context, references: int) -> int:
     cohort = context.population.cohort
     client = 4 * (2 * n * d + n * n + n * h * (references + 8))
     room = context.resources.room
-    most = max(1, min(cohort, (min(room, TILE) if jax.default_backend() == "cpu" else room) // client))
+    most = max(1, min(cohort, (min(room, TILE) if target().is_cpu else room) // client))
     if most <= 2:
         return most
     time = lambda tile: -(-cohort // tile) * (tile + 0.5)  # a tile costs as much as half a client besides its clients

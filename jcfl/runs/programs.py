@@ -17,6 +17,7 @@ from jcfl.core.memory import free_memory, return_freed
 from jcfl.errors import refuse_beyond_memory
 from jcfl.runs.devices import keys_on_devices, on_every_device, over_hosts
 from jcfl.types import Algorithm, Array, Federation, State
+from jcfl.types.target import target
 
 Scalars = Mapping[str, Array]
 """Values of options by dotted name; `[lanes]` each where several lanes run side by side."""
@@ -98,7 +99,7 @@ def family(
         lanes: how many runs, of seeds or of options and seeds, go side by side.
         devices: how many devices share the clients; all of them hold the states and the results.
     """
-    several = threaded if lanes > 1 and jax.default_backend() == "cpu" else compiled
+    several = threaded if lanes > 1 and target().is_cpu else compiled
     return several(make, like, federation, lanes, devices)
 
 
@@ -188,7 +189,7 @@ def one_at_a_time(program: jax.stages.Compiled) -> Callable[..., Any]:
     CPU hands its matrices to that pool and waits on a thread of the pool. When several programs do so at once, every
     thread waits and no thread works: they hang for ever (seen with jaxlib 0.10.2).
     """
-    text = program.as_text() or "" if jax.default_backend() == "cpu" else ""
+    text = program.as_text() or "" if target().is_cpu else ""
     if not any(mark in text for mark in ON_ALL_THREADS):
         return program
 
