@@ -7,6 +7,7 @@ products of large matrices.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,9 +152,14 @@ def train_in_tiles(
     if k * tile <= s or tile == 1:
         return train(tiles)
     singly = chunks.tiles_of(participants.label, k, 1)
-    packed = tiles.used * tile <= 2 * s
+    packed = are_full(tiles.used * tile, s)
     begun = train(tiles._replace(used=jnp.where(packed, tiles.used, 0)))
     return train(singly._replace(used=jnp.where(packed, 0, singly.used)), begun)
+
+
+def are_full(places: Any, clients: int) -> Any:
+    """Whether so few places in tiles are empty that the tiles are worth it."""
+    return places <= 2 * clients
 
 
 def train_tiles(

@@ -33,7 +33,7 @@ CHOSEN: ContextVar[Target | None] = ContextVar("target", default=None)
 
 
 @contextmanager
-def compiling_for(target: Target) -> Iterator[None]:
+def compiling_for(target: Target) -> Iterator[Target]:
     """Plan, trace and lower for a target that is not at hand, in this thread, until the block ends.
 
     Engines, sizes of chunks and tiles, and how convolutions run are then those that the target would get. A run has
@@ -41,7 +41,7 @@ def compiling_for(target: Target) -> Iterator[None]:
     """
     before = CHOSEN.set(target)
     try:
-        yield
+        yield target
     finally:
         CHOSEN.reset(before)
 
