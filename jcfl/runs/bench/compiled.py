@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from jcfl.errors import unknown
 from jcfl.fast import factored
+from jcfl.results import writing
 from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.work import made_up_federation, table_one
 from jcfl.runs.devices import on_every_device
@@ -58,16 +60,16 @@ def quickstart(method: Any) -> Maker:
 
 
 CASES: dict[str, Maker] = {
-    "stocfl 10% factored": stocfl(0.1, "factored"),
-    "stocfl 10% general": stocfl(0.1, "general"),
-    "stocfl 100% factored": stocfl(1.0, "factored"),
-    "stocfl 100% general": stocfl(1.0, "general"),
-    "fedavg cnn": fedavg("cnn_fashion", 32),
-    "fedavg mlp": fedavg("mlp", 20),
-    "quickstart stocfl": quickstart(None),
-    "quickstart fedavg": quickstart("fedavg"),
-    "quickstart ifca": quickstart({"name": "ifca", "clusters": 4}),
-    "quickstart majority": quickstart("majority"),
+    "stocfl-10-factored": stocfl(0.1, "factored"),
+    "stocfl-10-general": stocfl(0.1, "general"),
+    "stocfl-100-factored": stocfl(1.0, "factored"),
+    "stocfl-100-general": stocfl(1.0, "general"),
+    "fedavg-cnn": fedavg("cnn_fashion", 32),
+    "fedavg-mlp": fedavg("mlp", 20),
+    "quickstart-stocfl": quickstart(None),
+    "quickstart-fedavg": quickstart("fedavg"),
+    "quickstart-ifca": quickstart({"name": "ifca", "clusters": 4}),
+    "quickstart-majority": quickstart("majority"),
 }
 
 
@@ -96,7 +98,7 @@ def compiled(
     for name in cases or CASES:
         found.append({"target": target, "case": name, **apart(aimed, target, name, quick)})
         on_result(found[-1])
-    return {"compiled, not run": True, "machine": machine(0.0), "quick": quick, "cases": found}
+    return {"about": "compiled, not run", "machine": machine(0.0), "quick": quick, "cases": found}
 
 
 def apart(aimed: absent.Absent, target: str, name: str, quick: bool) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def settled(plan: Plan) -> hlo.Turns:
             return clusters * taken
         if inner.startswith("train_tiles.<locals>.cluster: sums, kept"):
             return each if alone else -(-each // tile)
-        return 1 if inner.startswith("train_tiles.<locals>.cluster: return") else None
+        return None
 
     return turns
 
@@ -220,10 +222,24 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
         "|" + "---|" * (len(COLUMNS) + 2),
     ]
     for one in cases:
-        shown = [f"{one[key]:{form}}" for key, (_, form) in COLUMNS.items()] if "failed" not in one else []
+        least = "≥ " if one.get("once") else ""  # some loops were counted as one turn
+        shown = (
+            [(least if key == "kernels" else "") + f"{one[key]:{form}}" for key, (_, form) in COLUMNS.items()]
+            if "failed" not in one
+            else []
+        )
         rest = shown or [f"failed: {one['failed']}", *[""] * (len(COLUMNS) - 1)]
         lines.append(f"| {one['target']} | {one['case']} | {' | '.join(rest)} |")
     return "\n".join(lines)
+
+
+def write(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the figures and the table into a folder; returns the files."""
+    text, figures = folder / "compiled.md", folder / "compiled.json"
+    with writing(folder):
+        text.write_text(table(found["cases"]) + "\n", "utf-8")
+        figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return [text, figures]
 
 
 if __name__ == "__main__":
