@@ -5,6 +5,7 @@ Nothing is run. What a round would take is an estimate from the compiled program
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -110,7 +111,8 @@ def apart(aimed: absent.Absent, target: str, name: str, quick: bool) -> dict[str
     except subprocess.TimeoutExpired:
         return {"failed": f"not compiled after {LIMIT} s"}
     if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:300]}
+        errors = [line for line in done.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return {"failed": (errors or [f"exit status {done.returncode}"])[-1][:300]}
     return json.loads(done.stdout.splitlines()[-1])
 
 
