@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jcfl import models, registry
+from jcfl import cli, models, registry
 from jcfl.core import memory
 from jcfl.errors import InputError
 from jcfl.runs.bench import absent, compiled, hlo
@@ -100,3 +100,26 @@ def test_a_target_that_cannot_be_compiled_for_is_refused_in_one_line(monkeypatch
     monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'jax\[tpu\]'"):
         compiled.compiled("v5e-8", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--target", "v5e-2"], "did you mean 'v5e-8'"),
+        (["--target", "h200", "--threads", "1"], "--threads mean nothing"),
+    ],
+)
+def test_the_command_refuses_in_one_line(words, why, capsys):
+    assert cli.status(["bench", *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_the_table_marks_what_failed_and_what_was_counted_once():
+    took = hlo.Cost(kernels=10, bytes=2**30, flops=1e12, once=frozenset(["a loop"]))
+    least = compiled.roofline(took, absent.targets()["h200"].target)
+    assert (least["bound"], round(least["round_ms"], 1)) == ("arithmetic", 2.0)
+    sizes = dict.fromkeys(compiled.COLUMNS, 1) | {"kernels": 10, "once": ["a loop"], **least}
+    text = compiled.table([{"target": "a", "case": "b", **sizes}, {"target": "a", "case": "c", "failed": "no"}])
+    assert "Compiled, not run" in text
+    assert "| ≥ 10 |" in text
+    assert "| failed: no |" in text

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jcfl.cli.app import app
+from jcfl.errors import InputError
 
 
 @app.command()
@@ -37,6 +38,8 @@ def bench(
         with writing(out):  # half an hour before there is something to write
             out.mkdir(parents=True, exist_ok=True)
     if target is not None:
+        if data_dir is not None or threads is not None:
+            raise InputError("--target runs nothing, so --data-dir and --threads mean nothing with it; leave them out")
         say = lambda result: typer.echo(f"{result['target']} {result['case']} compiled", err=True)
         found = compiled.compiled(target, rows or [], quick, say)
         show(found, compiled.table(found["cases"]), compiled.write(found, out) if out is not None else [], as_json)
