@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from jcfl import trees
 from jcfl.errors import unknown
 from jcfl.fast import factored
 from jcfl.results import writing
@@ -135,7 +136,9 @@ def case(target: str, name: str, quick: bool) -> dict[str, Any]:
         except jax.errors.JaxRuntimeError as error:
             return {"failed": str(error).splitlines()[0][:300], "compile_s": time.perf_counter() - begun}
         seconds = time.perf_counter() - begun
-        took = hlo.cost(program.as_text() or "", aimed.target.platform == "gpu", settled(plan))
+        took = hlo.cost(
+            program.as_text() or "", aimed.target.platform == "gpu", settled(plan, trees.count(state.clusters))
+        )
     sizes: Any = program.memory_analysis()
     largest = max(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if hasattr(leaf.dtype, "itemsize"))
     return {
@@ -155,13 +158,16 @@ def case(target: str, name: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def settled(plan: Plan) -> hlo.Turns:
-    """How often loops turn in a settled round, in which no client is new and groups are of equal size.
+def settled(plan: Plan, most: int) -> hlo.Turns:
+    """How often loops turn in a settled round: no client is new, and clusters of equal size are the groups.
 
     XLA does not know it, because it depends on the clusters that are found.
+
+    Args:
+        most: how many clusters the method can have.
     """
     population, devices = plan.context.population, plan.context.resources.devices
-    clusters, cohort = population.groups, -(-population.cohort // devices)
+    clusters, cohort = min(population.groups, most), -(-population.cohort // devices)
     tile, each = 1, -(-cohort // clusters)
     if plan.context.task.first is not None:
         tile = min(cohort, factored.tile_size(plan.context.task, plan.context, len(factored.REFERENCES)))
