@@ -34,11 +34,37 @@ for name, options, engine in METHODS:
     print(name, engine, "agree")
 """
 
+SENT = """
+import jax
+from jcfl import trees
+from jcfl.runs.bench import hlo
+from jcfl.runs.devices import on_devices, on_every_device
+from tests import tiny
+
+algorithm = tiny.built("fedavg", tiny.setting(0.5, epochs=1).with_resources(devices=8))
+data = on_devices(tiny.federation(), 8)
+state = on_devices(algorithm.init(jax.random.key(0), data), 8)
+step = jax.jit(algorithm.step, out_shardings=on_every_device(8)).lower(state, data).compile()
+print(int(hlo.cost(step.as_text(), True).sent), 4 * trees.parameters(state.shared))
+"""
+
 
 def test_eight_devices_agree_with_one():
+    done = on_eight_devices(COMPARED)
+    assert done.count("agree") == 6
+
+
+def test_devices_send_each_other_the_means_and_nothing_else():
+    """Drawing the cohort and weighing it are small: every device does that by itself."""
+    sent, mean = map(int, on_eight_devices(SENT).split())
+    assert sent == mean
+
+
+def on_eight_devices(program: str) -> str:
+    """What a program prints where a CPU counts as eight devices."""
     flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPARED],
+        [sys.executable, "-c", program],
         env=os.environ | flags,
         cwd=Path(__file__).parents[1],
         capture_output=True,
@@ -46,4 +72,4 @@ def test_eight_devices_agree_with_one():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("agree") == 6
+    return done.stdout

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jcfl.cli.app import app
+from jcfl.errors import InputError
 
 
 @app.command()
@@ -16,23 +17,41 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write the table, the figures as JSON and a chart here.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with mnist/; without it images are made up.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to keep to.", show_default="all")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Compile for h200, t4, v5e-8, ... without it; run nothing.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure what rounds, memory and growth cost here, beside what they should.
 
     Rows: round, full, whole, grouping, seeds, overhead, start, clients, cohort, parameters, clusters. All of them take
     about half an hour on two cores; each is measured in a process of its own.
+
+    With `--target`, rounds are compiled for a device that need not be there, and what they would take is read from the
+    compiled programs. Rows are then those of `jcfl.runs.bench.compiled.CASES`, for instance stocfl-10-factored.
     """
     from jcfl.results import writing
     from jcfl.runs import bench
+    from jcfl.runs.bench import compiled
 
     if out is not None:
         with writing(out):  # half an hour before there is something to write
             out.mkdir(parents=True, exist_ok=True)
+    if target is not None:
+        if data_dir is not None or threads is not None:
+            raise InputError("--target runs nothing, so --data-dir and --threads mean nothing with it; leave them out")
+        say = lambda result: typer.echo(f"{result['target']} {result['case']} compiled", err=True)
+        found = compiled.compiled(target, rows or [], quick, say)
+        show(found, compiled.table(found["cases"]), compiled.write(found, out) if out is not None else [], as_json)
+        return
     say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + " done", err=True)
     found = bench.measured(rows or [], quick, data_dir, threads, say)
-    files = write(found, out) if out is not None else []
-    print(json.dumps(found, indent=1) if as_json else bench.table(found))
+    show(found, bench.table(found), write(found, out) if out is not None else [], as_json)
+
+
+def show(found: dict, table: str, files: list[Path], as_json: bool) -> None:
+    """Print figures as a table or as JSON, and where they were written."""
+    print(json.dumps(found, indent=1) if as_json else table)
     if files and not as_json:
         print(f"\nWritten to {', '.join(map(str, files))}")
 

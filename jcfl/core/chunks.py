@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl.types import Array, Clients, Federation, Key, Split
+from jcfl.types.target import target
 
 
 class Tiles(NamedTuple):
@@ -121,4 +122,4 @@ def over_devices(
 def device_mesh(devices: int) -> jax.sharding.Mesh:
     """The devices that share the clients among them, on all hosts."""
     auto = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((devices,), ("clients",), auto, devices=jax.devices()[:devices])
+    return jax.make_mesh((devices,), ("clients",), auto, devices=(target().devices or jax.devices())[:devices])

@@ -158,7 +158,6 @@ def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
     """The same training on several devices: each trains a part of the cohort, and their sums are added."""
     if devices == 1:
         return stream
-    mesh = device_mesh(devices)
     each, all_ = jax.P("clients"), jax.P()
 
     def whole(key: Key, state: State, participants: Participants, federation: Federation, keep: bool):
@@ -167,7 +166,11 @@ def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
             mine = trees.select(trained_clusters(participants, state), clusters, jax.tree.map(jnp.zeros_like, clusters))
             return jax.lax.psum((mine, common), "clients"), uploads
 
+        mesh = device_mesh(devices)  # while it is traced, so that it is that of the target then
         parts = jax.tree.map(lambda array: chunked(array, devices).reshape(-1), participants)
+        parts = jax.lax.with_sharding_constraint(
+            parts, jax.NamedSharding(mesh, all_)
+        )  # else XLA cuts up what made them
         shared_out = jax.shard_map(
             part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
         )

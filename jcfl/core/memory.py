@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jcfl import trees
 from jcfl.errors import available_memory
 from jcfl.types import Federation, Model, Task
+from jcfl.types.target import target
 
 CACHED = 400 * 2**20
 """The most bytes of a chunk on a CPU. Larger chunks are not faster there, because they do not fit into its caches."""
@@ -30,7 +31,7 @@ def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, mode
     weights = trees.parameters(one) * 4 * models
     activations = batch * (row + activation_bytes(task, one, federation))
     client = weights + 2 * activations + federation.train.width * row
-    budget = min(budget, CACHED) if jax.default_backend() == "cpu" else budget
+    budget = min(budget, CACHED) if target().is_cpu else budget
     most = max(1, min(cohort, budget // max(client, 1)))
     return -(-cohort // -(-cohort // most))
 
@@ -47,11 +48,16 @@ def activation_bytes(task: Task, one: Model, federation: Federation) -> int:
 def memory_budget() -> int:
     """How many bytes a round may take for its clients: a quarter of the free memory, and on a CPU at most 2 GiB."""
     room = free_memory() // 4
-    return min(room, 2 * 2**30) if jax.default_backend() == "cpu" else room
+    return min(room, 2 * 2**30) if target().is_cpu else room
 
 
 def free_memory() -> int:
-    """How many bytes the first device has free, or the host where the device does not say."""
+    """How many bytes the first device has free, or the host where the device does not say.
+
+    A target that is not at hand is taken to be empty.
+    """
+    if target().memory:
+        return target().memory
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

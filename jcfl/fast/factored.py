@@ -7,6 +7,7 @@ products of large matrices.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from jcfl.fast.coordinates import (
     task_in_coordinates,
 )
 from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
+from jcfl.types.target import target
 
 REFERENCES = (own, shared)
 """The models in a broadcast whose first kernels are W₁ and W₂."""
@@ -49,6 +51,14 @@ UPDATE = 40
 
 TILE = 32 * 2**20
 """The most bytes of a tile on a CPU, where larger tiles are not faster."""
+
+EXTRA = {"cpu": (0.5, 0), "gpu": (64, 4)}
+"""By platform: how many clients take as long as a tile takes besides its clients, and how many tiles' worth of places
+are expected to be empty. On a GPU a tile starts some 200 kernels; this was estimated from programs, not measured."""
+
+PLACES = {"cpu": 2, "gpu": 32}
+"""How many places in tiles there may be for each client, by platform. On a CPU an empty one costs as much as a client.
+On a GPU the kernels of one more tile take longer to start than its empty places to compute; 32 is not measured yet."""
 
 EVEN = 4
 """The number of clients in a tile is a multiple of this, so that two or four cores get equally many clients."""
@@ -73,11 +83,11 @@ class Factored:
         """Whether this engine is expected to take less time for a client, counted in multiplications."""
         if work.task.first is None:
             return False
-        plain, small = PACE.get(jax.default_backend(), PACE["gpu"])
+        plain, small = PACE.get(target().platform, PACE["gpu"])
         n, d, h = sizes(work.task, context)
         batch, steps = work.trainer.rows_and_steps(n)
         general = 2 * steps * batch * d * h + UPDATE * steps * d * h
-        general *= SHARED_OUT if context.resources.devices > 1 and jax.default_backend() == "cpu" else 1
+        general *= SHARED_OUT if context.resources.devices > 1 and target().is_cpu else 1
         products = (references(work.terms, work.shared) + 1) * n * d * h
         return plain * products + small * (n * n * d + steps * batch * n * h) < general
 
@@ -102,10 +112,11 @@ def tile_size(task: Task, context: Context, references: int) -> int:
     cohort = context.population.cohort
     client = 4 * (2 * n * d + n * n + n * h * (references + 8))
     room = context.resources.room
-    most = max(1, min(cohort, (min(room, TILE) if jax.default_backend() == "cpu" else room) // client))
+    most = max(1, min(cohort, (min(room, TILE) if target().is_cpu else room) // client))
     if most <= 2:
         return most
-    time = lambda tile: -(-cohort // tile) * (tile + 0.5)  # a tile costs as much as half a client besides its clients
+    start, spare = EXTRA["cpu"] if target().is_cpu else EXTRA["gpu"]
+    time = lambda tile: (-(-cohort // tile) + spare) * (tile + start)
     return min(cohort, min(range(EVEN, most + EVEN, EVEN), key=time))
 
 
@@ -150,9 +161,14 @@ def train_in_tiles(
     if k * tile <= s or tile == 1:
         return train(tiles)
     singly = chunks.tiles_of(participants.label, k, 1)
-    packed = tiles.used * tile <= 2 * s
+    packed = are_full(tiles.used * tile, s)
     begun = train(tiles._replace(used=jnp.where(packed, tiles.used, 0)))
     return train(singly._replace(used=jnp.where(packed, 0, singly.used)), begun)
+
+
+def are_full(places: Any, clients: int) -> Any:
+    """Whether so few places in tiles are empty that tiles of one client would take longer."""
+    return places <= (PLACES["cpu"] if target().is_cpu else PLACES["gpu"]) * clients
 
 
 def train_tiles(
@@ -175,7 +191,7 @@ def train_tiles(
     Returns:
         as `engine.train_in_chunks`; each cluster's mean was written in the place of its model.
     """
-    first, s = first_of(task), participants.who.size
+    first, s, k = first_of(task), participants.who.size, trees.count(state.clusters)
     held, counted = engine.cluster_shares(state, federation), engine.trained_clusters(participants, state)
     starts, count = label_starts(tiles)
 
@@ -215,18 +231,16 @@ def train_tiles(
             put = lambda out, new: out.at[place].set(new, mode="drop")
             return optax.tree.add(sums, new), jax.tree.map(put, kept, full)
 
-        blank = optax.tree.zeros_like(shapes[0])
-        sums, kept = jax.lax.fori_loop(starts[run], starts[run + 1], add, (blank, kept))
-
-        def close(_, carry):
-            clusters, common = carry
-            layers = [first_layer(first, model) for model in models[:references]]
-            mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
-            clusters = jax.tree.map(lambda all_, one: all_.at[label].set(one), clusters, mean)
-            return clusters, optax.tree.add(common, more) if jax.tree.leaves(more) else common
-
-        # This loop has one turn or none. A `cond` or a `where` would make XLA copy the models of all clusters.
-        return *jax.lax.fori_loop(0, counted[label].astype(int), close, (clusters, common)), kept
+        blank, begin, end = (optax.tree.zeros_like(shapes[0]), kept), starts[run], starts[run + 1]
+        one_each = tiles.row.shape[1] == s  # then no loop is needed, whose end a GPU would have to ask the host for
+        sums, kept = add(begin, blank) if one_each else jax.lax.fori_loop(begin, end, add, blank)
+        layers = [first_layer(first, model) for model in models[:references]]
+        mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
+        place = jnp.where(counted[label], label, k)  # a `where` of models would make XLA copy those of all clusters
+        clusters = jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), clusters, mean)
+        if jax.tree.leaves(more):
+            common = optax.tree.add(common, trees.select(counted[label], more, optax.tree.zeros_like(more)))
+        return clusters, common, kept
 
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
     if begun is None:

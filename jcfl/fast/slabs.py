@@ -23,6 +23,7 @@ from jcfl.fast.coordinates import (
     with_first_layer,
 )
 from jcfl.types import Array, Clients, Federation, First, Key, Model, Models
+from jcfl.types.target import target
 
 TILE = {"cpu": 30, "gpu": 512}
 """How many clients are described at a time, by backend."""
@@ -64,7 +65,7 @@ def coordinates(
     """
     first = first_of(describe.task)
     start = first_layer(first, anchor)
-    tile = min(TILE.get(jax.default_backend(), TILE["gpu"]), who.size)
+    tile = min(TILE.get(target().platform, TILE["gpu"]), who.size)
     who, new = chunks.chunked(who, tile), chunks.chunked_with_zeros(new, tile)
 
     def part(turn: Array):

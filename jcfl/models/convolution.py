@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jcfl.types import Array
+from jcfl.types.target import target
 
 Lowering = Literal["patches", "native"]
 Chosen = Literal["auto", "patches", "native"]
@@ -32,7 +33,7 @@ def convolution(how: Chosen = "auto", *, windows: bool = False) -> Callable[...,
     convolution to XLA.
 
     Args:
-        how: `auto` means what `lowering` chooses for JAX's default backend.
+        how: `auto` means what `lowering` chooses for the target, see `jcfl.types.target`.
         windows: whether an output with even sides is returned as the windows of `relu_pool`, [n, h / 2, w / 2, 4, o].
     """
     return functools.partial(convolved, how=how, windows=windows)
@@ -58,7 +59,7 @@ def convolved(
     Returns:
         [n, h', w', o], or the windows of it.
     """
-    how = lowering(jax.default_backend()) if how == "auto" else how
+    how = lowering(target().platform) if how == "auto" else how
     dense = all(set(each or (1,)) == {1} for each in (window_strides, lhs_dilation, rhs_dilation))
     images = x.ndim == 4 and x.size and dimension_numbers == lax.conv_dimension_numbers(x.shape, kernel.shape, LAYOUT)
     plain = dense and images and feature_group_count == 1 and set(more.values()) <= {None}

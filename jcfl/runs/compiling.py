@@ -16,6 +16,7 @@ import numpy as np
 from jcfl.core.memory import free_memory, return_freed
 from jcfl.errors import refuse_beyond_memory
 from jcfl.runs.devices import over_hosts
+from jcfl.types.target import target
 
 
 @contextmanager
@@ -45,7 +46,7 @@ CHEAP = {
 
 def cheap_options() -> dict[str, Any] | None:
     """XLA's options for programs that run once in a while; what the user's XLA_FLAGS say goes before."""
-    if jax.default_backend() != "cpu" or not version("jaxlib").startswith("0.10"):  # others may not know these options
+    if not target().is_cpu or not version("jaxlib").startswith("0.10"):  # others may not know these options
         return None
     given = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in CHEAP.items() if name not in given} or None
@@ -94,7 +95,7 @@ def one_at_a_time(program: jax.stages.Compiled) -> Callable[..., Any]:
     CPU hands its matrices to that pool and waits on a thread of the pool. When several programs do so at once, every
     thread waits and no thread works: they hang for ever (seen with jaxlib 0.10.2).
     """
-    text = program.as_text() or "" if jax.default_backend() == "cpu" else ""
+    text = program.as_text() or "" if target().is_cpu else ""
     if not any(mark in text for mark in ON_ALL_THREADS):
         return program
 

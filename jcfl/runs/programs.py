@@ -14,6 +14,7 @@ from flax import struct
 from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
 from jcfl.runs.devices import keys_on_devices, on_every_device
 from jcfl.types import Algorithm, Array, Federation, State
+from jcfl.types.target import target
 
 Scalars = Mapping[str, Array]
 """Values of options by dotted name; `[lanes]` each where several lanes run side by side."""
@@ -111,7 +112,7 @@ def family_begun(
         lanes: how many runs, of seeds or of options and seeds, go side by side.
         devices: how many devices share the clients; all of them hold the states and the results.
     """
-    several = threaded if lanes > 1 and jax.default_backend() == "cpu" else compiling
+    several = threaded if lanes > 1 and target().is_cpu else compiling
     return several(make, like, federation, lanes, devices)
 
 

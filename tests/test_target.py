@@ -1,0 +1,125 @@
+"""Targets that are not at hand: what is planned for them, and what is read from programs compiled for them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jcfl import cli, models, registry
+from jcfl.core import memory
+from jcfl.errors import InputError
+from jcfl.runs.bench import absent, compiled, hlo
+from jcfl.types.target import Target, at_hand, compiling_for, target
+from tests import tiny
+from tests.test_contract import SIZES, build
+
+GPU, TPU = Target("some GPU", "gpu", 2**34), Target("some TPU", "tpu", 2**33)
+NAMED = {"cuda": GPU, "tpu": TPU}
+
+
+def lower(algorithm, platforms):
+    """A round, lowered for platforms by the compiler's front end, which needs no device and no plug-in."""
+    data = tiny.federation(SIZES)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+    return jax.export.export(jax.jit(algorithm.step), platforms=platforms)(state, data).mlir_module()
+
+
+@pytest.mark.parametrize("name", registry.names("method"))
+def test_every_methods_round_lowers_for_devices_that_are_not_there(name):
+    with compiling_for(GPU):
+        assert "stablehlo" in lower(build(name)[1], ["cuda", "tpu"])
+
+
+@pytest.mark.parametrize("platform", NAMED)
+@pytest.mark.parametrize(
+    ("method", "model", "engine"), [("stocfl", "mlp", "factored"), ("fedavg", "cnn_fashion", "auto")]
+)
+def test_paths_that_depend_on_the_target_lower_for_it(method, model, engine, platform):
+    with compiling_for(NAMED[platform]):
+        text = lower(round_of(method, model, engine), [platform])
+    assert ("stablehlo.convolution" in text) == (model == "cnn_fashion" and platform == "tpu")
+
+
+def round_of(method: str, model: str, engine: str, participation: float = 0.5, **options):
+    """A method on a registered model."""
+    task = models.build(model, (4, 4, 1), tiny.CLASSES, **({"hidden": 8} if model == "mlp" else {}))
+    data = tiny.federation(SIZES)
+    setting = tiny.setting(participation, data=data, epochs=1).with_context(task=task, engine=engine)
+    return tiny.built(method, setting, **options)
+
+
+def test_the_target_is_what_is_at_hand_or_what_was_chosen():
+    assert (target(), target().platform) == (at_hand(), "cpu")
+    with compiling_for(GPU):
+        assert memory.free_memory() == GPU.memory
+        assert memory.memory_budget() == GPU.memory // 4
+        with compiling_for(TPU):
+            assert target() is TPU
+        assert target() is GPU
+    assert target() is at_hand()
+
+
+def test_what_is_planned_for_a_gpu_computes_the_same():
+    """The GPU's engine and tiles, run here."""
+    data, states = tiny.federation(SIZES), []
+    for one in (at_hand(), GPU):
+        with compiling_for(one):
+            made = round_of("ifca", "mlp", "factored", 1.0, clusters=3)
+            states.append(tiny.run(made, 2, data=data))
+    tiny.same(states[0].labels, states[1].labels)
+    tiny.same(states[0].clusters, states[1].clusters, 1e-6)
+
+
+def test_products_and_turns_are_counted():
+    """Five products of a known loop, and as many as the caller says of one whose length depends on data."""
+
+    def step(x, count):
+        x = jax.lax.fori_loop(0, 5, lambda _, x: x @ x, x)
+        return jax.lax.fori_loop(0, count, lambda _, x: jnp.matmul(x, x, precision="highest"), x)
+
+    text = jax.jit(step).lower(jnp.ones((64, 64)), 3).compile().as_text() or ""
+    found = hlo.cost(text, True, lambda source: 3 if "count, lambda" in source else None)
+    assert found.flops + found.exact == 8 * 2 * 64**3
+    assert (found.trips, found.once) == (4, frozenset())
+    unknown = hlo.cost(text, True)
+    assert unknown.flops + unknown.exact == 6 * 2 * 64**3
+    assert len(unknown.once) == 1
+
+
+def test_a_part_of_an_array_counts_as_a_part():
+    def step(x, place, row):
+        return x.at[place].set(row + 1)
+
+    shapes = jnp.ones((1000, 64)), jnp.int32(3), jnp.ones(64)
+    text = jax.jit(step, donate_argnums=0).lower(*shapes).compile().as_text() or ""
+    assert hlo.cost(text, True).bytes < 5000
+
+
+def test_a_target_that_cannot_be_compiled_for_is_refused_in_one_line(monkeypatch):
+    with pytest.raises(InputError, match="did you mean 'v5e-8'"):
+        absent.target_named("v5e-2")
+    monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'jax\[tpu\]'"):
+        compiled.compiled("v5e-8", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--target", "v5e-2"], "did you mean 'v5e-8'"),
+        (["--target", "h200", "--threads", "1"], "--threads mean nothing"),
+    ],
+)
+def test_the_command_refuses_in_one_line(words, why, capsys):
+    assert cli.status(["bench", *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_the_table_marks_what_failed_and_what_was_counted_once():
+    took = hlo.Cost(kernels=10, bytes=2**30, flops=1e12, once=frozenset(["a loop"]))
+    least = compiled.roofline(took, absent.targets()["h200"].target)
+    assert (least["bound"], round(least["round_ms"], 1)) == ("arithmetic", 2.0)
+    sizes = dict.fromkeys(compiled.COLUMNS, 1) | {"kernels": 10, "once": ["a loop"], **least}
+    text = compiled.table([{"target": "a", "case": "b", **sizes}, {"target": "a", "case": "c", "failed": "no"}])
+    assert "Compiled, not run" in text
+    assert "| ≥ 10 |" in text
+    assert "| failed: no |" in text
