@@ -74,8 +74,9 @@ def test_words_after_set_are_overrides():
 def test_run_writes_a_folder_that_runs_again(call, tmp_path):
     words = ["train.lr=0.2", "rounds=2", "method.name=majority"]
     status, printed, complaint = call("run", *SMALL, *words)
-    assert (status, complaint) == (0, "")
-    assert "majority: round 2/2, accuracy" in printed
+    assert status == 0
+    assert "majority: round 2/2, accuracy" in complaint
+    assert "round 2/2" not in printed
     assert "Written to runs/quickstart-1" in printed
     status, printed, _ = call("run", tmp_path / "runs" / "quickstart-1" / "config.yaml", "--out", "again", "--json")
     assert status == 0
@@ -155,7 +156,7 @@ def test_a_bug_of_ours_is_not_said_to_be_the_users(monkeypatch):
 
 
 def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path):
-    words = [*SMALL, "rounds=1500", "evaluate_every=10", "checkpoint_every=0.05"]
+    words = [*SMALL, "method.name=fedavg", "rounds=1500", "evaluate_every=10", "checkpoint_every=0.05"]
     environment = os.environ | {
         "JCFL_CACHE": str(tmp_path / "cache"),
         "PYTHONPATH": str(Path(jcfl.__file__).parents[1]),
