@@ -66,7 +66,7 @@ def test_clear_lead_is_sure_and_a_tie_is_not():
 def test_deviation_is_over_seeds_and_clients_count_by_what_they_hold():
     values = np.array([[[0.0, 1.0], [1.0, 1.0]]])  # one k, two seeds, two clients
     found = choice_from(np.random.default_rng(0), [3], values, np.array([3.0, 1.0]), "accuracy")
-    assert found.scores == {3: pytest.approx((0.625, 0.375))}
+    assert found.scores == {3: pytest.approx((0.625, 0.375 * 2**0.5))}
     assert (found.k, found.confidence) == (3, 1.0)
 
 

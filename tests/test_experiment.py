@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import threading
 from dataclasses import replace
 
@@ -144,7 +145,7 @@ def test_folder(tmp_path):
     assert entries[0]["purity"] is None
     summary = json.loads((out / "summary.json").read_text())
     last = found["accuracy_micro"][:, -1]
-    assert summary["accuracy_micro"] == pytest.approx({"mean": last.mean(), "std": last.std()})
+    assert summary["accuracy_micro"] == pytest.approx({"mean": last.mean(), "std": last.std(ddof=1)})
     assert summary["purity"] == {"mean": None, "std": None}
     for key in ("wall_s", "compile_s", "rounds_per_s", "clients_per_s", "peak_memory_bytes"):
         assert summary[key] > 0
@@ -263,6 +264,22 @@ def test_compared_methods_have_folders_of_their_own(tmp_path):
     assert not (out / "metrics.jsonl").exists()
     again = walked(compare=["majority"], out=out, resume=True)
     np.testing.assert_array_equal(again.others["majority"].labels, found.others["majority"].labels)
+
+
+def test_a_history_shows_its_last_scores_and_becomes_a_table(monkeypatch):
+    found = walked(seeds=2, compare=["majority"])
+    line = repr(found)
+    assert len(line) < 400 and line.startswith("<History: given; 2 seeds; round 12; accuracy ") and "majority" in line
+    page = found._repr_html_()
+    assert page.count("<tr>") == 3 and "<th>majority</th>" in page and " ± " in page
+    table = found.to_dataframe()
+    assert len(table) == 2 * 2 * found.rounds.size
+    one = table[(table["method"] == "given") & (table["seed"] == 1)]
+    np.testing.assert_array_equal(one["round"], found.rounds)
+    np.testing.assert_array_equal(one["accuracy_micro"], found["accuracy_micro"][1])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="pip install pandas"):
+        found.to_dataframe()
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):

@@ -380,8 +380,8 @@ def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "quickstart", "--set", "method.name=majority", "rounds=1", "--over", "scenario.clients=10,20"]
     assert cli.status([*words, "--seeds", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "sweep: round 4/4" in printed
+    printed, said = capsys.readouterr()
+    assert "sweep: round 4/4" in said
     assert len([line for line in printed.splitlines() if line.startswith("*")]) == 1
     assert "Written to runs/quickstart-sweep-1; runs/quickstart-sweep-1/figures/effect.png" in printed
     folder = tmp_path / "runs" / "quickstart-sweep-1"

@@ -142,7 +142,7 @@ def brief(scores: Mapping[str, float]) -> str:
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The last scores of several methods side by side; mean ± standard deviation where there are several seeds."""
+    """The last scores of several methods side by side, and mean ± sample standard deviation of several seeds."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     shown.add_column("method")
     heads = columns(summaries.values())
@@ -169,7 +169,7 @@ def columns(found: Iterable[Mapping[str, Any]], first: str = "accuracy_micro") -
 
 
 def sweep_table(found: Any) -> Table:
-    """Every point's values and last scores, mean ± standard deviation over seeds, with the best point marked."""
+    """Every point's values and last scores, mean ± sample standard deviation over seeds, with the best point marked."""
     rows, best = found.rows(), found.best()
     shown_scores = columns(rows, found.by)
     keys = list(dict.fromkeys(key for row in rows for key in row["values"]))

@@ -55,9 +55,7 @@ def run(
     allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON on stdout, and progress on stderr.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Be one of several hosts, as the scheduler says or the next three do.")
     ] = False,
@@ -123,11 +121,11 @@ def train(
         refuse_taken(out)
     plan = planned(config)
     quiet = quiet or not hosts.is_first()
-    console = display.screen(stderr=as_json)
+    console, progress = display.screen(), display.screen(stderr=True)
     with (
         devices.claimed(out, is_new, stem) as folder,
         stopping("run", folder),
-        display.watched(console, quiet, list(plan.config.methods)) as watch,
+        display.watched(progress, quiet, list(plan.config.methods)) as watch,
     ):
         history = experiment.execute(plan, folder, watch, keep_state=False, allow_versions=allow_versions)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
@@ -195,11 +193,12 @@ def sweep(
     settings |= {"data_dir": str(data_dir)} if data_dir is not None else {}
     use_cache()
     sweeping.refuse_score(by)
-    whole, console = sweeping.points(what, grid(over), **settings), display.screen(stderr=as_json)
+    whole = sweeping.points(what, grid(over), **settings)
+    console, progress = display.screen(), display.screen(stderr=True)
     with (
         claimed(resume or out, resume is None, stem) as folder,
         stopping("sweep", folder),
-        display.watched(console, quiet, ["sweep"]) as watch,
+        display.watched(progress, quiet, ["sweep"]) as watch,
     ):
         found = sweeping.carried_out(whole, by, folder, resume is not None, allow_versions, watch)
         drawn = draw_effect(found, folder)

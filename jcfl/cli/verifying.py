@@ -63,7 +63,7 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
 
     use_cache()
     console = display.screen()
-    with display.watched(console, quiet) as watch:
+    with display.watched(display.screen(stderr=True), quiet) as watch:
         found = verifying.figures(folder, data_dir, watch)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("run", "evaluations", "again"):

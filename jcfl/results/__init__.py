@@ -1,38 +1,23 @@
 """A run's results: as NumPy arrays in memory, and as files that can be read at every instant."""
 
-import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jcfl import metrics
 from jcfl.errors import Damaged, InputError, shown
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder
 from jcfl.results.history import History as History
 from jcfl.results.history import Record as Record
+from jcfl.results.history import cell as cell
+from jcfl.results.history import deviation as deviation
 from jcfl.results.history import final as final
 from jcfl.results.history import history as history
 from jcfl.results.history import writable as writable
 from jcfl.results.writer import claimed as claimed
-
-
-def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str:
-    """A score's mean as text, with its standard deviation where there are several seeds.
-
-    >>> cell("accuracy_micro", {"mean": 0.5, "std": 0.01}, 3), cell("clusters", {"mean": 4.0, "std": 0.0}, 1)
-    ('50.00 ± 1.00 %', '4')
-    """
-    one, mean = metrics.score(name), None if value is None else value["mean"]
-    if value is None or mean is None or math.isnan(mean):
-        return "–"
-    digits = one.digits + (seeds > 1 and one.digits == 0)
-    spread = f" ± {(value['std'] or 0) * one.scale:.{digits}f}" if seeds > 1 else ""
-    return f"{mean * one.scale:.{digits}f}{spread}{one.suffix}"
 
 
 def load(folder: Path | str) -> History:

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
+from jcfl.errors import InputError
 
+TABLE = (
+    "<table><tr><th>method</th>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>"
+    "{% for name, row in rows.items() %}<tr><th>{{ name }}</th>"
+    "{% for head in heads %}<td>{{ row.get(head, '–') }}</td>{% endfor %}</tr>{% endfor %}</table>"
+)
+"""A template of a notebook's table."""
 ARRAYS = {"labels": (np.int32, -1), "accuracy_clients": (np.float32, np.nan)}
 """What is kept of every client: its type, and the value that stands where there is none yet."""
 
@@ -37,7 +44,7 @@ class Record:
         return json.dumps(writable({"seed": self.seed, "round": self.round, **self.scores})) + "\n"
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """All evaluations of a run, in NumPy.
 
@@ -62,6 +69,45 @@ class History:
             raise KeyError(f"no score {score!r}; there are {', '.join(self.scores)}")
         return self.scores[score]
 
+    def __repr__(self) -> str:
+        """The run in a line: method, seeds, rounds, and the last scores that a terminal shows."""
+        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+        parts = [self.name, seeds, f"round {self.rounds[-1]}" if self.rounds.size else "no evaluation"]
+        parts += [f"{title} {value}" for title, value in self.cells().items() if value != "–"]
+        parts += [f"compared with {', '.join(self.others)}"] if self.others else []
+        return f"<History: {'; '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        """The last scores of the method and of those compared with it, as a table in a notebook."""
+        import jinja2
+
+        rows = {one.name: one.cells() for one in (self, *self.others.values())}
+        heads = list(dict.fromkeys(title for row in rows.values() for title in row))
+        return jinja2.Template(TABLE, autoescape=True).render(heads=heads, rows=rows)
+
+    def cells(self) -> dict[str, str]:
+        """The last scores that a terminal shows, as text, by their short titles."""
+        last, shown = final(self), metrics.scores("terminal")
+        return {one.short: cell(name, last[name], len(self.seeds)) for name, one in shown.items() if name in last}
+
+    def to_dataframe(self) -> Any:
+        """All scores as a `pandas.DataFrame`, a row for each method, seed and evaluated round.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise InputError("to_dataframe needs pandas: pip install pandas") from None
+        tables = [
+            {"method": one.name, "seed": np.repeat(one.seeds, one.rounds.size)}
+            | {"round": np.tile(one.rounds, len(one.seeds))}
+            | {score: values.ravel() for score, values in one.scores.items()}
+            for one in (self, *self.others.values())
+        ]
+        return pandas.concat([pandas.DataFrame(table) for table in tables], ignore_index=True)
+
 
 def history(name: str, seeds: list[int], rounds: Iterable[int], records: Iterable[Record], groups: Any) -> History:
     """A history from records in any order."""
@@ -82,15 +128,39 @@ def history(name: str, seeds: list[int], rounds: Iterable[int], records: Iterabl
     return History(name, seeds, np.array(kept, int), scores, arrays["labels"], arrays["accuracy_clients"], groups)
 
 
+def deviation(values: np.ndarray) -> np.ndarray:
+    """The sample standard deviation over seeds, with divisor n - 1 of the n that are not NaN; NaN where n < 2.
+
+    Args:
+        values: [seeds, ...].
+    """
+    known = (~np.isnan(values)).sum(0)
+    centred = values - np.nansum(values, 0) / np.maximum(known, 1)
+    return np.where(known > 1, np.sqrt(np.nansum(centred**2, 0) / np.maximum(known - 1, 1)), np.nan)
+
+
 def final(history: History) -> dict[str, Any]:
-    """Every score at each seed's last evaluation, as mean and standard deviation over the seeds that have it."""
+    """Every score at each seed's last evaluation, as mean and sample standard deviation over the seeds that have it."""
     table: dict[str, Any] = {}
     for score, values in history.scores.items():
         last = values[:, -1] if values.shape[1] else np.full(len(values), np.nan)
         known = last[~np.isnan(last)]
-        mean, std = (float(known.mean()), float(known.std())) if known.size else (math.nan, math.nan)
-        table[score] = {"mean": mean, "std": std}
+        table[score] = {"mean": float(known.mean()) if known.size else math.nan, "std": float(deviation(known))}
     return table
+
+
+def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str:
+    """A score's mean as text, with its sample standard deviation where there are several seeds.
+
+    >>> cell("accuracy_micro", {"mean": 0.5, "std": 0.01}, 3), cell("clusters", {"mean": 4.0, "std": 0.0}, 1)
+    ('50.00 ± 1.00 %', '4')
+    """
+    one, mean = metrics.score(name), None if value is None else value["mean"]
+    if value is None or mean is None or math.isnan(mean):
+        return "–"
+    digits, std = one.digits + (seeds > 1 and one.digits == 0), value["std"]
+    spread = "" if seeds < 2 or std is None or math.isnan(std) else f" ± {std * one.scale:.{digits}f}"
+    return f"{mean * one.scale:.{digits}f}{spread}{one.suffix}"
 
 
 def text(records: Iterable[Record]) -> str:

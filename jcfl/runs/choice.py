@@ -12,7 +12,7 @@ from pydantic import Field
 from jcfl.data.federation import assembled, packed
 from jcfl.errors import InputError, shown
 from jcfl.registry import keywords_checked
-from jcfl.results import History
+from jcfl.results import History, deviation
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
 from jcfl.runs.plan import config_and_objects, federation_of
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
     k: int
     confidence: float  # the share of resamples of clients and seeds that lead to the same choice
     margin: float  # the difference to the next best k, in accuracy or in the knee's height
-    scores: dict[int, tuple[float, float]]  # by k: mean and standard deviation over seeds
+    scores: dict[int, tuple[float, float]]  # by k: mean and sample standard deviation over seeds; NaN for one seed
     criterion: Criterion
 
 
@@ -124,7 +124,7 @@ def choice_from(
     again = np.einsum("bt,ktb->bk", turns, values @ drawn.T) / drawn.sum(1)[:, None]
     confidence = np.mean(merits(again, ks, criterion).argmax(-1) == best)
     margin = merit[best] - np.delete(merit, best).max() if len(ks) > 1 else np.inf
-    scores = {k: (float(row.mean()), float(row.std())) for k, row in zip(ks, each, strict=True)}
+    scores = {k: (float(row.mean()), float(deviation(row))) for k, row in zip(ks, each, strict=True)}
     return Choice(ks[best], float(confidence), float(margin), scores, criterion)
 
 

@@ -27,7 +27,7 @@ SECTIONS = ("data", "scenario", "model", "method", "train")
 
 @figure(single=False)
 def curves(runs: Sequence[History], scores: Sequence[str] | None = None, columns: int | None = None) -> Figure:
-    """Scores against rounds: the mean over seeds, and a band of one standard deviation around it.
+    """Scores against rounds: the mean over seeds, and a band of one sample standard deviation around it.
 
     Args:
         runs: histories or folders, laid over each other.
@@ -93,7 +93,7 @@ def effect(
             last = [runs[i][score][:, -1] for i in chosen]
             x, mean = [varied[key][i] for i in chosen], [np.nanmean(values) for values in last]
             look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
-            axis.errorbar(x, mean, [np.nanstd(values) for values in last], label=name or None, **look)
+            axis.errorbar(x, mean, [results.deviation(values) for values in last], label=name or None, **look)
         scale_axis(axis, score)
         axis.set_xlabel(key)
         if spans_decades(varied[key]):
@@ -124,7 +124,7 @@ def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str,
     values = run[score]
     there = ~np.isnan(values).all(0)
     rounds, values = run.rounds[there], values[:, there]
-    mean, std = np.nanmean(values, 0), np.nanstd(values, 0)
+    mean, std = np.nanmean(values, 0), results.deviation(values)
     axis.plot(rounds, mean, label=name, marker="o" if len(rounds) < 3 else None, **look)
     if len(run.seeds) > 1:
         axis.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)

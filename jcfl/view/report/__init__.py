@@ -19,8 +19,8 @@ from jcfl.view.report import clients, numbers
 CAPTIONS = {
     "curves": (
         "Scores over rounds",
-        "Each client's model on its own test examples, clients weighted by size; the band is one standard deviation "
-        "over seeds.",
+        "Each client's model on its own test examples, clients weighted by size; the band is one sample standard "
+        "deviation over seeds.",
     ),
     "clusters": (
         "Clusters over rounds",
@@ -31,7 +31,7 @@ CAPTIONS = {
         "Accuracy of the clients",
         "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
     ),
-    "effect": ("What was varied", "Scores after the last round; bars are one standard deviation over seeds."),
+    "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
     "heatmap": ("Labels", "The share of each client's training examples that has a label."),
     "embedding": (
         "Clients, near each other where alike",

@@ -50,7 +50,7 @@ def state(run: History) -> tuple[str, str] | None:
 
 
 def scores(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
-    """The table of last scores: mean ± standard deviation over seeds, the best of several runs marked.
+    """The table of last scores: mean ± sample standard deviation over seeds, the best of several runs marked.
 
     Returns:
         `columns`: titles of the scores; `rows`: (run, [(text, whether it is the best)]).
