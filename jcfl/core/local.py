@@ -189,6 +189,9 @@ def sgd(
 ) -> Local:
     """SGD over the client's own examples, by epochs or by steps.
 
+    Without options a client takes one step a round, on all of its examples. Most papers train for longer: give `epochs`
+    or `steps`, and `batch_size`.
+
     Mini-batches are drawn without replacement within a pass, in a fresh order each pass. A client with fewer examples
     than a batch uses what it has; padding is never drawn.
 

@@ -234,12 +234,22 @@ def train_tiles(
         blank, begin, end = (optax.tree.zeros_like(shapes[0]), kept), starts[run], starts[run + 1]
         one_each = tiles.row.shape[1] == s  # then no loop is needed, whose end a GPU would have to ask the host for
         sums, kept = add(begin, blank) if one_each else jax.lax.fori_loop(begin, end, add, blank)
-        layers = [first_layer(first, model) for model in models[:references]]
-        mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
-        place = jnp.where(counted[label], label, k)  # a `where` of models would make XLA copy those of all clusters
-        clusters = jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), clusters, mean)
-        if jax.tree.leaves(more):
-            common = optax.tree.add(common, trees.select(counted[label], more, optax.tree.zeros_like(more)))
+
+        def close(clusters: Models, common: Model, place: Array, share: Callable[[Model], Model]):
+            layers = [first_layer(first, model) for model in models[:references]]
+            mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
+            clusters = jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), clusters, mean)
+            return clusters, optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
+
+        # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.
+        # A GPU would have to ask the host for the end of a loop.
+        if target().is_cpu:
+            once = lambda _, carry: close(carry[0], carry[1], label, lambda more: more)
+            clusters, common = jax.lax.fori_loop(0, counted[label].astype(int), once, (clusters, common))
+        else:
+            place = jnp.where(counted[label], label, k)
+            share = lambda more: trees.select(counted[label], more, optax.tree.zeros_like(more))
+            clusters, common = close(clusters, common, place, share)
         return clusters, common, kept
 
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
