@@ -47,8 +47,17 @@ def main(
     kills: Annotated[int, typer.Option(help="Processes to kill.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the damage and of the moments.")] = 0,
 ) -> None:
-    """Damage folders and kill runs, and print how often each outcome was seen."""
+    """Damage folders and kill runs, and print how often each outcome was seen, also where it is cut short."""
     rng, counts = random.Random(seed), Counter()
+    try:
+        count(rng, counts, damages, kills)
+    finally:
+        print("\n".join(f"{what:20} {step:8} {end:30} {n:5}" for (what, step, end), n in sorted(counts.items())))
+    sys.exit(any(end.startswith(BAD) for _, _, end in counts))
+
+
+def count(rng: random.Random, counts: Counter, damages: int, kills: int) -> None:
+    """Count the outcomes of damaged folders and of killed runs."""
     with tempfile.TemporaryDirectory() as name:
         place, copy = Path(name) / "made", Path(name) / "copy"
         sound = {}
@@ -72,8 +81,6 @@ def main(
             what = killed(rng, copy)
             noted(counts, what, {"resume": resumed(copy, "run", sound["run"]["figures"])}, str(case))
             shutil.rmtree(copy, ignore_errors=True)
-    print("\n".join(f"{what:20} {step:8} {end:30} {count:5}" for (what, step, end), count in sorted(counts.items())))
-    sys.exit(any(end.startswith(BAD) for _, _, end in counts))
 
 
 def noted(counts: Counter, what: str, found: dict[str, tuple[str, str]], told: str) -> None:
