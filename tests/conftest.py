@@ -15,7 +15,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a f
     quick = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
     flags = f"{quick} --xla_llvm_disable_expensive_passes=true {os.environ.get('XLA_FLAGS', '')}"
     os.environ["XLA_FLAGS"] = flags.strip()
-gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that looking for garbage took a quarter
+gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it
 jcfl.use_cache()  # the test processes share the programs that they compile
 
 collect_ignore = ["plugin"]  # a user's package: importing it here would register its pieces for every test

@@ -302,6 +302,26 @@ def test_methods_are_compiled_side_by_side_before_the_first_of_them_trains(monke
     assert seconds == [2.0] * 4 + [4.0] * 2, "each one's share of the time"
 
 
+def test_nothing_is_compiled_while_a_method_trains(monkeypatch):
+    """All that were begun together are complete before the first trains; one's error is raised when it is its turn."""
+    order = []
+
+    def compiling(run):
+        order.append(f"compiled {run}")
+        if run == "b":
+            raise InputError("too large")
+        return programs.Family(*[lambda: None] * 3, seconds=1.0)
+
+    monkeypatch.setattr(experiment, "begun", lambda run: lambda: compiling(run))
+    ahead = experiment.compiled_ahead("ab")
+    _, one = next(ahead)
+    assert order == ["compiled a", "compiled b"]
+    assert one().seconds == 0.5
+    _, two = next(ahead)
+    with pytest.raises(InputError, match="too large"):
+        two()
+
+
 def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
     calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")

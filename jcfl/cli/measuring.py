@@ -18,7 +18,8 @@ def bench(
     data_dir: Annotated[Path | None, typer.Option(help="Folder with mnist/; without it images are made up.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to keep to.", show_default="all")] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Compile for h200, t4, v5e-8, ... without it; run nothing.")
+        str | None,
+        typer.Option(metavar="DEVICE", help="Compile for this device (h200, t4, v5e-8, ...), run nothing."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:

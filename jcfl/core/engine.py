@@ -168,9 +168,8 @@ def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
 
         mesh = device_mesh(devices)  # while it is traced, so that it is that of the target then
         parts = jax.tree.map(lambda array: chunked(array, devices).reshape(-1), participants)
-        parts = jax.lax.with_sharding_constraint(
-            parts, jax.NamedSharding(mesh, all_)
-        )  # else XLA cuts up what made them
+        # Without this, XLA would also divide among the devices the operations that made the participants.
+        parts = jax.lax.with_sharding_constraint(parts, jax.NamedSharding(mesh, all_))
         shared_out = jax.shard_map(
             part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
         )

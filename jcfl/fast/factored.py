@@ -83,7 +83,7 @@ class Factored:
         """Whether this engine is expected to take less time for a client, counted in multiplications."""
         if work.task.first is None:
             return False
-        plain, small = PACE.get(target().platform, PACE["gpu"])
+        plain, small = target().of(PACE)
         n, d, h = sizes(work.task, context)
         batch, steps = work.trainer.rows_and_steps(n)
         general = 2 * steps * batch * d * h + UPDATE * steps * d * h
@@ -115,7 +115,7 @@ def tile_size(task: Task, context: Context, references: int) -> int:
     most = max(1, min(cohort, (min(room, TILE) if target().is_cpu else room) // client))
     if most <= 2:
         return most
-    start, spare = EXTRA["cpu"] if target().is_cpu else EXTRA["gpu"]
+    start, spare = target().of(EXTRA)
     time = lambda tile: (-(-cohort // tile) + spare) * (tile + start)
     return min(cohort, min(range(EVEN, most + EVEN, EVEN), key=time))
 
@@ -168,7 +168,7 @@ def train_in_tiles(
 
 def are_full(places: Any, clients: int) -> Any:
     """Whether so few places in tiles are empty that tiles of one client would take longer."""
-    return places <= (PLACES["cpu"] if target().is_cpu else PLACES["gpu"]) * clients
+    return places <= target().of(PLACES) * clients
 
 
 def train_tiles(

@@ -65,7 +65,7 @@ def coordinates(
     """
     first = first_of(describe.task)
     start = first_layer(first, anchor)
-    tile = min(TILE.get(target().platform, TILE["gpu"]), who.size)
+    tile = min(target().of(TILE), who.size)
     who, new = chunks.chunked(who, tile), chunks.chunked_with_zeros(new, tile)
 
     def part(turn: Array):

@@ -5,6 +5,7 @@ import math
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -261,8 +262,19 @@ def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compilin
     for start in range(0, len(runs), AHEAD):
         part = runs[start : start + AHEAD]
         started = [begun(run) for run in part]
-        share = lambda compiling: lambda: (found := compiling())._replace(seconds=found.seconds / len(part))
-        yield from zip(part, map(share, started), strict=True)
+        complete = [settled(compiling) for compiling in started]
+        share = lambda future: lambda: (found := future.result())._replace(seconds=found.seconds / len(part))
+        yield from zip(part, map(share, complete), strict=True)
+
+
+def settled(compiling: programs.Compiling) -> Future[programs.Family]:
+    """What compiling came to: the programs, or the error, which is raised when the result is asked for."""
+    future: Future[programs.Family] = Future()
+    try:
+        future.set_result(compiling())
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def begun(run: Run) -> programs.Compiling:

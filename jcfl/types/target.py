@@ -1,13 +1,15 @@
 """The device that programs are made for: the one at hand, or one that is not there and only compiled for."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ class Target:
     def is_cpu(self) -> bool:
         """Whether the device is a CPU."""
         return self.platform == "cpu"
+
+    def of(self, table: Mapping[str, Entry]) -> Entry:
+        """Look up the platform's entry in a table; a GPU's where the platform has none of its own."""
+        return table.get(self.platform, table["gpu"])
 
 
 CHOSEN: ContextVar[Target | None] = ContextVar("target", default=None)
