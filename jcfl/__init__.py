@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jcfl import data as data
     from jcfl.results import History as History
     from jcfl.runs.choice import choose_k as choose_k
+    from jcfl.runs.devices import use_cores as use_cores
     from jcfl.runs.environment import use_cache as use_cache
     from jcfl.runs.experiment import run as run
     from jcfl.runs.sweeping import sweep as sweep
@@ -23,6 +24,7 @@ _HOMES = {
     "run": "jcfl.runs.experiment",
     "sweep": "jcfl.runs.sweeping",
     "use_cache": "jcfl.runs.environment",
+    "use_cores": "jcfl.runs.devices",
 }
 _MODULES = {"data": "jcfl.data", "plotting": "jcfl.view.plotting", "results": "jcfl.results"}
 
@@ -38,6 +40,7 @@ __all__ = [
     "run",
     "sweep",
     "use_cache",
+    "use_cores",
 ]
 
 registry.provide(lambda: importlib.import_module("jcfl.runs.pieces"))

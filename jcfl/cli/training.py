@@ -117,6 +117,8 @@ def train(
     from jcfl.runs.plan import planned
 
     use_cache()
+    if not hosts.several():
+        devices.split_cores()
     if is_new and out is not None:
         refuse_taken(out)
     plan = planned(config)

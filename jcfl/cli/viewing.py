@@ -78,7 +78,7 @@ def everything() -> dict[str, Any]:
     for kind, title in facts.KINDS.items():
         table[title] = {name: entry(kind, name) for name in facts.names(kind)}
     fields = config.Config.model_fields.items()
-    keys = {key: item.description or "" for key, item in fields if key not in (*config.SECTIONS, "made_by")}
+    keys = {key: item.description or "" for key, item in fields if key not in (*config.SECTIONS, "tuned", "made_by")}
     return writable(plain({**table, "keys": keys, PRESETS: config.presets()}))
 
 

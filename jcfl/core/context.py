@@ -45,6 +45,7 @@ class Resources(NamedTuple):
     budget: int  # bytes that a round may take for its clients
     room: int  # bytes of it for what is worked on at a time; less after memory has run out
     devices: int = 1  # devices among which clients are distributed
+    tile: int | None = None  # clients of a cluster that the factored engine trains at a time; None: by a constant
 
 
 class Context(NamedTuple):

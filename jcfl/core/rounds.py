@@ -36,8 +36,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     """A method as functions: its first state, one round, its predictions and its scores."""
     grouping = method.group.grouping(method, context)
     bound = method.aggregate.rule.bind(context)
-    keep = grouping.after is not None or bound is not None
-    way, train = training(method, context, keep)
+    way, train = training(method, context, grouping.after is not None or bound is not None)
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)

@@ -108,6 +108,8 @@ def references(terms: Sequence[Term], apart: bool) -> int:
 
 def tile_size(task: Task, context: Context, references: int) -> int:
     """How many clients of a cluster train at a time."""
+    if context.resources.tile is not None:
+        return min(context.resources.tile, context.population.cohort)
     n, d, h = sizes(task, context)
     cohort = context.population.cohort
     client = 4 * (2 * n * d + n * n + n * h * (references + 8))

@@ -109,7 +109,8 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
     Args:
         joined: whether only clusters with members are chosen from, because other slots may never have been used.
     """
-    answer, chunk = evaluation.logits_function(context.task, method.is_summed), context.resources.chunk
+    answer = evaluation.logits_function(context.task, method.is_summed)
+    chunk, devices = context.resources.chunk, context.resources.devices
 
     def own_losses(state: State, who: Array, data: Clients) -> Array:
         """The losses [k] of one client, with its private parameters in every cluster's model."""
@@ -121,7 +122,7 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
         if "private" in state.clients:
             found = chunks.over_clients(partial(own_losses, state), federation, who, chunk)
         else:
-            found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk)  # [s, k]
+            found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk, devices)
         if joined:
             used = metrics.sizes(state.labels, found.shape[1]) > 0
             found = jnp.where(used | ~used.any(), found, jnp.inf)
@@ -155,11 +156,22 @@ def with_newcomers(
 
 
 def losses(
-    task: Task, answer: LogitsFunction, clusters: Models, shared: Model, federation: Federation, who: Array, chunk: int
+    task: Task,
+    answer: LogitsFunction,
+    clusters: Models,
+    shared: Model,
+    federation: Federation,
+    who: Array,
+    chunk: int,
+    devices: int = 1,
 ) -> Array:
-    """The mean loss of every cluster's model on every client's training data, a chunk of clients at a time. [s, k]"""
+    """The mean loss of every cluster's model on every client's training data, a chunk of clients at a time. [s, k]
 
-    def part(who: Array) -> Array:
+    Devices share the chunks among them.
+    """
+
+    def part(fixed: tuple[Models, Model, Federation], who: Array) -> Array:
+        clusters, shared, federation = fixed
         data = chunks.gather(federation, federation.train, who)  # [c, n, ...]
         flat = data.x.reshape(-1, *data.x.shape[2:])  # [c n, ...]
 
@@ -169,4 +181,5 @@ def losses(
 
         return jax.lax.map(loss, clusters).T  # [c, k]
 
-    return chunks.unchunked(jax.lax.map(part, chunks.chunked(who, chunk)), who.size)
+    found = chunks.over_devices(part, (clusters, shared, federation), chunks.chunked(who, chunk), devices)
+    return chunks.unchunked(found, who.size)

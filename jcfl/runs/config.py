@@ -16,7 +16,7 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import titles
-from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Reliability, Trainer
+from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Reliability, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability")
@@ -61,6 +61,12 @@ class Config(BaseModel):
     budget: Annotated[
         int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: by what is free")
     ] = None
+    autotune: Annotated[
+        bool, Field(description="whether long runs begin with short trials of ways to train; false: constants choose")
+    ] = True
+    tuned: Annotated[
+        dict[str, Tuned] | None, Field(description="how each method trains on this machine, filled in by a run")
+    ] = None
     made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}
 
     @classmethod
@@ -75,8 +81,8 @@ class Config(BaseModel):
         return dict(zip(titles.unique([method.title for method in methods]), methods, strict=True))
 
     def flat(self) -> dict[str, Any]:
-        """Every value under its dotted name, without `made_by`, which the run fills in."""
-        return flat(self.model_dump(exclude={"made_by"}))
+        """Every value under its dotted name, without `tuned` and `made_by`, which the run fills in."""
+        return flat(self.model_dump(exclude={"tuned", "made_by"}))
 
     def text(self) -> str:
         """The configuration as YAML, with the value of every option."""

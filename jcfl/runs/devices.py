@@ -1,6 +1,8 @@
 """The devices of a run, and what several hosts do together: agree on numbers, wait, and write one folder."""
 
 import contextlib
+import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,9 +13,10 @@ import numpy as np
 
 from jcfl import results
 from jcfl.core import chunks
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from jcfl.results import Folder, Record
 from jcfl.runs import hosts
+from jcfl.types.target import target
 
 MOST = 256
 """The most devices that a CPU can count as."""
@@ -22,7 +25,8 @@ MOST = 256
 def device_count(wanted: int | None) -> int:
     """How many devices share the clients: as many as wanted, else all devices of all hosts.
 
-    A CPU counts as one device, unless more devices are wanted before JAX has started.
+    A CPU counts as one device, unless more devices are wanted before JAX has started, or `use_cores` was called. Where
+    no number is wanted, one of a CPU's devices is taken; `jcfl.runs.tuning` says for which methods all are.
 
     Raises:
         InputError: there are fewer devices than wanted.
@@ -36,7 +40,37 @@ def device_count(wanted: int | None) -> int:
             f"devices: {wanted} were asked for, there are {there}; a CPU counts as more, up to {MOST}, only before JAX "
             f"has started, for instance by XLA_FLAGS=--xla_force_host_platform_device_count={min(wanted, MOST)}"
         )
+    if wanted is None and target().is_cpu and not hosts.several():
+        return 1
     return there if wanted is None or hosts.several() else wanted
+
+
+def use_cores() -> None:
+    """Let a CPU count as one device for each core, so that a core trains clients by itself where that is faster.
+
+    The command line does this; a program in Python calls `jcfl.use_cores()` before JAX makes its first array, and is
+    warned where that is too late. A number of devices in XLA_FLAGS or in JAX's own option is kept.
+    """
+    if not split_cores() and target().is_cpu and cores() > jax.local_device_count():
+        told = "use_cores: JAX has started, so all cores stay one device; call it before the first array is made"
+        warnings.warn(told, Notice, stacklevel=2)
+
+
+def split_cores() -> bool:
+    """As `use_cores`, without a warning; whether it was possible, or a number was given before."""
+    given = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if given or jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
+        return True
+    try:
+        jax.config.update("jax_num_cpu_devices", min(cores(), MOST))
+    except RuntimeError:
+        return False
+    return True
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_devices(tree: Any, devices: int) -> Any:

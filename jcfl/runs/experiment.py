@@ -18,7 +18,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
-from jcfl.runs import devices, hosts, loop, programs, trackers
+from jcfl.runs import devices, hosts, loop, programs, trackers, tuning
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
 from jcfl.runs.provenance import differences, fingerprint, settings
@@ -96,6 +96,7 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
         InputError: the folder holds no run, or one of another configuration; only `rounds` may differ.
     """
     stored = configuration(folder)
+    stored = stored.model_copy(update={"tuned": stored.tuned or {}})  # not chosen anew in the middle of a run
     if config is None:
         return stored
     changed = differences(settings(stored.model_dump()), settings(config.model_dump()))
@@ -178,6 +179,7 @@ def execute(
         the main method's history; its `others` are those of the other methods. A method of several that diverged has
         the reason as `failed` in its summary.
     """
+    plan = tuning.tuned(plan)
     several = len(plan.config.methods) > 1
     here = plan._replace(federation=jax.device_get(plan.federation)) if hosts.several() else plan
     clients = functools.cache(lambda: representation(here))  # the same for all methods
@@ -211,16 +213,17 @@ def execute(
 
 def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:
     """The runs of a plan, one for each method, each with a folder of its own."""
-    methods, found = plan.config.methods, []
-    several = len(methods) > 1
-    for title, method in methods.items():
-        config = plan.config.model_copy(update={"method": method, "compare": ()}) if several else plan.config
+    found, several = [], len(plan.config.methods) > 1
+    on = functools.cache(lambda count: devices.on_devices(plan.federation, count))
+    for title in plan.config.methods:
+        one = tuning.of_method(plan, title)
+        count = one.context.resources.devices
+        one = one._replace(federation=on(count)) if count != plan.context.resources.devices else one
         place = out and (out / "runs" / title if several else out)
         tracking = trackers.tracking(plan.config.track, title, place)
         folder = devices.folder(place) if place is not None else None
-        one = plan._replace(config=config)
         whole = plan.config if several else None
-        found.append(Run(title, one, plan.algorithms[title], folder, tracking, None, fingerprint, whole))
+        found.append(Run(title, one, one.algorithms[title], folder, tracking, None, fingerprint, whole))
     return found
 
 

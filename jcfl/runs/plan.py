@@ -10,7 +10,7 @@ import numpy as np
 from jcfl import data, models, registry
 from jcfl.core import memory
 from jcfl.core.compile import compile
-from jcfl.core.context import Context
+from jcfl.core.context import Context, Resources
 from jcfl.core.context import context as make_context
 from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
@@ -25,8 +25,9 @@ from jcfl.runs.faults import attacked, faults_of
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import Objects, checked_trainer, made_by_function, objects_and_settings
 from jcfl.runs.provenance import common, fingerprint
-from jcfl.runs.sections import PLACEHOLDER, Method, Piece, Trainer
+from jcfl.runs.sections import PLACEHOLDER, Method, Piece, Trainer, Tuned
 from jcfl.types import Algorithm, Federation, Task
+from jcfl.types.target import target
 
 SMALL = 2**26
 """The most bytes of state with which several seeds run side by side, unless the configuration says otherwise."""
@@ -46,6 +47,7 @@ class Plan(NamedTuple):
     algorithms: dict[str, Algorithm]  # by title, the main one first
     needs: Needs
     objects: Objects = Objects()  # those that the user passed in Python
+    chunk_is_free: bool = True  # whether the configuration leaves open how many clients train at a time
 
 
 def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Objects]:
@@ -94,7 +96,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     federation = attacked(federation, faults.attack, config)
     if hosts.several():
         hosts.agree({"the fingerprint of the clients' data": fingerprint(federation)[:12]})
-    shape, classes = federation.x.shape[1:], federation.classes
+    shape, classes = shapes(federation)
     build = lambda name, /, **options: models.build(name, shape, classes, **options)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
@@ -118,8 +120,31 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     need = needs(config, federation, context, most, trained)
     refuse_beyond_device(need, federation)
     federation = devices.on_devices(federation, context.resources.devices)
+    free = config.chunk is None
     machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by(config.made_by)}
-    return Plan(config.model_copy(update=machine), federation, context, algorithms, need, objects)
+    return Plan(config.model_copy(update=machine), federation, context, algorithms, need, objects, free)
+
+
+def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
+    """The plan of one method with the choices of `tuned` in place of the constants'."""
+    if tuned == Tuned():
+        return plan
+    context, config = plan.context, plan.config
+    given = {key: value for key, value in tuned.model_dump().items() if value is not None and key in Resources._fields}
+    if "devices" in given and target().is_cpu:  # the run may have begun on a machine with more cores
+        given["devices"] = min(given["devices"], jax.device_count())
+    resources = context.resources._replace(**given)
+    share = -(-context.population.cohort // resources.devices)  # clients of one device
+    resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
+    if tuned.convolution is not None and context.build is not None:
+        model = with_option(config.model, ["convolution"], tuned.convolution)
+        task = task_of(
+            config.model_copy(update={"model": model}), plan.objects, context.build, *shapes(plan.federation)
+        )
+        context = context._replace(task=task)
+    context = context._replace(engine=tuned.engine or context.engine, resources=resources)
+    algorithms = {title: algorithm(method, context, plan.objects) for title, method in config.methods.items()}
+    return plan._replace(context=context, algorithms=algorithms)
 
 
 def smaller(plan: Plan) -> Plan | None:
@@ -127,10 +152,13 @@ def smaller(plan: Plan) -> Plan | None:
     resources = plan.context.resources
     if resources.chunk == 1 and resources.room < LEAST:
         return None
-    resources = resources._replace(chunk=-(-resources.chunk // 2), room=resources.room // 2)
+    resources = resources._replace(chunk=-(-resources.chunk // 2), room=resources.room // 2, tile=None)
     context = plan.context._replace(resources=resources)
     algorithms = {title: algorithm(method, context, plan.objects) for title, method in plan.config.methods.items()}
-    config = plan.config.model_copy(update={"chunk": resources.chunk})
+    tuned = plan.config.tuned and {
+        title: choice.model_copy(update={"chunk": None, "tile": None}) for title, choice in plan.config.tuned.items()
+    }
+    config = plan.config.model_copy(update={"chunk": resources.chunk, "tuned": tuned})
     return plan._replace(config=config, context=context, algorithms=algorithms)
 
 
@@ -141,6 +169,11 @@ def federation_of(config: Config) -> Federation:
     name = registered_name(config.scenario, "scenario")
     make = registry.find("federation", "options")
     return make(datasets[0] if len(datasets) == 1 else datasets, name, **config.scenario.options)
+
+
+def shapes(federation: Federation) -> tuple[tuple[int, ...], int]:
+    """The shape of one example, and the number of classes."""
+    return federation.x.shape[1:], federation.classes
 
 
 def task_of(config: Config, objects: Objects, build: Callable[..., Task], shape, classes: int) -> Task:

@@ -1,6 +1,5 @@
 """The compiled parts of a run: for one lane, or for several that train side by side."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +11,7 @@ import numpy as np
 from flax import struct
 
 from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
-from jcfl.runs.devices import keys_on_devices, on_every_device
+from jcfl.runs.devices import cores, keys_on_devices, on_every_device
 from jcfl.types import Algorithm, Array, Federation, State
 from jcfl.types.target import target
 
@@ -219,11 +218,6 @@ def finished_future(state: State) -> Future[State]:
     future = Future()
     future.set_result(state)
     return future
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keys(seeds: Sequence[int], devices: int = 1) -> Array:

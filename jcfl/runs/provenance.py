@@ -14,7 +14,19 @@ from jcfl.runs.config import Config
 from jcfl.runs.environment import versions
 from jcfl.types import Federation
 
-LOOSE = ("rounds", "data_dir", "track", "checkpoint_every", "devices", "chunk", "budget", "seeds_in_one", "made_by")
+LOOSE = (
+    "rounds",
+    "data_dir",
+    "track",
+    "checkpoint_every",
+    "devices",
+    "chunk",
+    "budget",
+    "seeds_in_one",
+    "autotune",
+    "tuned",
+    "made_by",
+)
 """The keys of a configuration that do not decide what a run's figures are."""
 
 Provenance = Mapping[str, Any]

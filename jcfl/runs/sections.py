@@ -1,6 +1,6 @@
 """The sections of a configuration: each names a registered piece and gives its options."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
@@ -49,6 +49,24 @@ class Method(Piece):
     def title(self) -> str:
         """The method's name in comparisons: its label, or its name and add-ons."""
         return self.label or "+".join([self.name, *(addon.name for addon in self.addons)])
+
+
+class Tuned(BaseModel):
+    """How the clients of a method train on this machine, which changes the time and no more than rounding errors.
+
+    A field that is None is as the configuration and the constants have it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    engine: Literal["general", "factored"] | None = None
+    chunk: Annotated[int, Field(ge=1)] | None = None  # clients trained at a time by the general engine
+    tile: Annotated[int, Field(ge=1)] | None = None  # clients of a cluster trained at a time by the factored engine
+    devices: Annotated[int, Field(ge=1)] | None = None
+    convolution: Literal["patches", "native"] | None = None
+
+    @model_serializer
+    def _chosen(self) -> dict[str, Any]:
+        return {key: value for key, value in dict(self).items() if value is not None}
 
 
 class Trainer(Piece):

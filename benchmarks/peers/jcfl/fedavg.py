@@ -4,7 +4,6 @@ python fedavg.py --data-dir FOLDER --model mlp --threads 2 --engine auto
 """
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,38 +13,38 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
 
-SHARED_OUT = "--xla_force_host_platform_device_count"
-
 
 def main() -> None:
     parser = work.arguments(__doc__)
     parser.add_argument("--engine", choices=("auto", "general", "factored"), default="auto")
     parser.add_argument("--chunk", type=int, help="clients trained at a time")
-    parser.add_argument("--devices", type=int, default=1, help="parts of the CPU that clients are shared out among")
+    parser.add_argument("--devices", type=int, help="parts of the CPU that clients are shared out among")
     asked = parser.parse_args()
     work.pin(asked.threads)
-    if asked.devices > 1:  # before JAX starts
-        os.environ["XLA_FLAGS"] = f"{SHARED_OUT}={asked.devices} {os.environ.get('XLA_FLAGS', '')}"
     import jax
 
     from jcfl import metrics
-    from jcfl.runs import loop, programs
+    from jcfl.runs import devices, loop, programs, tuning
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import config_and_objects, planned
     from jcfl.version import __version__
 
     use_cache()
-    plan = planned(*config_and_objects(federation(asked), configured(asked)))
-    algorithm, seconds, start = plan.algorithms["fedavg"], [], time.perf_counter()
-    compiled = programs.programs(algorithm, plan.federation, 1)
-    state = compiled.init(jax.random.key(asked.seed), plan.federation)
+    devices.use_cores()
+    plan = tuning.tuned(planned(*config_and_objects(federation(asked), configured(asked))))
+    plan = tuning.of_method(plan, "fedavg")
+    count, algorithm = plan.context.resources.devices, plan.algorithms["fedavg"]
+    plan = plan._replace(federation=devices.on_devices(plan.federation, count))
+    seconds, start = [], time.perf_counter()
+    compiled = programs.programs(algorithm, plan.federation, 1, count)
+    state = compiled.init(programs.keys([asked.seed], count), plan.federation)
     for turn in range(asked.rounds):
         state, _ = loop.advanced(compiled, plan.federation, state, turn + 1)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
     outcome = jax.device_get(compiled.evaluate(state, plan.federation))
     accuracy = float(metrics.accuracy(outcome["counts"].sum(0)))
-    more = {"jax": jax.__version__, "engine": algorithm.engine, "devices": asked.devices}
+    more = {"jax": jax.__version__, "engine": algorithm.engine, "devices": count}
     work.told(asked, "jcfl", __version__, seconds, accuracy, **more)
 
 

@@ -1,0 +1,299 @@
+"""How clients train on this machine: chosen by short trials where a run is long enough, else by constants.
+
+A trial compiles the training of a part of a cohort and measures it on models of zeros. The candidates are: all cores of
+a CPU as devices of their own, the other engine, half and twice as many clients at a time, and the other way to compute
+convolutions. Each is tried from the best one so far.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl.core import rounds
+from jcfl.core.context import Context
+from jcfl.core.engine import General
+from jcfl.core.streams import round_keys
+from jcfl.errors import InputError
+from jcfl.fast.factored import REFERENCES, Factored, tile_size
+from jcfl.models.convolution import lowering
+from jcfl.results.files import replace
+from jcfl.runs import devices, hosts
+from jcfl.runs.compiling import no_garbage_collection
+from jcfl.runs.environment import versions
+from jcfl.runs.plan import Plan, with_tuned
+from jcfl.runs.sections import Tuned
+from jcfl.types import Algorithm, Cohort, Federation, State
+from jcfl.types.target import target
+
+SHARE, LONGEST = 0.05, 8.0
+"""Trials take at most this share of a run's expected time, and at most so many seconds."""
+
+SHORTEST = 60.0
+"""Runs that are expected to take fewer seconds begin without trials, of which each takes some seconds to compile."""
+
+RATE = {"cpu": 5e10, "gpu": 5e12}
+"""Operations a second, of a CPU's core, from which the time of a run is expected before anything is measured."""
+
+PART = 0.25
+"""The expected seconds of a trial's clients."""
+
+CLUSTERS, EACH = 4, 8
+"""The most clusters among which a trial's clients are, and the fewest clients of each, if the cohort has so many."""
+
+BETTER = 0.95
+"""A candidate is taken if it needs at most this share of the best time so far; less may be chance."""
+
+WORTH = 4e9
+"""The fewest operations in a round with which the cores of a CPU train clients apart from each other if not tried."""
+
+COPIED = 2**28
+"""The most bytes of state that each core holds for itself."""
+
+
+class Measured(NamedTuple):
+    """A candidate's seconds for the trial's clients."""
+
+    seconds: float
+    temporary: int  # bytes that XLA says it works on
+
+
+def tuned(plan: Plan) -> Plan:
+    """The plan with `config.tuned` filled in: how every method trains, as stored, as tried or by constants.
+
+    A plan whose configuration has it already, because the run is resumed or repeated, is returned as it is.
+    """
+    if plan.config.tuned is not None:
+        return plan
+    found = {}
+    if not hosts.several():
+        found = {title: choice(plan, title) for title in plan.algorithms}
+    found = {title: one for title, one in found.items() if one != Tuned()}
+    return plan._replace(config=plan.config.model_copy(update={"tuned": found}))
+
+
+def of_method(plan: Plan, title: str) -> Plan:
+    """The part of a plan that is one method's run, as `config.tuned` says."""
+    config, several = plan.config, len(plan.config.methods) > 1
+    one = (config.tuned or {}).get(title, Tuned())
+    method = config.methods[title]
+    if several:
+        found = {method.title: one} if one != Tuned() else {}
+        config = config.model_copy(update={"method": method, "compare": (), "tuned": config.tuned and found})
+    part = plan._replace(config=config, algorithms={title: plan.algorithms[title]})
+    return with_tuned(part, one)
+
+
+def choice(plan: Plan, title: str) -> Tuned:
+    """How one method's clients train."""
+    method = plan.algorithms[title].method
+    if method is None or not method.train.active or method.train.chained or method.answer.vote is not None:
+        return Tuned()
+    work, cores = operations(plan.context), spare_devices(plan, title)
+    first = Tuned(devices=cores) if cores > 1 and work >= WORTH else Tuned()
+    if engine(as_tuned(plan, title, first)) != General.name:
+        first = Tuned()
+    rate = target().of(RATE) * (devices.cores() if target().is_cpu else 1)
+    rounds_in_all = plan.config.rounds * plan.config.seeds
+    if not plan.config.autotune or work / rate * rounds_in_all < SHORTEST:
+        return first
+    trial = Trial(plan, title, work / rate)
+    file = stored(trial.key())
+    if file is not None and file.exists():
+        return Tuned.model_validate_json(file.read_text("utf-8"))
+    best = searched(trial, first, cores, rounds_in_all)
+    if file is not None:
+        replace(file, lambda out: out.write(best.model_dump_json(exclude_none=True).encode()))
+    return best
+
+
+def as_tuned(plan: Plan, title: str, tuned: Tuned) -> Plan:
+    """The part of a plan that is one method's run, as `tuned` says."""
+    return of_method(plan._replace(config=plan.config.model_copy(update={"tuned": {title: tuned}})), title)
+
+
+def engine(plan: Plan) -> str:
+    """The engine that trains the clients of a plan's main method."""
+    return next(iter(plan.algorithms.values())).engine
+
+
+def spare_devices(plan: Plan, title: str) -> int:
+    """How many devices a method's clients can be shared out among although the configuration names no number.
+
+    All devices compute what is not training once more. That is nothing beside training where clients are not described
+    by their data or their uploads. Seeds and points that run side by side have a core each already.
+    """
+    config, algorithm = plan.config, plan.algorithms[title]
+    asked = config.devices is None and target().is_cpu and not config.seeds_in_one and not hosts.several()
+    cheap = algorithm.method.describe.source in ("nothing", "losses") and plan.needs.states <= COPIED
+    many = min(jax.local_device_count(), devices.cores(), plan.context.population.cohort)
+    return many if asked and cheap and not algorithm.method.group.alone else 1
+
+
+def operations(context: Context) -> float:
+    """About how many operations the local training of a round takes: three times those of the predictions."""
+    task, population = context.task, context.population
+    batch, steps = context.trainer.rows_and_steps(population.width)
+    one = jax.eval_shape(task.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *population.shape), jnp.float32)
+    counted = jax.jit(lambda model, x: task.apply(model, x)[0]).lower(one, x).cost_analysis() or {}
+    return 3 * counted.get("flops", 0.0) * batch * steps * population.cohort
+
+
+class Trial:
+    """The training of a part of one method's cohort, which can be compiled and timed as every `Tuned` says."""
+
+    def __init__(self, plan: Plan, title: str, expected: float):
+        """Take the plan's method `title`, whose rounds are expected to take so many seconds."""
+        self.plan, self.title, self.context = plan, title, plan.context
+        self.method = plan.algorithms[title].method
+        slots = min(self.method.group.slots(plan.context), CLUSTERS)
+        self.state = zeros(jax.eval_shape(partial(first_state, plan.algorithms[title], slots), plan.federation))
+        self.state = self.state.replace(labels=jnp.arange(self.state.labels.size, dtype=jnp.int32) % slots)
+        cohort = plan.context.population.cohort
+        wanted = max(cohort * PART / max(expected, PART), EACH * slots, plan.context.resources.chunk * devices.cores())
+        self.cohort = min(cohort, round(wanted))
+        self.first = self.lower(Tuned())
+
+    def key(self) -> str:
+        """What decides a trial's outcome: the program by constants, the machine and the versions."""
+        machine = [target().name, target().platform, devices.cores(), self.cohort, versions()]
+        text = self.first[0].as_text()
+        return hashlib.sha256(json.dumps([machine, text]).encode()).hexdigest()[:32]
+
+    def engine(self, tuned: Tuned) -> str:
+        """The engine that trains as `tuned` says."""
+        return engine(as_tuned(self.plan, self.title, tuned))
+
+    def context_of(self, tuned: Tuned) -> Context:
+        """The context of the run as `tuned` says, with the tiles of its whole cohort."""
+        plan = as_tuned(self.plan, self.title, tuned)
+        if engine(plan) != Factored.name:
+            return plan.context
+        tile = tile_size(plan.context.task, plan.context, len(REFERENCES))
+        return plan.context._replace(resources=plan.context.resources._replace(tile=tile))
+
+    def with_size(self, tuned: Tuned, factor: float) -> Tuned | None:
+        """`tuned` with so many times as many clients at a time; None where that is no other number or not allowed."""
+        context = self.context_of(tuned)
+        field = "tile" if self.engine(tuned) == Factored.name else "chunk"
+        if field == "chunk" and not self.plan.chunk_is_free:
+            return None
+        size, most = getattr(context.resources, field), -(-context.population.cohort // context.resources.devices)
+        new = max(1, min(most, round(size * factor)))
+        return tuned.model_copy(update={field: new}) if new != size else None
+
+    def lower(self, tuned: Tuned) -> tuple[jax.stages.Lowered, tuple[Any, ...]]:
+        """The training as `tuned` says, not yet compiled, and its arguments."""
+        context = self.context_of(tuned)
+        federation = devices.on_devices(self.plan.federation, context.resources.devices)
+        state = devices.on_devices(self.state, context.resources.devices)
+        context = context._replace(population=context.population._replace(cohort=self.cohort))
+        who = np.linspace(0, self.state.labels.size - 1, self.cohort).astype(np.int32)
+        cohort = Cohort(jnp.asarray(who), jnp.ones(self.cohort, bool))
+        keep = self.method.group.grouping(self.method, context).after is not None
+        keep |= self.method.aggregate.rule.bind(context) is not None
+        _, train = rounds.training(self.method, context, keep)
+
+        def once(state: State, federation: Federation):
+            _, _, uploads, sums = train(round_keys(state.key, state.round), state, cohort, federation)
+            return uploads, sums
+
+        with no_garbage_collection():
+            return jax.jit(once).lower(state, federation), (state, federation)
+
+    def measure(self, tuned: Tuned) -> Measured:
+        """Compile the training and time it: the first time does not count, as memory is taken then."""
+        lowered, arguments = self.first if tuned == Tuned() else self.lower(tuned)
+        program = lowered.compile()
+        run = lambda: seconds_of(program, *arguments)
+        run()
+        times = [run()]
+        while sum(times) < PART and len(times) < 5:
+            times.append(run())
+        size = program.memory_analysis()
+        return Measured(min(times), size.temp_size_in_bytes if size is not None else 0)
+
+
+def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tuned:
+    """The best of the candidates that there is time to try, the constants' choice `first` among them.
+
+    Args:
+        cores: the devices that a CPU's clients can be shared out among.
+        rounds_in_all: of all seeds, from which the time for trials follows.
+    """
+    begin = time.perf_counter()
+    best, least = first, trial.measure(first).seconds
+    took = time.perf_counter() - begin
+    all_of_run = least * trial.context.population.cohort / trial.cohort * rounds_in_all
+    end = begin + min(SHARE * all_of_run, LONGEST)
+    for change in changes(trial, cores):
+        tuned = change(best)
+        if tuned is None or time.perf_counter() + took > end:
+            continue
+        try:
+            found = trial.measure(tuned)
+        except (InputError, jax.errors.JaxRuntimeError):  # it cannot be had, or takes more memory than there is
+            continue
+        if found.seconds < BETTER * least and found.temporary <= trial.context.resources.room:
+            best, least = tuned, found.seconds
+    return best
+
+
+def changes(trial: Trial, cores: int) -> Iterator[Callable[[Tuned], Tuned | None]]:
+    """The candidates, each as a change of the best one so far; None where a change has no meaning for it."""
+    config = trial.plan.config
+
+    def other_devices(best: Tuned) -> Tuned | None:
+        return best.model_copy(update={"devices": 1 if (best.devices or 1) > 1 else cores}) if cores > 1 else None
+
+    def other_engine(best: Tuned) -> Tuned | None:
+        other = "general" if trial.engine(best) == Factored.name else Factored.name
+        return (
+            best.model_copy(update={"engine": other, "chunk": None, "tile": None}) if config.engine == "auto" else None
+        )
+
+    def other_convolution(best: Tuned) -> Tuned | None:
+        other = "native" if lowering(target().platform) == "patches" else "patches"
+        free = config.model.options.get("convolution") == "auto"
+        return best.model_copy(update={"convolution": other}) if free else None
+
+    yield other_devices
+    yield other_engine
+    yield lambda best: trial.with_size(best, 0.5)
+    yield lambda best: trial.with_size(best, 2.0)
+    yield other_convolution
+
+
+def first_state(algorithm: Algorithm, slots: int, federation: Federation) -> State:
+    """The state before the first round with fewer slots for clusters, which is all that training looks at."""
+    state = algorithm.init(jax.random.key(0), federation)
+    fewer = lambda tree: jax.tree.map(lambda leaf: leaf[:slots], tree)
+    return state.replace(clusters=fewer(state.clusters), server=fewer(state.server))
+
+
+def zeros(shapes: Any) -> Any:
+    """A tree of zeros, and keys where there are keys."""
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    make = lambda leaf: jax.random.key(0) if is_key(leaf) else jnp.zeros(leaf.shape, leaf.dtype)
+    return jax.tree.map(make, shapes)
+
+
+def seconds_of(program: Callable[..., Any], *arguments: Any) -> float:
+    """The seconds that a compiled program takes."""
+    begin = time.perf_counter()
+    jax.block_until_ready(program(*arguments))
+    return time.perf_counter() - begin
+
+
+def stored(key: str) -> Path | None:
+    """The file that keeps the outcome of a trial, beside the compiled programs; None where those are not kept."""
+    folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    return Path(folder) / f"tuned-{key}.json" if folder else None

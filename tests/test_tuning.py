@@ -1,0 +1,173 @@
+"""Ways to train are tried before long runs: the fastest is taken, written down, kept, and computes the same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from jcfl.runs import experiment, tuning
+from jcfl.runs.plan import config_and_objects, planned
+from jcfl.runs.sections import Tuned
+from tests import tiny
+
+MLP = {"model": {"name": "mlp", "hidden": 5}, "train": {"lr": 0.1, "steps": 2}, "rounds": 4}
+CNN = MLP | {"model": {"name": "cnn_fashion"}}
+
+
+def plan(**settings):
+    return planned(*config_and_objects(tiny.federation(), MLP | {"method": "ifca"} | settings))
+
+
+@pytest.fixture
+def seconds(monkeypatch, tmp_path):
+    """Every run is long; a trial takes no time and finds the seconds of this mapping, by what is not the constants'."""
+    monkeypatch.setattr(tuning, "SHORTEST", 0.0)
+    monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
+    found = {}
+
+    def measure(trial, tuned):
+        found.setdefault("tried", []).append(tuned.model_dump())
+        return tuning.Measured(found.get(str(tuned.model_dump()), 10.0), 0)
+
+    monkeypatch.setattr(tuning.Trial, "measure", measure)
+    return found
+
+
+def test_the_fastest_candidate_is_taken_and_the_next_ones_start_from_it(seconds):
+    seconds |= {"{'engine': 'general'}": 5.0, "{'engine': 'general', 'chunk': 4}": 4.0}
+    found = tuning.tuned(plan(engine="auto"))
+    assert found.config.tuned == {"ifca": Tuned(engine="general", chunk=4)}
+
+
+def test_what_is_little_faster_may_be_chance(seconds):
+    seconds |= {"{'engine': 'general'}": 9.8}
+    assert tuning.tuned(plan()).config.tuned == {}
+
+
+def test_an_outcome_is_kept_for_the_same_program_alone(seconds):
+    for batch_size, again in [(2, 1), (2, 1), (3, 2)]:
+        tuning.tuned(plan(train={"lr": 0.1, "steps": 2, "batch_size": batch_size}))
+        assert seconds["tried"].count({}) == again
+
+
+def test_what_the_user_chose_is_not_tried(seconds):
+    tuning.tuned(plan(engine="general", chunk=2))
+    assert seconds["tried"] == [{}]
+    tuning.tuned(plan(autotune=False))
+    assert seconds["tried"] == [{}]
+
+
+def test_trials_end_when_their_share_of_the_run_is_spent(seconds):
+    """Four rounds of ten seconds: 5 % are two seconds. The first trial took one, so the second would end too late."""
+    clock = iter(range(1000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning.time, "perf_counter", lambda: next(clock))
+        tuning.tuned(plan())
+    assert len(seconds["tried"]) == 1
+
+
+def test_short_runs_begin_without_trials():
+    assert tuning.tuned(plan()).config.tuned == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tuned"),
+    [
+        (MLP, Tuned(engine="general")),
+        (MLP, Tuned(engine="factored", tile=2)),
+        (CNN, Tuned(chunk=2)),
+        (CNN, Tuned(convolution="native")),
+    ],
+)
+def test_a_trial_trains_what_the_run_would(settings, tuned):
+    """The first client's part of the training takes some time and some memory, in the engine that was asked for."""
+    trial = tuning.Trial(plan(**settings), "ifca", 1.0)
+    assert trial.engine(tuned) == (tuned.engine or "general")
+    assert trial.measure(tuned).seconds > 0
+    assert trial.key() == tuning.Trial(plan(**settings), "ifca", 1.0).key()
+
+
+def test_choices_change_no_more_than_rounding_errors_and_are_kept_in_the_folder(tmp_path):
+    given = MLP | {"method": "ifca", "compare": ["fedavg"], "evaluate_every": 2}
+    calm = experiment.run(tiny.federation(), **given)
+    tuned = {"ifca": {"engine": "general", "chunk": 2}, "fedavg": {"engine": "factored", "tile": 2}}
+    run = experiment.run(tiny.federation(), **given, tuned=tuned, out=tmp_path / "run")
+    assert [run.summary["engine"], run.others["fedavg"].summary["engine"]] == ["general", "factored"]
+    np.testing.assert_array_equal(run.labels, calm.labels)
+    tiny.same(run.state.clusters, calm.state.clusters, 1e-5)
+    for file, kept in [("config.yaml", tuned), ("runs/fedavg/config.yaml", {"fedavg": tuned["fedavg"]})]:
+        assert yaml.safe_load((tmp_path / "run" / file).read_text())["tuned"] == kept
+    more = experiment.run(tiny.federation(), **(given | {"rounds": 6}), out=tmp_path / "run", resume=True)
+    whole = experiment.run(tiny.federation(), **(given | {"rounds": 6}), tuned=tuned)
+    tiny.same(more.state.clusters, whole.state.clusters, 0)
+
+
+def test_a_resumed_run_is_not_tried_anew(seconds, tmp_path):
+    given = MLP | {"method": "fedavg", "engine": "auto"}
+    experiment.run(tiny.federation(), **given, out=tmp_path / "run")
+    tried = len(seconds["tried"])
+    assert tried > 1
+    experiment.run(tiny.federation(), **(given | {"rounds": 5}), out=tmp_path / "run", resume=True)
+    assert len(seconds["tried"]) == tried
+
+
+CORES = """
+import warnings
+import jax, jcfl, numpy as np
+from jcfl.runs import devices, tuning
+from tests import test_tuning, tiny
+
+devices.cores = tuning.devices.cores = lambda: 2
+jcfl.use_cores()
+assert jax.device_count() == 2
+tuning.WORTH = 0
+settings = test_tuning.MLP | {"engine": "general"}
+for method, devices in [("fedavg", 2), ("ifca", 2), ("stocfl", 1), ("ditto", 1)]:
+    plan = tuning.of_method(tuning.tuned(test_tuning.plan(**settings, method=method)), method)
+    assert plan.context.resources.devices == devices, (method, plan.context.resources)
+for method in ("fedavg", "ifca"):
+    shared, alone = (jcfl.run(tiny.federation(), **settings, method=method, **more) for more in ({}, {"devices": 1}))
+    np.testing.assert_array_equal(shared.labels, alone.labels)
+    tiny.same(shared.state.clusters, alone.state.clusters, 1e-5)
+print("agree")
+"""
+
+LATE = """
+import warnings
+import jax.numpy as jnp, jcfl
+from jcfl.runs import devices
+
+devices.cores = lambda: 2
+jnp.zeros(1)
+with warnings.catch_warnings(record=True) as told:
+    jcfl.use_cores()
+print(told[0].message)
+"""
+
+
+def in_python(program: str) -> str:
+    """What a program prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[1], env=os.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_cores_share_the_clients_of_methods_that_compute_little_besides():
+    assert in_python(CORES) == "agree\n"
+
+
+def test_using_the_cores_too_late_is_said():
+    assert "JAX has started" in in_python(LATE)
+
+
+def test_a_choice_of_more_devices_than_there_are_takes_those_there_are():
+    """A run may go on where there are fewer cores."""
+    few = tuning.of_method(plan(method="fedavg", tuned={"fedavg": {"devices": 64}}), "fedavg")
+    assert few.context.resources.devices == jax.device_count()
