@@ -8,6 +8,7 @@ from jcfl.core import chunks, memory
 from jcfl.core.describing import anchor_gradient, normalised
 from jcfl.core.streams import Stream, stream
 from jcfl.data.summary import label_counts
+from jcfl.runs.compiling import cheap_options
 from jcfl.runs.plan import Plan
 from jcfl.types import Federation, Task
 
@@ -76,8 +77,8 @@ def cosines(task: Task, key: jax.Array, federation: Federation, who: np.ndarray,
         describe = lambda client, data: normalised(anchor_gradient(task, anchor, data))
         return chunks.over_clients(describe, federation, who, chunk)
 
-    described, inner = jax.jit(psi), jax.jit(trees.inner)
     parts = np.resize(who, (-(-len(who) // tile), tile))  # the last one filled up with the first clients
+    described, inner = jax.jit(psi).lower(key, federation, parts[0]).compile(cheap_options()), jax.jit(trees.inner)
     full = np.zeros((parts.size, parts.size), np.float32)
     for i, part in enumerate(parts):
         row = described(key, federation, part)
