@@ -322,6 +322,16 @@ def test_nothing_is_compiled_while_a_method_trains(monkeypatch):
         two()
 
 
+def test_the_shared_model_is_tested_where_one_is_trained():
+    """StoCFL with one cluster and λ = 0 trains two copies of one model; held-out clients do not count."""
+    data, whole = tiny.federation(held_out=2), {"name": "stocfl", "tau": -1, "lam": 0}
+    found = experiment.run(data, method=whole, model="linear", rounds=2, evaluate_shared=True, compare=["fedavg"])
+    shared, own = found["accuracy_shared"], found["accuracy_micro"]
+    np.testing.assert_allclose(shared, own, atol=1e-6)
+    assert "accuracy_shared" not in found.others["fedavg"].scores
+    assert "accuracy_shared" not in experiment.run(data, method=whole, model="linear", rounds=2).scores
+
+
 def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
     calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")

@@ -288,6 +288,8 @@ def test_votes_are_those_of_two_runs_of_their_own():
     votes = (jax.nn.softmax(main[1]) + jax.nn.softmax(other[1])) / 2
     np.testing.assert_allclose(np.exp(one[1]), votes, atol=1e-5)
     assert gap(main[1], other[1]) > 0.1
+    sums = tiny.built("fedavg_plus", tiny.setting(0.5), runs=2, by="logits")
+    np.testing.assert_allclose(whole(sums)(key)[1], (main[1] + other[1]) / 2, atol=1e-5)
 
 
 def sent(models, row):

@@ -25,6 +25,25 @@ def test_labels_in_no_set_are_left_out():
     assert set(made.y) == {0, 1, 2}
 
 
+def test_a_label_in_two_sets_is_dealt_between_them():
+    made = federation(DATA, "pathological", clients=8, label_sets=((0, 1), (1, 2)), min_examples=(5, 1))
+    counts = np.stack([label_counts(made)[made.groups == group].sum(0) for group in range(2)])
+    assert (counts[0, :3] > 0).tolist() == [True, True, False]
+    assert (counts[1, :3] > 0).tolist() == [False, True, True]
+    np.testing.assert_array_equal(counts.sum(0)[:3], 60)
+
+
+def test_groups_can_be_tested_on_labels_they_never_saw():
+    made = federation(DATA, "pathological", clients=8, tests="all", min_examples=(5, 1))
+    train, test = (label_counts(made, split) for split in ("train", "test"))
+    same = federation(DATA, "pathological", clients=8, min_examples=(5, 1))
+    np.testing.assert_array_equal((train > 0).any(0), True)
+    np.testing.assert_array_equal(label_counts(same).sum(0), train.sum(0))
+    for group in range(4):
+        assert (test[made.groups == group].sum(0) > 0).sum() > (train[made.groups == group].sum(0) > 0).sum()
+    np.testing.assert_array_equal(test.sum(0), 20)
+
+
 def test_selected_classes_are_contiguous_shares():
     made = federation(DATA, "selected_classes", clients=6, groups=3)
     counts = label_counts(made)

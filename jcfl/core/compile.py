@@ -32,7 +32,7 @@ def compile(method: Method, context: Context) -> Algorithm:
         return algorithm
     alone = method.with_answer(vote=None)
     other = algorithm if vote.method is None else compile(vote.method.with_answer(tune=alone.answer.tune), context)
-    return phases.with_votes(context, algorithm, other, vote.copies)
+    return phases.with_votes(context, algorithm, other, vote.copies, vote.by)
 
 
 def warm_up(phase: Phase, method: Method) -> Method:

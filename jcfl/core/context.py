@@ -59,6 +59,7 @@ class Context(NamedTuple):
     engines: Sequence[Engine] = ()  # to choose from, the preferred ones first
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
     faults: Faults = Faults()
+    tests_shared: bool = False  # whether evaluations test ω as well, for methods that train it
 
 
 def context(

@@ -39,6 +39,16 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
     }
 
 
+def shared_accuracy(context: Context, state: State, federation: Federation) -> Array:
+    """The accuracy of ω alone on the test examples of all clients that train and are in the federation. [] float"""
+    owner, targets = chunks.owners(federation.test), federation.y[federation.test.rows]
+    answer, one = logits_function(context.task, False), trees.stack(state.shared, 1)
+    everybody = jnp.zeros(context.population.clients, jnp.int32)
+    logits = predictions(context, answer, one, state.shared, state.shared, federation, everybody)
+    here = (~federation.held_out & (federation.arrive <= state.round) & (state.round <= federation.depart))[owner]
+    return ((logits.argmax(-1) == targets) & here).sum() / jnp.maximum(here.sum(), 1)
+
+
 def predictor(method: Method, context: Context, grouping: Grouping, client: Callable[..., Upload]) -> Predict:
     """`(state, federation) -> (labels [m], logits [r, c])`: which cluster serves each client, and the answers.
 

@@ -8,7 +8,9 @@ each can be read, printed and exchanged. `jcfl.core.compile` turns the value int
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+
+from pydantic import Field
 
 from jcfl.core.terms import LossTerm, number
 from jcfl.types import Array, Federation, Grouping, Models
@@ -194,11 +196,17 @@ class Aggregate(Piece):
         return ", ".join(parts + ([str(self.server)] if self.server else []))
 
 
+Ballot = Annotated[
+    Literal["probabilities", "logits"], Field(description="what is averaged: class probabilities, or logits")
+]
+
+
 class Vote(NamedTuple):
     """Independent runs that answer together with this one."""
 
     copies: int  # how many
     method: Any  # the `Method` that they run; None: this one
+    by: Ballot = "probabilities"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +217,7 @@ class Answer(Piece):
         model: the model of its cluster; `sum` adds the logits of ω; `mixture` weighs the probabilities of all cluster
             models by the client's membership; `majority` ignores models: the client's own most frequent class.
         tune: local steps that a client trains its model for before it predicts.
-        vote: runs beside this one whose class probabilities are averaged with it.
+        vote: runs beside this one whose class probabilities, or logits, are averaged with it.
     """
 
     name: ClassVar[str] = "answer"

@@ -81,13 +81,14 @@ class Votes(struct.PyTreeNode):
     others: State  # [v, ...] the other runs
 
 
-def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int) -> Algorithm:
-    """`main` and `copies` independent runs of `other`, which answer by the mean of their class probabilities.
+def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int, by: str) -> Algorithm:
+    """`main` and `copies` independent runs of `other`, which answer together.
 
     Clusters and labels are those of `main`, whose start and cohorts are those it has without votes.
 
-    Deviations:
-        The thesis's code averages logits (Ma 2023, §7.4.4).
+    Args:
+        by: `probabilities`: the mean of the class probabilities decides; `logits`: that of the logits, which is the sum
+            of the models' outputs (Ma 2023, eq. 7.36).
     """
 
     def init(key: Key, federation: Federation) -> State:
@@ -103,7 +104,10 @@ def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int)
     def predict(state: State, federation: Federation) -> tuple[Array, Array]:
         labels, logits = main.predict(own_state(state), federation)
         _, more = jax.vmap(other.predict, (0, None))(state.memory.others, federation)  # [v, r, c]
-        chances = jax.nn.softmax(jnp.concatenate([logits[None], more])).mean(0)
+        everybody = jnp.concatenate([logits[None], more])
+        if by == "logits":
+            return labels, everybody.mean(0)
+        chances = jax.nn.softmax(everybody).mean(0)
         return labels, jnp.log(jnp.maximum(chances, jnp.finfo(chances.dtype).tiny))
 
     def evaluate(state: State, federation: Federation) -> dict[str, Array]:

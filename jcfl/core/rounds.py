@@ -61,6 +61,8 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     def evaluate(state: State, federation: Federation) -> dict[str, Array]:
         found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
         found |= faults.measures(method.aggregate.exclude, state, federation)
+        if context.tests_shared and method.trains_shared:
+            found["accuracy_shared"] = evaluation.shared_accuracy(context, state, federation)
         return found | grouping.measures(state, federation)
 
     return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method)

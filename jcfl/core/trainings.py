@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from jcfl.core.method import Answer, Train, Vote
+from jcfl.core.method import Answer, Ballot, Train, Vote
 from jcfl.core.terms import Proximal, To
 from jcfl.registry import register
 
@@ -100,7 +100,9 @@ def majority() -> Answer:
 
 @register("answer", "vote")
 def vote(
-    *, runs: Annotated[int, Field(ge=2, description="independent runs that vote, this one included")] = 3
+    *,
+    runs: Annotated[int, Field(ge=2, description="independent runs that vote, this one included")] = 3,
+    by: Ballot = "probabilities",
 ) -> Answer:
-    """The mean class probabilities of independent runs (Ma 2023, §3.5)."""
-    return Answer(vote=Vote(runs - 1, None))
+    """The mean class probabilities, or logits, of independent runs (Ma 2023, §3.5)."""
+    return Answer(vote=Vote(runs - 1, None, by))

@@ -1,7 +1,7 @@
 """Scenarios of label skew: the proportions of the classes differ between clients or groups."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -44,15 +44,21 @@ def pathological(
     *,
     clients: Count = 400,
     label_sets: LabelSets = FOUR_SETS,
+    tests: Annotated[
+        Literal["own", "all"], Field(description="test examples of the client's own labels, or of all labels")
+    ] = "own",
     sizes: Sizes = "equal",
 ) -> Partition:
     """Groups that own label sets, {0,1,2}, {3,4}, {5,6} and {7,8,9} unless given (Pathological MNIST).
 
+    The examples of a label that is in several sets are dealt among them at random (Zeng et al., Fig. 2a). With
+    `tests="all"` a group's model is tested on labels that it never saw as well (Zeng et al., Table 3).
+
     Raises:
-        InputError: a label that does not exist, or one in two sets.
+        InputError: a label that does not exist, or an empty set.
     """
-    everything = pool(dataset)
-    return _own_labels(rng, everything, dataset.classes, label_sets, client_groups(clients, len(label_sets), sizes))
+    groups = client_groups(clients, len(label_sets), sizes)
+    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, groups, tests == "all")
 
 
 @register("scenario", "selected_classes")
@@ -87,7 +93,7 @@ def rotated_pathological(
     Group a * len(label_sets) + s holds label set s of a copy of the data turned by angle a.
 
     Raises:
-        InputError: a label that does not exist, or one in two sets; images that cannot be turned.
+        InputError: a label that does not exist, or an empty set; images that cannot be turned.
     """
     turned = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     groups = client_groups(clients, len(angles) * len(label_sets), sizes)
@@ -182,17 +188,26 @@ def _own_labels(
     classes: int,
     label_sets: tuple[tuple[int, ...], ...],
     groups: np.ndarray,
+    tests_all: bool = False,
 ) -> Partition:
-    """Group p * len(label_sets) + s gets the examples of part p whose labels are in set s."""
+    """Group p * len(label_sets) + s gets the examples of part p whose labels are in set s.
+
+    Args:
+        tests_all: whether test examples of all labels are dealt among all sets.
+    """
     labels = [label for labels in label_sets for label in labels]
-    if len(set(labels)) < len(labels) or not all(label_sets):
-        raise InputError(f"label_sets: expected sets without a common label and none empty, got {list(label_sets)}")
+    if not all(label_sets):
+        raise InputError(f"label_sets: expected sets of which none is empty, got {list(label_sets)}")
     if max(labels) >= classes:
         raise InputError(f"label_sets: label {max(labels)} does not exist, the labels are 0 to {classes - 1}")
-    set_of = np.full(classes, NOBODY)
-    set_of[labels] = np.repeat(np.arange(len(label_sets)), [len(labels) for labels in label_sets])
-    mine = set_of[examples.y]
-    cell = np.where(mine == NOBODY, NOBODY, examples.part * len(label_sets) + mine)
+    holds = np.array([np.isin(np.arange(classes), own) for own in label_sets])  # [s, c]
+    among = holds.T[examples.y]  # [N, s]
+    if tests_all:
+        among = among | ~examples.trains[:, None]
+    mine = among.argmax(1)
+    several = among.sum(1) > 1
+    mine[several] = (among[several] * rng.random((several.sum(), len(label_sets)))).argmax(1)
+    cell = np.where(among.any(1), examples.part * len(label_sets) + mine, NOBODY)
     owner = random_owners(rng, cell, examples.trains, group_shares(groups))
     return Partition(examples.x, examples.y, examples.trains, owner, groups)
 

@@ -20,7 +20,7 @@ from jcfl.core.aggregates import (
     TrimmedMean,
 )
 from jcfl.core.faults import Exclude
-from jcfl.core.method import Mean, Method, Phase, Vote
+from jcfl.core.method import Ballot, Mean, Method, Phase, Vote
 from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Proximal, Sharing
 from jcfl.errors import InputError
 from jcfl.grouping.groups import KMeans
@@ -127,16 +127,20 @@ def voting(
         str | None, Field(description="who votes beside it; itself, from another seed, if not given")
     ] = None,
     options: Annotated[dict[str, Any], Field(description="that method's options")] = {},  # noqa: B006
+    by: Ballot = "probabilities",
 ) -> Method:
-    """A second, independent run answers too, and class probabilities are averaged (Ma 2023, §7.4.4)."""
+    """A second, independent run answers too (Ma 2023, §7.4.4).
+
+    Class probabilities are averaged, or logits, as in eq. 7.36, which prints the sum of the models' outputs.
+    """
     refuse_without_models(base, "voting")
     vote = base.answer.vote
     if method is None:
-        return base.with_answer(vote=Vote(1 + (vote.copies if vote else 0), vote.method if vote else None))
+        return base.with_answer(vote=Vote(1 + (vote.copies if vote else 0), vote.method if vote else None, by))
     if vote is not None:
         raise InputError(f"{base.name} votes already, so the add-on 'voting' takes no other method")
     other = registry.find("method", method)(**registry.options("method", method, options))
-    return base.with_answer(vote=Vote(1, other))
+    return base.with_answer(vote=Vote(1, other, by))
 
 
 @register("addon", "robust")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from jcfl.core.aggregates import ServerOptimizer
-from jcfl.core.method import Aggregate, Answer, Method, Train, Vote
+from jcfl.core.method import Aggregate, Answer, Ballot, Method, Train, Vote
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
 from jcfl.core.terms import Proximal
 from jcfl.methods.options import Averaging, Lam, Mu, Rate, Runs, SharedUpdate
@@ -125,21 +125,21 @@ def ditto(*, lam: Lam = 0.05) -> Method:
 
 
 @register("method", "fedavg_plus")
-def fedavg_plus(*, runs: Runs = 3) -> Method:
+def fedavg_plus(*, runs: Runs = 3, by: Ballot = "probabilities") -> Method:
     """Independent runs of FedAvg that vote by their mean class probabilities (Ma 2023, §3.5).
 
     Deviations:
-        The thesis's code averages logits.
+        The thesis's code averages logits: `by="logits"`.
     """
-    return Method(name="fedavg_plus", **ONE, answer=Answer(vote=Vote(runs - 1, None)))
+    return Method(name="fedavg_plus", **ONE, answer=Answer(vote=Vote(runs - 1, None, by)))
 
 
 @register("method", "fedprox_plus")
-def fedprox_plus(*, runs: Runs = 3, mu: Mu = 0.01) -> Method:
+def fedprox_plus(*, runs: Runs = 3, mu: Mu = 0.01, by: Ballot = "probabilities") -> Method:
     """Independent runs of FedProx that vote by their mean class probabilities (Ma 2023, §3.5).
 
     Deviations:
-        The thesis's code averages logits.
+        The thesis's code averages logits: `by="logits"`.
     """
-    vote = Answer(vote=Vote(runs - 1, None))
+    vote = Answer(vote=Vote(runs - 1, None, by))
     return Method(name="fedprox_plus", **ONE, train=Train(terms=(Proximal(mu),)), answer=vote)

@@ -191,6 +191,12 @@ add_measured("reset_clusters", "Clusters whose model was not finite and went bac
 add_measured("excluded_hostile", "The share of the attackers that were excluded.", "%", "attackers excluded")
 add_measured("excluded_honest", "The share of the honest clients that were excluded.", "%", "honest clients excluded")
 
+add_measured(
+    "accuracy_shared",
+    "The accuracy of the shared model ω alone on the test examples of all clients; with `evaluate_shared`.",
+    "%",
+    "accuracy of the shared model",
+)
 add(
     Score(
         "objective",

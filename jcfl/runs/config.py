@@ -43,6 +43,9 @@ class Config(BaseModel):
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
     participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
+    evaluate_shared: Annotated[
+        bool, Field(description="whether the shared model ω is tested too, where one is trained")
+    ] = False
     evaluate_first: Annotated[bool, Field(description="whether to evaluate before the first round")] = False
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of the first run, and of the federation")] = 0
     seeds: Annotated[int, Field(ge=1, description="runs, with seeds seed, seed + 1, …")] = 1

@@ -111,6 +111,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         engines=(Factored(),),
         devices=several,
         faults=faults,
+        tests_shared=config.evaluate_shared,
     )
     algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
     most = max(state_bytes(item, federation) for item in algorithms.values())
