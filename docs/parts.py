@@ -2,7 +2,7 @@
 
 A page calls the functions in `SUBSTITUTIONS` by MyST's substitutions, each in a line of its own: `{{ method("ifca") }}`
 describes a method, `{{ answers() }}` is the table of all methods and their seven answers, `{{ pieces("addon") }}`
-describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("CHANGELOG.md") }}` is a file, and
+describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("CHANGELOG.md") }}` is a file,
 `{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it.
 """
 
@@ -16,6 +16,7 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
 from jcfl.runs import config
 from jcfl.runs.plan import planned
+from jcfl.runs.reproducing.tables import Table, shipped
 from jcfl.view import facts
 from jcfl.view.options import Option, default
 
@@ -166,5 +167,23 @@ def part(path: str, title: str = "") -> str:
     return re.sub(r"^##(#+ )", r"#\1", found[2], flags=re.MULTILINE)
 
 
-SUBSTITUTIONS = {"method": about_method, "answers": answers, "pieces": all_pieces, "table": listed, "file": part}
+def reproductions() -> str:
+    """The papers' tables, the hours that each takes by budget, and the pages of those that have been run."""
+    head = ["| table | | laptop, h | gpu, h | full, h | here |", "|---|---|---:|---:|---:|---|"]
+    return "\n".join([*head, *(reproduction(name, table) for name, table in shipped().items())])
+
+
+def reproduction(name: str, table: Table) -> str:
+    """One of the papers' tables in the list."""
+    numbers, budgets = table.given.printed, table.given.budgets
+    hours = [f"{budgets[budget].hours:g}" if budget in budgets else "–" for budget in ("laptop", "gpu", "full")]
+    pages = [budget for budget in budgets if (ROOT / "docs" / "reproduction" / f"{name}-{budget}.md").is_file()]
+    links = ", ".join(f"[{budget}]({name}-{budget}.md)" for budget in pages)
+    return f"| `{name}` | {cell(f'{numbers.source}: {numbers.caption}')} | {' | '.join(hours)} | {links or '–'} |"
+
+
+SUBSTITUTIONS = {
+    **{"method": about_method, "answers": answers, "pieces": all_pieces, "table": listed, "file": part},
+    "reproductions": reproductions,
+}
 """The functions that pages call."""

@@ -44,6 +44,10 @@ class TooLarge(InputError):
         self.need = need  # bytes
 
 
+class Absent(InputError):
+    """A dataset that is not there."""
+
+
 class Unwritable(InputError):
     """A file or a folder that cannot be written: the disk is full, or may not be written to."""
 

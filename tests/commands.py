@@ -9,6 +9,7 @@ from jcfl import cli
 from jcfl.cli.arguments import configured, grid, separated
 from jcfl.cli.viewing import kinds
 from jcfl.runs import config
+from jcfl.runs.reproducing.tables import find
 from jcfl.view import facts
 
 
@@ -33,6 +34,11 @@ def checked(command: str) -> None:
     context = found.commands[name].make_context(name, words)  # pyright: ignore[reportAttributeAccessIssue]
     if name in ("run", "show", "sweep") and context.params.get("resume") is None:
         configured(*separated(context.params["words"], context.params["overrides"]))
+    if name == "reproduce" and not context.params["as_list"]:
+        table = find(context.params["table"])
+        assert {*(context.params["only"] or [])} <= {*table.given.printed.rows} and table.budget(
+            context.params["budget"]
+        )
     if name == "sweep":
         grid(context.params["over"])
     if name == "list" and context.params["what"] not in config.presets():

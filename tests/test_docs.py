@@ -16,6 +16,8 @@ import jcfl
 from jcfl import cli, metrics, registry
 from jcfl.core.method import QUESTIONS
 from jcfl.runs import config
+from jcfl.runs.reproducing import every_key
+from jcfl.runs.reproducing.tables import tables
 from jcfl.runs.sweeping.points import points
 from tests.commands import blocks, checked, commands
 
@@ -137,6 +139,9 @@ def test_every_configuration_is_one(page):
         given = yaml.safe_load(block)
         if {"grid", "list"} & set(given):
             assert len(points(given, None).points) == 4
+        elif "tables" in given:
+            (table,) = tables(page, block, {})
+            assert [table.config(key, table.budget("laptop")).seeds for key in every_key(table)] == [3] * 4
         else:
             config.read(given)
 

@@ -11,7 +11,7 @@ from jcfl.core.engine import Engine
 from jcfl.core.faults import Faults
 from jcfl.core.local import Trainer
 from jcfl.core.memory import chunk_size, free_memory, memory_budget
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TooLarge
 from jcfl.types import NEVER, Federation, Task
 
 EngineName = Literal["auto", "general", "factored"]
@@ -124,10 +124,14 @@ def refuse_too_large(what: str, context: Context, each: int, instead: str) -> No
         what: the piece that keeps it, and what it keeps, for the message.
         each: bytes of one client.
         instead: what the user can do.
+
+    Raises:
+        TooLarge: the line says how much it takes, and how much there is.
     """
     need, room = context.population.clients * each, free_memory() // 4  # a round may hold the old states and the new
     if need > room:
-        raise InputError(
+        raise TooLarge(
             f"{what} of each of {context.population.clients} clients: {need / 2**30:.1f} GiB, and there is room for "
-            f"{room / 2**30:.1f} GiB; {instead}"
+            f"{room / 2**30:.1f} GiB; {instead}",
+            need,
         )

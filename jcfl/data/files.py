@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from jcfl.errors import InputError, available_memory, shown
+from jcfl.errors import Absent, InputError, available_memory, shown
 
 PIECE = 2**20
 """Bytes that are read at a time, so that memory follows what a file holds and not what it claims."""
@@ -211,7 +211,7 @@ def corrupt(path: Path, why: str) -> InputError:
     return InputError(f"corrupt file {path}: {why}")
 
 
-def missing(name: str, folders: Sequence[Path], files: Sequence[str], commands: Sequence[str]) -> InputError:
+def missing(name: str, folders: Sequence[Path], files: Sequence[str], commands: Sequence[str]) -> Absent:
     """The error for a dataset that was not found.
 
     Args:
@@ -219,7 +219,7 @@ def missing(name: str, folders: Sequence[Path], files: Sequence[str], commands: 
         files: those that were expected.
         commands: each of them fetches the dataset.
     """
-    return InputError(
+    return Absent(
         f"dataset {name!r} not found: searched {', '.join(map(str, dict.fromkeys(folders)))} for {', '.join(files)}. "
         f"Fetch it with: {'  or: '.join(commands)}  "
         "(a folder elsewhere: --data-dir, or the environment variable JCFL_DATA)"

@@ -22,8 +22,8 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
     """The versions, those of plug-ins too, and the device that a run's scores may depend on.
 
     Args:
-        before: what an earlier sitting of the same run said. Its command stays; its versions and its device become
-            an entry of `earlier`, if they were other ones.
+        before: what an earlier sitting of the same run said. Its command and its commit stay; its versions and its
+            device become an entry of `earlier`, if they were other ones.
     """
     devices = jax.local_devices()
     device = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
@@ -31,7 +31,7 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
     then = {key: before[key] for key in now if key in before}
     earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
     kept = {"earlier": earlier} if earlier else {}
-    return now | kept | {key: before[key] for key in ("command",) if key in before}
+    return now | kept | {key: before[key] for key in ("command", "commit") if key in before}
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,102 @@
+"""The command that runs a paper's table and judges it: `jcfl reproduce`."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Stopped, app
+from jcfl.cli.arguments import destination
+from jcfl.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@app.command()
+def reproduce(
+    context: typer.Context,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE|FILE", help="A name of `--list`, or a file.")] = None,
+    as_list: Annotated[bool, typer.Option("--list", help="Name the tables, and the hours that each takes.")] = False,
+    budget: Annotated[
+        str, typer.Option(help="laptop: a night on two cores; gpu: one GPU; full: all that the paper ran.")
+    ] = "laptop",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="Run only this row; can be given several times.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="The folder to write; runs go into `runs` there.", parser=destination, metavar="PATH")
+    ] = Path("reproduction"),
+    data_dir: DataDir = None,
+    allow_versions: AllowVersions = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as JSON on stdout.")] = False,
+) -> None:
+    """Run a paper's table, print its numbers beside ours, and judge every claim by a rule written down before.
+
+    Run it again to go on where it was stopped: what has been run is not run again. Writes TABLE-BUDGET.md, .tex, .json
+    and a figure.
+    """
+    from jcfl.cli import display
+    from jcfl.results.files import writing
+    from jcfl.runs import reproducing
+    from jcfl.runs.environment import use_cache
+    from jcfl.view import reproduction
+
+    console = display.screen()
+    if as_list:
+        console.print(listing(), highlight=False)
+        return
+    if table is None:
+        raise InputError("which table? `jcfl reproduce --list` names all of them")
+    use_cache()
+    made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
+    with display.watched(display.screen(stderr=True), quiet) as watch:
+        settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch)
+        try:
+            found = reproducing.reproduce(table, budget, only or [], settings)
+        except KeyboardInterrupt as error:
+            raise Stopped("interrupted; go on with the same command") from error
+    with writing(out):
+        files = reproduction.write(found, out)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif not quiet:
+        console.print(shown(found), highlight=False)
+        console.print("; ".join(reproduction.tally(found, what) for what in found["counts"]), **PLAIN)
+        console.print(f"Written to {', '.join(map(str, files))}", **PLAIN)
+
+
+def shown(found: dict[str, Any]) -> "Table":
+    """The paper's numbers and ours, one below the other."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from jcfl.view import reproduction
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("", "", *found["columns"]):
+        table.add_column(Text(title), justify="right" if title else "left")
+    for line in reproduction.lines(found):
+        table.add_row(*map(Text, (line.row, "paper", *line.printed)), style="dim")
+        table.add_row(*map(Text, ("", "here", *line.ours)))
+    return table
+
+
+def listing() -> "Table":
+    """Every table with its hours by budget."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from jcfl.runs.reproducing.tables import shipped
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    budgets = list(dict.fromkeys(name for one in shipped().values() for name in one.given.budgets))
+    for title in ("table", "", *(f"{name}, h" for name in budgets)):
+        table.add_column(title, justify="right" if title.endswith(", h") else "left")
+    for name, one in shipped().items():
+        hours = [f"{one.given.budgets[budget].hours:g}" if budget in one.given.budgets else "–" for budget in budgets]
+        table.add_row(*map(Text, (name, f"{one.given.printed.source}: {one.given.printed.caption}", *hours)))
+    return table

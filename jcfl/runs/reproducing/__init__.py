@@ -1,0 +1,147 @@
+"""Papers' tables, run and judged: what is printed beside what is found here, with a verdict on every claim."""
+
+import subprocess
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jcfl.errors import Absent, InputError, TooLarge, TrainingError, unknown
+from jcfl.results import History
+from jcfl.runs import devices, experiment
+from jcfl.runs.config import Config
+from jcfl.runs.plan import Objects, federation_of, planned
+from jcfl.runs.replicas import OnProgress
+from jcfl.runs.reproducing.judging import Judgement
+from jcfl.runs.reproducing.outcomes import outcome
+from jcfl.runs.reproducing.tables import Key, Table, find, title
+from jcfl.runs.sweeping.groups import finished_history
+from jcfl.types import Federation
+
+Found = dict[Key, History | Judgement]
+"""The runs of a table, or why there are none."""
+
+
+class Settings(NamedTuple):
+    """How a table is run here."""
+
+    runs: Path  # the folder of the runs, which several tables share
+    data_dir: Path | None = None
+    made_by: Mapping[str, str] = {}  # the command, and the commit
+    allow_versions: bool = False
+    on_progress: OnProgress = lambda progress: None
+
+
+def reproduce(name: str, budget: str, only: Collection[str], settings: Settings) -> dict[str, Any]:
+    """Run what a budget runs of a table, unless it has been run already, and judge every claim.
+
+    Args:
+        name: the table's, or a file with one.
+        budget: laptop, gpu or full.
+        only: the rows to run; all of them if there are none. Of the others, what has been run already is shown.
+        settings: how.
+
+    Raises:
+        InputError: an unknown table, budget or row; a folder whose runs have other configurations.
+        Interrupted: Ctrl-C or SIGTERM; the same call goes on.
+
+    Returns:
+        all that is known of the table, as JSON has it, see `jcfl.runs.reproducing.outcomes.outcome`.
+    """
+    table = find(name)
+    chosen = table.budget(budget)
+    for row in only:
+        if row not in table.given.printed.rows:
+            raise unknown(f"row of {table.name}", row, table.given.printed.rows)
+    found: Found = {}
+    wanted = [key for cell, _ in table.cells() if not only or cell[0] in only for key in table.keys(cell)]
+    configs = {key: table.config(key, chosen, settings.data_dir) for key in every_key(table)}  # all checked first
+    for key in configs:
+        if table.left_out(key, chosen):
+            found[key] = Judgement("not run", f"left out by the budget {budget}")
+        elif key not in wanted:
+            found[key] = Judgement("not run", "left out by --only")
+    folder = settings.runs / f"{table.stem}-{budget}"
+    for name in dict.fromkeys(federation for federation, _ in configs):
+        mine = {key: config for key, config in configs.items() if key[0] == name}
+        found |= on_one_federation(mine, found, folder / title(name), settings)
+    return outcome(table, budget, chosen, found)
+
+
+def every_key(table: Table) -> list[Key]:
+    """The runs behind all cells of a table, each once, those on a federation together."""
+    keys = dict.fromkeys(key for cell, _ in table.cells() for key in table.keys(cell))
+    order = list(dict.fromkeys(federation for federation, _ in keys))
+    return sorted(keys, key=lambda key: order.index(key[0]))
+
+
+def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Path, settings: Settings) -> Found:
+    """The runs on one federation, which is made once, and only if a run is not complete yet."""
+    made = cache(lambda: jax.device_put(federation_of(next(iter(configs.values())))))
+    found: Found = {}
+    for (federation, method), config in configs.items():
+        key, place = (federation, method), folder / "runs" / title(method)
+        there = finished(place, config)
+        if there is not None:
+            found[key] = there
+        elif key not in left_out:
+            found[key] = attempted(made, config, place, settings)
+    return found
+
+
+def begun(place: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (place / "config.yaml").exists() or (place / "checkpoints").exists()
+
+
+def finished(place: Path, config: Config) -> History | Judgement | None:
+    """The run that a folder holds, if it is complete.
+
+    Raises:
+        InputError: the run has another configuration.
+    """
+    if not begun(place):
+        return None
+    try:
+        experiment.resumed(place, config)
+    except InputError as error:
+        raise InputError(f"{place}: {error}; move that folder away, or choose another --out") from None
+    found = finished_history(place, config.rounds)
+    return found if found is None or "failed" not in found.summary else diverged(found.summary["failed"])
+
+
+def attempted(made: Callable[[], Federation], config: Config, place: Path, settings: Settings) -> History | Judgement:
+    """A run trained to its end, or why it cannot be."""
+    is_new = not begun(place)
+    watch = lambda progress: settings.on_progress(progress._replace(name=f"{place.parents[1].name}, {progress.name}"))
+    try:
+        config = config.model_copy(update={"made_by": dict(settings.made_by)})
+        config = config if is_new else experiment.resumed(place, config)
+        plan = planned(config, Objects(federation=made()))
+        with devices.claimed(place, new=is_new):
+            return experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
+    except Absent:
+        pieces = config.data if isinstance(config.data, tuple) else (config.data,)
+        return Judgement("cannot be run here", f"data needed: {', '.join(piece.name for piece in pieces)}")
+    except TooLarge as error:
+        return Judgement("cannot be run here", f"memory: {error}")
+    except TrainingError as error:
+        return diverged(str(error))
+
+
+def diverged(why: str) -> Judgement:
+    """What is said of a run that did not come to its end."""
+    return Judgement("not reproduced", why)
+
+
+def commit() -> str:
+    """The commit of the checkout that jcfl runs from, with `-dirty` where files differ; empty if it is none."""
+    here = Path(__file__).parent
+    git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True)
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

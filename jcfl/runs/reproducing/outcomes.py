@@ -1,0 +1,166 @@
+"""All that is known of a table after its runs: printed numbers, ours, and a verdict on every claim, as JSON has it."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jcfl import results
+from jcfl.errors import unknown
+from jcfl.nested import flat
+from jcfl.results import History
+from jcfl.runs.reproducing import judging
+from jcfl.runs.reproducing.judging import VERDICTS, Judgement, Printed
+from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
+
+
+def outcome(table: Table, name: str, budget: Budget, found: Mapping[Key, History | Judgement]) -> dict[str, Any]:
+    """All that is known of a table.
+
+    Args:
+        table: the table.
+        name: the budget's.
+        budget: what was run of it.
+        found: the runs, or why there are none.
+
+    Returns:
+        `table`, `source`, `caption`, `columns`; `rows`: for every row its `cells`, each with `printed` (`mean`, `std`),
+        `ours` (`mean`, `std`, `interval`, `values` per seed) or None, `verdict`, `why`, `doubts`; `orders`, each with
+        `above`, `below`, `at`, `printed` and `ours` of the difference, `verdict`, `why`; `counts` of verdicts of
+        `numbers` and `orders`; `budget`, `changes`, `departures`, `hours` expected; `made`: commands, commits, devices,
+        versions, seeds and seconds of the runs.
+    """
+    printed = dict(table.cells())
+    ours = {cell: values(table, cell, budget, found) for cell in printed}
+    entries = {cell: entry(table, cell, one, ours[cell]) for cell, one in printed.items()}
+    numbers, rows = table.given.printed, table.given.printed.rows
+    orders = list(judged_orders(table, printed, ours))
+    return {
+        "table": table.name,
+        "source": numbers.source,
+        "caption": numbers.caption,
+        "columns": list(numbers.columns),
+        "rows": [{"row": row, "cells": [entries.get((row, column)) for column in numbers.columns]} for row in rows],
+        "orders": orders,
+        "counts": {"numbers": counts(entries.values()), "orders": counts(orders)},
+        "budget": name,
+        "changes": list(budget.changes),
+        "departures": list(table.given.departures),
+        "hours": budget.hours,
+        "made": made([one for one in found.values() if isinstance(one, History)]),
+    }
+
+
+def values(
+    table: Table, cell: Cell, budget: Budget, found: Mapping[Key, History | Judgement]
+) -> np.ndarray | Judgement:
+    """Our numbers of a cell, one per seed, in the unit of the table; or why there are none. [seeds]"""
+    part = table.part(cell)
+    if part.blocked is not None:
+        return Judgement("cannot be run here", part.blocked)
+    runs = [found[key] for key in table.keys(cell)]
+    for run in runs:
+        if isinstance(run, Judgement):
+            return run
+    whole = [score(run, part.score or "accuracy_micro", budget.last or table.given.last) for run in runs]
+    return table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
+
+
+def score(run: Any, name: str, last: int) -> np.ndarray:
+    """The mean of a score over a run's last evaluations, or a number of its summary, which all seeds share. [seeds]"""
+    if name in run.scores:
+        return np.asarray(run.scores[name][:, -last:], float).mean(1)
+    summary = flat(run.summary)
+    if name not in summary:
+        raise unknown("score", name, [*run.scores, *summary])
+    return np.full(len(run.seeds), float(summary[name]))
+
+
+def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgement) -> dict[str, Any]:
+    """All that is known of one cell."""
+    if isinstance(found, Judgement):
+        ours, judgement = None, found
+    else:
+        ours, judgement = spread(found), judging.number(list(found), printed, table.widest(cell))
+    return {
+        "printed": {"mean": printed.mean, "std": printed.std},
+        "ours": ours,
+        "digits": table.digits(cell),
+        **judgement._asdict(),
+        "doubts": table.doubts(cell),
+    }
+
+
+def spread(found: Any) -> dict[str, Any]:
+    """Numbers of several seeds, with their mean, their sample standard deviation, and the interval of the mean."""
+    numbers = [float(value) for value in found]
+    std = float(results.deviation(np.asarray(numbers)))
+    interval = judging.interval(numbers)
+    return {
+        "mean": float(np.mean(numbers)),
+        "std": None if math.isnan(std) else std,
+        "interval": interval and list(interval),
+        "values": numbers,
+    }
+
+
+def judged_orders(
+    table: Table, printed: Mapping[Cell, Printed], ours: Mapping[Cell, np.ndarray | Judgement]
+) -> Iterator[dict[str, Any]]:
+    """The orders that the paper's text claims, wherever its numbers have them, each with a verdict."""
+    rows, columns = table.given.printed.rows, table.given.printed.columns
+    for order in table.given.orders:
+        by_rows = order.above in rows
+        for label in columns if by_rows else rows:
+            pair = [(one, label) if by_rows else (label, one) for one in (order.above, order.below)]
+            if any(cell not in printed for cell in pair):
+                continue
+            gap = printed[pair[0]].mean - printed[pair[1]].mean
+            if gap <= 0:
+                continue
+            above, below = (ours[cell] for cell in pair)
+            if isinstance(above, Judgement):
+                found, judgement = None, above
+            elif isinstance(below, Judgement):
+                found, judgement = None, below
+            else:
+                found, judgement = spread(above - below), judging.order(list(above - below), gap)
+            yield {
+                "above": order.above,
+                "below": order.below,
+                "at": label,
+                "printed": gap,
+                "ours": found,
+                "digits": table.digits(pair[0]),
+                **judgement._asdict(),
+            }
+
+
+def counts(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How often each verdict was given."""
+    found = Counter(entry["verdict"] for entry in entries)
+    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+
+def made(runs: Sequence[History]) -> dict[str, Any]:
+    """What made the runs: every command, commit, device and version once, the seeds, and the seconds of all runs."""
+    by = [results.settings(run).get("made_by") or {} for run in runs]
+    devices = [one["device"] for one in by if "device" in one]
+    return {
+        "commands": unique(one.get("command") for one in by),
+        "commits": unique(one.get("commit") for one in by),
+        "devices": unique(f"{one['count']} x {one['kind']} ({one['platform']})" for one in devices),
+        "versions": unique(
+            ", ".join(f"{name} {version}" for name, version in one.get("versions", {}).items()) for one in by
+        ),
+        "seeds": sorted({seed for run in runs for seed in run.seeds}),
+        "runs": len(runs),
+        "seconds": sum(run.summary.get("wall_s") or 0.0 for run in runs),
+    }
+
+
+def unique(texts: Iterable[str | None]) -> list[str]:
+    """The texts that say something, each once."""
+    return list(dict.fromkeys(text for text in texts if text))

@@ -1,0 +1,281 @@
+"""The papers' tables as experiments: which federation and which method stand behind every printed number."""
+
+import importlib.resources
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jcfl import metrics, registry
+from jcfl.errors import InputError, unknown
+from jcfl.runs.config import Config, checked, overridden
+from jcfl.runs.reproducing.judging import WIDEST, Printed
+from jcfl.runs.yamltext import parsed
+
+NUMBERS = "printed.yaml"
+"""The file of the numbers that the papers print."""
+
+Cell = tuple[str, str]
+"""A row's and a column's label."""
+
+Key = tuple[str, str]
+"""A federation's and a method's name: one run."""
+
+
+class Part(BaseModel):
+    """What a row or a column says of its cells. Where both say something, the column counts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    federation: str | None = None
+    method: str | None = None  # by default the row's label
+    score: str | None = None  # of a history, or a dotted name in a run's summary
+    minus: str | None = None  # the method whose score is taken off
+    scale: float | None = None  # from a share to the unit of the table
+    digits: Annotated[int | None, Field(ge=0)] = None  # decimals that the paper prints
+    blocked: str | None = None  # why it cannot be run
+
+
+class Order(BaseModel):
+    """Two rows, or two columns, of which the paper's text says that the first is higher; where the numbers say so."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    above: str
+    below: str
+
+
+class Budget(BaseModel):
+    """What a smaller or larger budget runs of a table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    seeds: Annotated[int, Field(ge=1)]
+    hours: Annotated[float, Field(ge=0)]  # expected, see docs/reproduction/index.md
+    last: Annotated[int | None, Field(ge=1)] = None  # evaluations whose mean counts
+    set: dict[str, Any] = {}  # keys of the configurations
+    federations: tuple[str, ...] | None = None  # the only ones that are run
+    methods: tuple[str, ...] | None = None
+    changes: tuple[str, ...] = ()  # what that changes, in words
+
+
+class Suspect(BaseModel):
+    """Cells that the paper itself makes doubtful."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    why: str
+    cells: dict[str, tuple[str, ...]]  # columns by row
+
+
+class Numbers(BaseModel):
+    """A table as it is printed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    source: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: dict[str, tuple[tuple[float | None, ...], ...]]  # for every column [mean, std] or [mean]
+    suspect: tuple[Suspect, ...] = ()
+
+
+class Definition(BaseModel):
+    """A table's experiment: the keys of its file and its own put together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    base: dict[str, Any] = {}  # keys of every configuration
+    federations: dict[str, dict[str, Any]] = {}  # keys of the configurations on a federation
+    methods: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Part] = {}
+    columns: dict[str, Part] = {}
+    default: Part = Part()  # of every cell
+    last: Annotated[int, Field(ge=1)] = 1
+    orders: tuple[Order, ...] = ()
+    departures: tuple[str, ...] = ()  # where the runs depart from the paper, or it is silent
+    budgets: dict[str, Budget]
+    printed: Numbers
+
+
+class Table(NamedTuple):
+    """A table that can be run."""
+
+    name: str
+    stem: str  # of its file, whose tables share runs
+    given: Definition
+
+    def part(self, cell: Cell) -> Part:
+        """All that is said of a cell."""
+        row, column = cell
+        parts = (Part(method=row), self.given.default, self.given.rows.get(row), self.given.columns.get(column))
+        said = [one.model_dump(exclude_none=True) for one in parts if one is not None]
+        return Part(**{key: value for one in said for key, value in one.items()})
+
+    def cells(self) -> Iterator[tuple[Cell, Printed]]:
+        """Every cell with a printed number."""
+        for row, numbers in self.given.printed.rows.items():
+            for column, (mean, *std) in zip(self.given.printed.columns, numbers, strict=True):
+                if mean is not None:
+                    half = 0.5 * 10.0 ** -self.digits((row, column))
+                    yield (row, column), Printed(mean, next(iter(std), None), half)
+
+    def digits(self, cell: Cell) -> int:
+        """The decimals that the paper prints."""
+        found = self.part(cell).digits
+        return 2 if found is None else found
+
+    def scale(self, cell: Cell) -> float:
+        """What a cell's score is multiplied by to be in the unit of the table."""
+        part = self.part(cell)
+        return metrics.score(part.score or "accuracy_micro").scale if part.scale is None else part.scale
+
+    def widest(self, cell: Cell) -> float:
+        """Half of the widest interval by which a cell is judged, in the unit of the table."""
+        return WIDEST * self.scale(cell)
+
+    def doubts(self, cell: Cell) -> list[str]:
+        """Why a cell is suspect; empty for most."""
+        return [one.why for one in self.given.printed.suspect if cell[1] in one.cells.get(cell[0], ())]
+
+    def keys(self, cell: Cell) -> list[Key]:
+        """The runs behind a cell; none where it is blocked."""
+        part = self.part(cell)
+        if part.blocked is not None or part.federation is None:
+            return []
+        return [(part.federation, method) for method in (part.method, part.minus) if method is not None]
+
+    def budget(self, name: str) -> Budget:
+        """A budget by its name."""
+        if name not in self.given.budgets:
+            raise unknown(f"budget of {self.name}", name, self.given.budgets)
+        return self.given.budgets[name]
+
+    def left_out(self, key: Key, budget: Budget) -> bool:
+        """Whether a budget does not run a federation or a method."""
+        chosen = (budget.federations, budget.methods)
+        return any(names is not None and name not in names for name, names in zip(key, chosen, strict=True))
+
+    def config(self, key: Key, budget: Budget, data_dir: Path | None = None) -> Config:
+        """The checked configuration of a run."""
+        federation, method = key
+        piece = {**self.given.methods[method], "label": title(method)}
+        settings = {**self.given.base, **self.given.federations[federation], "method": piece, "seeds": budget.seeds}
+        paths = [(name.split("."), value) for name, value in budget.set.items()]
+        try:
+            return checked(overridden(settings, paths)).model_copy(update={"data_dir": data_dir})
+        except InputError as error:
+            raise InputError(f"{self.name}, {federation}, {method}: {error}") from None
+
+
+def title(method: str) -> str:
+    """A method's name as the name of a folder.
+
+    >>> title("FedAvg+, K=5"), title("IFCA-CON&CKS")
+    ('FedAvg+_K=5', 'IFCA-CON_CKS')
+    """
+    return re.sub(r"[^\w.=+-]+", "_", method)
+
+
+@cache
+def shipped() -> dict[str, Table]:
+    """The tables that come with the package, by name."""
+    folder = importlib.resources.files("jcfl") / "papers"
+    numbers = parsed((folder / NUMBERS).read_text("utf-8"), NUMBERS)
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files if file.name != NUMBERS}
+    found = [table for stem, text in texts.items() for table in tables(stem, text, numbers)]
+    return {table.name: table for table in found}
+
+
+def find(name: str) -> Table:
+    """A table that comes with the package, or the one that a file describes.
+
+    Raises:
+        InputError: an unknown name; a file with several tables, or one that is wrong.
+    """
+    if not os.path.isfile(name):
+        if name not in shipped():
+            raise unknown("table", name, shipped())
+        return shipped()[name]
+    try:
+        text = Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name} cannot be read as text: {error}") from None
+    found = list(tables(Path(name).stem, text, {}))
+    if len(found) != 1:
+        raise InputError(f"{name}: expected one table, got {len(found)}: {', '.join(one.name for one in found)}")
+    return found[0]
+
+
+def tables(stem: str, text: str, numbers: Mapping[str, Any]) -> Iterator[Table]:
+    """The tables of a file.
+
+    Args:
+        stem: its name.
+        text: what is in it: the keys of a `Definition`, and `tables` with those of each table by its name.
+        numbers: what papers print, for the tables that do not have it themselves.
+    """
+    whole = parsed(text, stem)
+    entries = whole.pop("tables", {})
+    if not isinstance(entries, Mapping) or not entries:
+        raise InputError(f"{stem}: expected tables: {{NAME: {{…}}}}, got {entries!r}")
+    for name, own in entries.items():
+        printed = {"printed": numbers[name]} if name in numbers else {}
+        try:
+            given = Definition.model_validate(joined(joined(printed, whole), own or {}))
+        except ValidationError as error:
+            raise InputError(f"{stem}, {name}: {registry.sentence(error)}") from None
+        yield sound(Table(name, stem, given))
+
+
+def joined(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
+    """Two mappings as one: nested ones are put together down to a depth, lists follow each other, else `above` counts.
+
+    >>> joined({"a": {"x": 1}, "b": [1]}, {"a": {"y": 2}, "b": [2]})
+    {'a': {'x': 1, 'y': 2}, 'b': [1, 2]}
+    """
+    found = dict(below)
+    for key, value in above.items():
+        old = found.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and depth:
+            found[key] = joined(old, value, depth - 1)
+        else:
+            found[key] = [*old, *value] if isinstance(old, list) and isinstance(value, list) else value
+    return found
+
+
+def sound(table: Table) -> Table:
+    """A table whose labels are all known, and whose cells can be run or say why not."""
+    given, printed = table.given, table.given.printed
+    known = {"row": printed.rows, "column": printed.columns}
+    for row, numbers in printed.rows.items():
+        if len(numbers) != len(printed.columns):
+            raise InputError(
+                f"{table.name}: {len(numbers)} numbers in the row {row!r} of {len(printed.columns)} columns"
+            )
+    for order in given.orders:
+        for label in (order.above, order.below):
+            if label not in printed.rows and label not in printed.columns:
+                raise unknown(f"row or column of {table.name}", label, [*printed.rows, *printed.columns])
+    for one in printed.suspect:
+        for row, columns in one.cells.items():
+            for kind, label in (("row", row), *(("column", column) for column in columns)):
+                if label not in known[kind]:
+                    raise unknown(f"{kind} of {table.name}", label, known[kind])
+    for budget in given.budgets.values():
+        named = (("federation", budget.federations, given.federations), ("method", budget.methods, given.methods))
+        for kind, names, there in named:
+            for name in names or ():
+                if name not in there:
+                    raise unknown(f"{kind} of {table.name}", name, there)
+    for cell, _ in table.cells():
+        part = table.part(cell)
+        if part.blocked is None and part.federation is None:
+            raise InputError(f"{table.name}: {cell[0]}, {cell[1]} has neither a federation nor a reason (blocked)")
+        for federation, method in table.keys(cell):
+            for kind, label, there in (
+                ("federation", federation, given.federations),
+                ("method", method, given.methods),
+            ):
+                if label not in there:
+                    raise unknown(f"{kind} of {table.name}", label, there)
+    return table

@@ -1,0 +1,242 @@
+"""Papers' tables: the verdict's rule, the tables that come with the package, and a made-up one from end to end."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jcfl import cli
+from jcfl.errors import InputError, TooLarge
+from jcfl.results import History
+from jcfl.runs import reproducing
+from jcfl.runs.plan import Objects, federation_of, planned
+from jcfl.runs.reproducing import judging, outcomes, tables
+from jcfl.runs.reproducing.judging import Printed
+from jcfl.view import reproduction
+
+TABLES = tables.shipped()
+
+MADE = """
+base:
+  data: {name: digits}
+  model: {name: mlp, hidden: 4}
+  rounds: 2
+tables:
+  made-up:
+    printed:
+      source: Nobody 2026, Table 1
+      caption: Digits
+      columns: [rotated, gain, "|absent|"]
+      rows: {FedAvg: [[12, 40], [null], [20]], "IFCA, K=2": [[99.0, 0.1], [0, 50], [null]]}
+      suspect: [{why: it was made up, cells: {FedAvg: [rotated]}}]
+    federations:
+      rotated: {scenario: {name: rotated, clients: 8, groups: 2}}
+      absent: {data: {name: cifar100}, scenario: {name: iid, clients: 8}}
+    methods: {FedAvg: {name: fedavg}, "IFCA, K=2": {name: ifca, clusters: 2}}
+    columns:
+      rotated: {federation: rotated}
+      gain: {federation: rotated, minus: FedAvg}
+      "|absent|": {federation: absent}
+    orders: [{above: "IFCA, K=2", below: FedAvg}]
+    departures: [The table was made up.]
+    budgets:
+      laptop: {seeds: 2, hours: 0.01, changes: [Two seeds.]}
+      gpu: {seeds: 2, hours: 0.01, methods: [FedAvg], last: 2, set: {train.lr: 0.05}}
+"""
+
+values = st.lists(st.floats(-100, 100), min_size=2, max_size=6)
+printed = st.builds(Printed, st.floats(-100, 100), st.none() | st.floats(0, 10), st.just(0.005))
+
+
+def test_intervals_are_student_s():
+    low, high = judging.interval([1.0, 2.0, 3.0])
+    assert np.isclose((low + high) / 2, 2) and np.isclose((high - low) / 2, 4.302653 / np.sqrt(3))
+    assert judging.interval([1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper", "verdict"),
+    [
+        ([91.7, 91.8], Printed(91.74, 0.02, 0.005), "reproduced"),
+        ([91.6, 91.6], Printed(91.74, 0.2, 0.005), "reproduced"),  # only the paper's deviation reaches it
+        ([91.6, 91.6], Printed(91.74, 0.02, 0.005), "not reproduced"),
+        ([1.0, 1.0], Printed(1.0, None, 0.005), "reproduced"),
+        ([5.4, 5.4], Printed(5, None, 0.5), "reproduced"),  # rounded
+        ([80.0, 90.0], Printed(85.0, 1.0, 0.005), "not judged"),  # ± 63.5
+        ([20.0, 21.0], Printed(85.0, 1.0, 0.005), "not reproduced"),  # wide, but far off
+        ([91.74], Printed(91.74, 0.02, 0.005), "not judged"),
+    ],
+)
+def test_numbers_are_judged_by_the_rule(ours, paper, verdict):
+    assert judging.number(ours, paper, 5.0).verdict == verdict
+
+
+@given(values, printed)
+def test_a_wider_printed_deviation_never_loses_a_number(ours, paper):
+    wide = paper._replace(std=(paper.std or 0) + 1)
+    if judging.number(ours, paper, 5.0).verdict == "reproduced":
+        assert judging.number(ours, wide, 5.0).verdict == "reproduced"
+    assert judging.number([paper.mean] * 2, paper, 5.0).verdict == "reproduced"
+
+
+@given(values, st.floats(0.1, 50))
+def test_orders_are_judged_by_their_paired_differences(gaps, paper):
+    verdict = judging.order(gaps, paper).verdict
+    low, high = judging.interval(gaps)
+    assert (verdict == "reproduced") == (low > 0)
+    assert not (verdict == "not judged" and high < paper)
+    if verdict == "reproduced":
+        assert judging.order([-gap for gap in gaps], paper).verdict == "not reproduced"
+    assert judging.order(gaps[:1], paper).verdict == "not judged"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_a_run_or_a_reason_behind_every_number(name):
+    table = TABLES[name]
+    assert {*table.given.rows} <= {*table.given.printed.rows} and {"laptop", "full"} <= {*table.given.budgets}
+    for cell, _ in table.cells():
+        assert table.part(cell).blocked or table.keys(cell)
+        assert table.scale(cell) in (1, 100)
+
+
+def test_every_federation_and_every_method_can_be_configured():
+    every = [(table, key) for table in TABLES.values() for key in reproducing.every_key(table)]
+    once = {(table.stem, name): (table, key) for table, key in every for name in key}
+    for table, key in once.values():
+        assert table.config(key, table.budget("laptop")).methods.keys() == {tables.title(key[1])}
+
+
+def test_printed_numbers_are_all_used_and_agree_where_tables_repeat_them():
+    whole = yaml.safe_load((Path(tables.__file__).parents[2] / "papers" / tables.NUMBERS).read_text("utf-8"))
+    assert set(whole) == set(TABLES)
+    for row in TABLES["T3.1"].given.printed.rows.keys() & TABLES["T4.1"].given.printed.rows.keys():
+        assert TABLES["T3.1"].given.printed.rows[row] == TABLES["T4.1"].given.printed.rows[row]
+    runs = TABLES["E1-runs"].given.printed.rows
+    for row, (change, _) in TABLES["E1"].given.printed.rows.items():
+        (before,), (after,) = runs[row]
+        assert abs(100 * (after - before) - change[0]) < 1
+
+
+@pytest.mark.parametrize("name", ["E1", "S1", "T7.1"])
+def test_tables_are_planned_where_their_data_is(name, data_dir):
+    """The first federation of a table, with all methods that it takes on this machine's memory."""
+    table = TABLES[name]
+    budget, keys = table.budget("laptop"), reproducing.every_key(table)
+    federation = federation_of(table.config(keys[0], budget, data_dir))
+    for key in keys:
+        if key[0] == keys[0][0]:
+            try:
+                planned(table.config(key, budget, data_dir), Objects(federation=federation))
+            except TooLarge:
+                assert key[1] == "Ditto"
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A made-up table's file in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JCFL_DATA", raising=False)
+    Path("made.yaml").write_text(MADE)
+    return tmp_path
+
+
+def run(*words):
+    return cli.status(["reproduce", *words])
+
+
+def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
+    assert run("made.yaml", "--only", "FedAvg", "--json", "-q") == 0
+    found = json.loads(capsys.readouterr().out)
+    cells = {row["row"]: row["cells"] for row in found["rows"]}
+    assert cells["FedAvg"][0]["verdict"] in ("reproduced", "not judged")
+    assert len(cells["FedAvg"][0]["ours"]["values"]) == 2 and cells["FedAvg"][0]["doubts"] == ["it was made up"]
+    assert cells["FedAvg"][1] is None and cells["FedAvg"][2]["why"] == "data needed: cifar100"
+    assert [cell and cell["verdict"] for cell in cells["IFCA, K=2"]] == ["not run", "not run", None]
+    assert found["orders"][0]["verdict"] == "not run" and found["made"]["seeds"] == [0, 1]
+    folder = made / "reproduction" / "runs" / "made-laptop" / "rotated" / "runs"
+    assert [place.name for place in folder.iterdir()] == ["FedAvg"]
+    (folder / "FedAvg" / "summary.json").unlink()  # as if it had been stopped
+    assert run("made.yaml") == 0
+    said = capsys.readouterr()
+    assert "cannot be run here" in said.out and "IFCA_K=2" in said.err
+    monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("a complete run was run again"))
+    monkeypatch.setattr(reproducing, "attempted", lambda *given: judging.Judgement("not run", "not here"))
+    assert run("made.yaml", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["rows"][0]["cells"][0] == cells["FedAvg"][0]
+    gain = again["rows"][1]["cells"][1]["ours"]["values"]
+    ours = [row["cells"][0]["ours"]["values"] for row in again["rows"]]
+    np.testing.assert_allclose(gain, np.subtract(ours[1], ours[0]))
+    assert again["orders"][0]["ours"]["values"] == pytest.approx(gain)
+    page = (made / "reproduction" / "made-up-laptop.md").read_text("utf-8")
+    assert "| FedAvg | paper | 12.00 ± 40.00† |" in page and "\\|absent\\|" in page and "- Two seeds." in page
+    assert "\\textbar{}absent" in (made / "reproduction" / "made-up-laptop.tex").read_text("utf-8")
+    assert json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8")) == again
+    assert (made / "reproduction" / "made-up-laptop.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_budget_leaves_out_and_changes_what_it_says(made):
+    table = tables.find("made.yaml")
+    budget = table.budget("gpu")
+    assert table.config(("rotated", "FedAvg"), budget).train.options["lr"] == 0.05
+    assert table.left_out(("rotated", "IFCA, K=2"), budget) and not table.left_out(("rotated", "FedAvg"), budget)
+    run = History("a", [0, 1], np.arange(3), {"x": np.array([[1, 2, 4], [0, 0, 2]])}, *[np.zeros(0)] * 3)
+    run.summary = {"costs": {"storage": 11.0}}
+    assert outcomes.score(run, "x", 2).tolist() == [3.0, 1.0]
+    assert outcomes.score(run, "costs.storage", 1).tolist() == [11.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("orders: [{above:", "orders: [{above: IFCA, below: FedAvg}, {above:", "did you mean 'IFCA, K=2'?"),
+        ("rotated: {federation: rotated}", "rotated: {federation: rotatedd}", "did you mean 'rotated'?"),
+        ("minus: FedAvg}", "minus: FedAvgg}", "did you mean 'FedAvg'?"),
+        ("rotated: {federation: rotated}\n", "rotated: {}\n", "neither a federation nor a reason"),
+        ("[20]]", "]", "2 numbers in the row 'FedAvg' of 3 columns"),
+        ("hours: 0.01,", "hours: much,", "budgets.laptop.hours"),
+        ("name: ifca, clusters: 2", "name: ifca, clusterz: 2", "clusterz"),
+    ],
+)
+def test_mistakes_in_a_file_end_in_one_line(made, capsys, old, new, said):
+    Path("made.yaml").write_text(MADE.replace(old, new, 1))
+    assert run("made.yaml") == 2
+    complaint = capsys.readouterr().err.strip()
+    assert said in complaint and "\n" not in complaint and not (made / "reproduction").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["S11"], "unknown table 'S11'; did you mean 'S1'?"),
+        (["S1", "--budget", "lap-top"], "did you mean 'laptop'?"),
+        (["S1", "--only", "StoCFLL"], "did you mean 'StoCFL'?"),
+        ([], "which table?"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest_one(made, capsys, words, said):
+    assert run(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_with_other_runs_is_refused(made, capsys):
+    assert run("made.yaml", "--only", "FedAvg", "-q") == 0
+    Path("made.yaml").write_text(MADE.replace("hidden: 4", "hidden: 5"))
+    assert run("made.yaml", "-q") == 2
+    assert "model.hidden was 4, got 5" in capsys.readouterr().err
+
+
+def test_all_tables_are_listed(capsys):
+    assert run("--list") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in TABLES)
+
+
+def test_signs_in_latex_are_escaped():
+    assert reproduction.tex("a_b & 5 % ± |D|") == r"a\_b \& 5 \% $\pm$ \textbar{}D\textbar{}"
+    with pytest.raises(InputError):
+        tables.find("nowhere.yaml")
