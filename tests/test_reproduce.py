@@ -200,6 +200,8 @@ def test_a_budget_leaves_out_and_changes_what_it_says(made):
         ("[20]]", "]", "2 numbers in the row 'FedAvg' of 3 columns"),
         ("hours: 0.01,", "hours: much,", "budgets.laptop.hours"),
         ("name: ifca, clusters: 2", "name: ifca, clusterz: 2", "clusterz"),
+        ("tables:\n", "tables: 5\nrows:\n", "expected tables: {NAME: {…}}, got 5"),
+        ("  made-up:\n", "  empty: 5\n  made-up:\n", "expected tables: {NAME: {…}}"),
     ],
 )
 def test_mistakes_in_a_file_end_in_one_line(made, capsys, old, new, said):
@@ -221,6 +223,24 @@ def test_mistakes_in_a_file_end_in_one_line(made, capsys, old, new, said):
 def test_unknown_names_are_refused_with_the_nearest_one(made, capsys, words, said):
     assert run(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_is_not_reproduced_and_not_run_again(made, capsys, monkeypatch):
+    Path("made.yaml").write_text(MADE.replace("rounds: 2", "rounds: 4\n  train: {lr: 1.0e+30, steps: 4}"))
+    for _ in range(2):
+        assert run("made.yaml", "--only", "FedAvg", "--json", "-q") == 0
+        cell = json.loads(capsys.readouterr().out)["rows"][0]["cells"][0]
+        assert cell["verdict"] == "not reproduced" and "training diverged" in cell["why"]
+        monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("it was run again"))
+
+
+def test_an_interrupted_table_says_how_to_go_on(made, capsys, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproducing, "attempted", interrupted)
+    assert run("made.yaml", "-q") == 130
+    assert capsys.readouterr().err == "jcfl: interrupted; go on with the same command\n"
 
 
 def test_a_folder_with_other_runs_is_refused(made, capsys):

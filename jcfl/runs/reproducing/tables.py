@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jcfl import metrics, registry
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, shown, unknown
 from jcfl.runs.config import Config, checked, overridden
 from jcfl.runs.reproducing.judging import WIDEST, Printed
 from jcfl.runs.yamltext import parsed
@@ -166,13 +166,13 @@ class Table(NamedTuple):
             raise InputError(f"{self.name}, {federation}, {method}: {error}") from None
 
 
-def title(method: str) -> str:
-    """A method's name as the name of a folder.
+def title(name: str) -> str:
+    """A method's or a federation's name as the name of a folder.
 
-    >>> title("FedAvg+, K=5"), title("IFCA-CON&CKS")
-    ('FedAvg+_K=5', 'IFCA-CON_CKS')
+    >>> title("FedAvg+, K=5"), title("IFCA-CON&CKS"), title("..")
+    ('FedAvg+_K=5', 'IFCA-CON_CKS', '_')
     """
-    return re.sub(r"[^\w.=+-]+", "_", method)
+    return re.sub(r"^\.+|[^\w.=+-]+", "_", name)
 
 
 @cache
@@ -202,7 +202,7 @@ def find(name: str) -> Table:
         raise InputError(f"{name} cannot be read as text: {error}") from None
     found = list(tables(Path(name).stem, text, {}))
     if len(found) != 1:
-        raise InputError(f"{name}: expected one table, got {len(found)}: {', '.join(one.name for one in found)}")
+        raise InputError(f"{name}: expected one table, got {', '.join(one.name for one in found) or 'none'}")
     return found[0]
 
 
@@ -216,12 +216,12 @@ def tables(stem: str, text: str, numbers: Mapping[str, Any]) -> Iterator[Table]:
     """
     whole = parsed(text, stem)
     entries = whole.pop("tables", {})
-    if not isinstance(entries, Mapping) or not entries:
-        raise InputError(f"{stem}: expected tables: {{NAME: {{…}}}}, got {entries!r}")
+    if not isinstance(entries, Mapping) or not all(isinstance(own, Mapping) for own in entries.values()):
+        raise InputError(f"{stem}: expected tables: {{NAME: {{…}}}}, got {shown(entries)}")
     for name, own in entries.items():
         printed = {"printed": numbers[name]} if name in numbers else {}
         try:
-            given = Definition.model_validate(joined(joined(printed, whole), own or {}))
+            given = Definition.model_validate(joined(joined(printed, whole), own))
         except ValidationError as error:
             raise InputError(f"{stem}, {name}: {registry.sentence(error)}") from None
         yield sound(Table(name, stem, given))
