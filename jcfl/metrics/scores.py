@@ -62,7 +62,7 @@ def accuracy_micro(clients: Evaluation) -> float:
 
 
 @register_score(
-    "accuracy_macro", title="accuracy, clients equal", unit="%", better="higher", places=("terminal", "report")
+    "accuracy_macro", title="accuracy (mean over clients)", short="mean over clients", unit="%", better="higher", places=("terminal", "report")
 )
 def accuracy_macro(clients: Evaluation) -> float:
     """The mean of the clients' accuracies."""
@@ -75,7 +75,7 @@ def f1_micro(clients: Evaluation) -> float:
     return mean(clients.f1, clients.size)
 
 
-@register_score("f1_macro", title="F1, clients equal", unit="%", better="higher", places=())
+@register_score("f1_macro", title="F1 (mean over clients)", unit="%", better="higher", places=())
 def f1_macro(clients: Evaluation) -> float:
     """The mean of the clients' macro-F1."""
     return mean(clients.f1, 1)
