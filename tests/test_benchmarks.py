@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import jcfl.runs.experiment
-from benchmarks import clustering, damage
+from benchmarks import clustering, damage, large
 from jcfl.runs import config
 from tests import folders
 
@@ -48,6 +48,16 @@ def test_the_command_prints_its_tables_and_writes_every_round(tmp_path, monkeypa
     told = json.loads(out.read_text("utf-8"))
     assert told["taus"] == [0.3, 0.6, 0.9]
     assert np.shape(told["found"]["tiny noise_corrected"]["clusters"]) == (1, 3, 3)
+
+
+def test_examples_in_three_places_are_measured_and_deleted(tmp_path):
+    given = ["beside", "--dir", str(tmp_path), "--gb", "0.004", "--rounds", "2", "--hidden", "2", "--share", "0.5"]
+    done = CliRunner().invoke(large.app, given)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])["found"]
+    assert [*found] == ["in memory", "mapped file", "on the host"]
+    assert all(abs(one["accuracy"] - found["in memory"]["accuracy"]) < 0.01 for one in found.values())
+    assert not [*tmp_path.iterdir()]
 
 
 def test_every_damage_is_one(tmp_path):

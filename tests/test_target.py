@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jcfl import cli, models, registry
@@ -71,9 +72,10 @@ def test_what_is_planned_for_a_gpu_computes_the_same():
 
 def test_products_and_turns_are_counted():
     """Five products of a known loop, and as many as the caller says of one whose length depends on data."""
+    new = np.random.default_rng().normal()  # a program from the cache might name lines of another day
 
     def step(x, count):
-        x = jax.lax.fori_loop(0, 5, lambda _, x: x @ x, x)
+        x = jax.lax.fori_loop(0, 5, lambda _, x: x @ x, x * new)
         return jax.lax.fori_loop(0, count, lambda _, x: jnp.matmul(x, x, precision="highest"), x)
 
     text = jax.jit(step).lower(jnp.ones((64, 64)), 3).compile().as_text() or ""

@@ -45,9 +45,12 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     def init(key: Key, federation: Federation) -> State:
         return grouping.init(first_state(method, context, tied, kept, key), federation)
 
+    def asked(state: State, federation: Federation) -> Cohort:
+        pick = round_keys(state.key, state.round).pick
+        return sample(pick, context.population, available(method, context, state, federation))
+
     def step(state: State, federation: Federation) -> State:
-        keys = round_keys(state.key, state.round)
-        cohort = sample(keys.pick, context.population, available(method, context, state, federation))
+        keys, cohort = round_keys(state.key, state.round), asked(state, federation)
         state = sent = grouping.before(keys.group, state, cohort, federation)
         cohort = context.faults.reliability.arrived(keys.fail, cohort)
         if method.train.active:
@@ -65,7 +68,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
             found["accuracy_shared"] = evaluation.shared_accuracy(context, state, federation)
         return found | grouping.measures(state, federation)
 
-    return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method)
+    return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method, asked)
 
 
 def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: clients.KeptStates, key: Key) -> State:

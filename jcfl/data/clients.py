@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from jcfl.data.arrays import from_arrays
-from jcfl.data.dataset import joined, owners
+from jcfl.data.dataset import features, joined, of_clients, owners
 from jcfl.data.federation import federation
 from jcfl.errors import InputError, shown
 from jcfl.types import Federation
+from jcfl.types.host import whole_map
 
 
 def from_clients(
@@ -28,6 +29,9 @@ def from_clients(
     **options: Any,
 ) -> Federation:
     """The federation of a user's own arrays.
+
+    Without a test set of their own, examples in a mapped file (`np.load(file, mmap_mode="r")`) are not copied: the
+    federation owns rows of the file. The clients' examples are those of an array in memory.
 
     Args:
         x: [n, ...] images [n, h, w] or [n, h, w, c], or features [n, d]; uint8 pixels or floats.
@@ -53,6 +57,10 @@ def from_clients(
     """
     if not isinstance(name, str):
         raise InputError(f"name: expected text, got {shown(name)}")
+    if whole_map(x) is not None and x_test is None:
+        own = {"x_test": x_test, "y_test": y_test, "clients_test": clients_test, "test_fraction": test_fraction}
+        own |= {"groups": groups, "classes": classes, "name": name, "min_examples": min_examples}
+        return _of_rows(features(x, name, of_clients(owners(clients, name))), y, clients, **own, **options)
     given = [part is not None for part in (x_test, y_test, clients_test)]
     if any(given) != all(given):
         raise InputError("x_test, y_test and clients_test: expected all three or none")
@@ -76,6 +84,18 @@ def from_clients(
             f"{min_examples[1]} test examples: leave them out or lower min_examples"
         )
     return made
+
+
+def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) -> Federation:
+    """As `from_clients`, with `x` [n, ...] itself as the pool: numbers of its rows are shared out in place of them."""
+    numbers = np.arange(len(x), dtype=np.uint32).view(np.uint8)  # of rows, as examples of four pixels
+    made = from_clients(numbers.reshape(-1, 4) if x.ndim == 2 else numbers.reshape(-1, 1, 1, 4), y, clients, **options)
+    row = np.ascontiguousarray(made.x).view(np.uint32).reshape(-1).astype(np.int32)  # of the file, in the pool's order
+    labels = np.zeros(len(x), np.int32)  # of rows that nobody owns too
+    labels[row] = made.y
+    train, test = (part.replace(rows=row[part.rows]) for part in (made.train, made.test))
+    x = x[..., None] if x.ndim == 3 else x
+    return made.replace(x=x, y=labels, train=train, test=test, mean=made.mean[:1], std=made.std[:1])
 
 
 def _in_order(names: list[Any], groups: Mapping[Any, int]) -> list[int]:

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, refuse_beyond_memory
 
 CLASSES = 2**31 - 1
 """How many classes there can be at most: labels are int32."""
+
+CHECKED = 2**24
+"""How many numbers of examples are checked at a time, so that a mapped file is not held in memory."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,12 @@ def features(x: Any, where: str | Path, named: Callable[[int], str] = "example {
         return x
     if not np.issubdtype(x.dtype, np.floating):
         raise InputError(f"{where}: examples are {x.dtype}; expected uint8 pixels (0..255) or floats")
+    if x.dtype != np.float32:
+        refuse_beyond_memory(f"{where}: a copy of the examples in float32", 4 * x.size, "give them as float32")
     with np.errstate(over="ignore"):
         x = x.astype(np.float32, copy=False)
-    finite = np.isfinite(x).all(tuple(range(1, x.ndim)))  # [n]
+    axes, step = tuple(range(1, x.ndim)), max(1, CHECKED * len(x) // max(x.size, 1))
+    finite = np.concatenate([np.isfinite(x[i : i + step]).all(axes) for i in range(0, max(len(x), 1), step)])  # [n]
     if not finite.all():
         raise InputError(f"{where}: {named(int(np.argmin(finite)))} has a NaN or infinite value")
     return x

@@ -62,7 +62,12 @@ def accuracy_micro(clients: Evaluation) -> float:
 
 
 @register_score(
-    "accuracy_macro", title="accuracy (mean over clients)", short="mean over clients", unit="%", better="higher", places=("terminal", "report")
+    "accuracy_macro",
+    title="accuracy (mean over clients)",
+    short="mean over clients",
+    unit="%",
+    better="higher",
+    places=("terminal", "report"),
 )
 def accuracy_macro(clients: Evaluation) -> float:
     """The mean of the clients' accuracies."""

@@ -20,7 +20,7 @@ from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
 
-KEPT_KEYS = ("engine", "devices", "chunk", "budget", "seeds_in_one")
+KEPT_KEYS = ("engine", "devices", "examples", "chunk", "budget", "seeds_in_one")
 """The keys of a configuration, besides model and train, that every short run keeps."""
 
 USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)

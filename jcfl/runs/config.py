@@ -4,7 +4,7 @@ import importlib.resources
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -60,6 +60,10 @@ class Config(BaseModel):
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
     engine: Annotated[EngineName, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
     devices: Annotated[int | None, Field(ge=1, description="that clients are shared out among; null: all")] = None
+    examples: Annotated[
+        Literal["device", "host"] | None,
+        Field(description="where examples are: device, host; null: device if they fit"),
+    ] = None
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
     budget: Annotated[
         int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: by what is free")

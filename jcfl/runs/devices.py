@@ -16,6 +16,8 @@ from jcfl.core import chunks
 from jcfl.errors import InputError, Notice
 from jcfl.results import Folder, Record
 from jcfl.runs import hosts
+from jcfl.types import Federation
+from jcfl.types.host import OnHost
 from jcfl.types.target import target
 
 MOST = 256
@@ -74,8 +76,26 @@ def cores() -> int:
 
 
 def on_devices(tree: Any, devices: int) -> Any:
-    """A tree of arrays, copied to all devices."""
+    """A tree of arrays, copied to all devices. A CPU does not copy examples in a mapped file: it reads them there."""
     return jax.device_put(tree, on_every_device(devices)) if devices > 1 else jax.device_put(tree)
+
+
+def with_examples_on_host(federation: Federation) -> Federation:
+    """The federation whose examples stay on the host when it is copied to devices.
+
+    Raises:
+        InputError: there are several hosts, or JAX was told not to use its CPU, so that programs cannot ask for rows.
+    """
+    if isinstance(federation.x, OnHost):
+        return federation
+    if hosts.several():
+        raise InputError("examples: 'host' is for one host; several hosts need examples: device")
+    try:
+        jax.local_devices(backend="cpu")
+    except RuntimeError:
+        told = f"JAX_PLATFORMS={jax.default_backend()},cpu"
+        raise InputError(f"examples: 'host' needs JAX's CPU beside the device; set {told}") from None
+    return federation.replace(x=OnHost(np.asarray(federation.x)))
 
 
 def on_every_device(devices: int) -> jax.sharding.NamedSharding:

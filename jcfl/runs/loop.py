@@ -15,6 +15,7 @@ import numpy as np
 from jcfl import metrics
 from jcfl.errors import Interrupted, TrainingError
 from jcfl.results import Record
+from jcfl.runs.ahead import Ahead
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.programs import Programs, Running, keys
 from jcfl.runs.watchdog import Watchdog
@@ -75,6 +76,7 @@ class LoopSettings:
     checkpoints: Store | None = None
     checkpoint_every: float = 60.0  # seconds
     stop: threading.Event = field(default_factory=threading.Event)
+    ahead: Ahead = lambda state, rounds: None  # reads what the rounds after a block need
     watchdog: Watchdog = field(default_factory=lambda: Watchdog("training"))
 
 
@@ -105,6 +107,7 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
                 raise Interrupted
             due = settings.evaluated[bisect_right(settings.evaluated, round)]
             until = min(round + size, due)
+            settings.ahead(state, range(until, min(2 * until - round, settings.rounds)))
             with watching(f"rounds {round + 1} to {until}"):
                 state, seconds = advanced(programs, federation, state, until)
             failed = failures(state, settings.seeds)

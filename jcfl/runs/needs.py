@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -14,16 +14,26 @@ from jcfl.errors import available_memory, refuse_beyond_memory
 from jcfl.runs.config import Config
 from jcfl.runs.devices import over_hosts
 from jcfl.types import Federation
+from jcfl.types.host import OnHost, whole_map
+from jcfl.types.target import target
 
 RECORD, CLIENT = 4096, 16
 """Bytes on the host that one evaluation of one seed takes: its scores; and for every client a label and an accuracy,
 once in the record and once in the history."""
 
+ALIGNED = 64
+"""XLA's CPU backend takes a NumPy array without a copy if its address is a multiple of this."""
+
+OUTSIDE = {"device": "in a mapped file", "host": "on the host"}
+"""Where examples are that take no memory of the device, by the place where programs find them."""
+
 
 class Needs(NamedTuple):
     """What a run needs, all of its methods and seeds together where they are held together."""
 
-    federation: int  # bytes of the clients' examples on the device
+    federation: int  # bytes of the clients' examples on the device, and of who owns them
+    outside: int  # bytes of the clients' examples that stay on the host, or in a mapped file that a CPU reads
+    place: Literal["device", "host"]  # where programs find the examples
     states: int  # bytes of the models and memories of the seeds that run side by side, of the largest method
     answers: int  # bytes of the answers to all test examples at an evaluation
     history: int  # bytes on the host of all evaluations of the largest method
@@ -33,6 +43,7 @@ class Needs(NamedTuple):
     def text(self) -> str:
         """The needs in one line."""
         parts = {"federation": self.federation, "states": self.states, "answers": self.answers, "history": self.history}
+        parts |= {f"examples {OUTSIDE[self.place]}": self.outside} if self.outside else {}
         sizes = ", ".join(f"{name} {decimal(size)}" for name, size in parts.items())
         return f"needs: {sizes} of memory; {self.evaluations:,} evaluations, {self.local_steps:,} local steps"
 
@@ -49,14 +60,40 @@ def needs(config: Config, federation: Federation, context: Context, states: int,
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
     _, local = context.trainer.rows_and_steps(context.population.width)
+    answers = 4 * federation.classes * int(np.size(federation.test.rows)) * side_by_side
+    examples = math.prod(federation.x.shape) * federation.x.dtype.itemsize
+    owners = bytes_of(federation.replace(x=()))
+    mapped = target().is_cpu and is_shared(federation.x)
+    place = config.examples or place_of(federation, 0 if mapped else examples, owners + states * side_by_side + answers)
+    outside = examples if mapped or place == "host" else 0
     return Needs(
-        federation=bytes_of(federation),
+        federation=owners + examples - outside,
+        outside=outside,
+        place=place,
         states=states * side_by_side,
-        answers=4 * federation.classes * int(np.size(federation.test.rows)) * side_by_side,
+        answers=answers,
         history=history_bytes(config, context.population.clients),
         evaluations=evaluations(config),
         local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
     )
+
+
+def place_of(federation: Federation, examples: int, others: int) -> Literal["device", "host"]:
+    """Where the examples are: on the host if only then all fits the device, or if they are there already.
+
+    Args:
+        examples: bytes that the device would hold of them.
+        others: bytes that it holds in any case.
+    """
+    if isinstance(federation.x, jax.Array | OnHost):
+        return "host" if isinstance(federation.x, OnHost) else "device"
+    room = int(over_hosts(free_memory(), np.min))
+    return "host" if others <= room < others + examples else "device"
+
+
+def is_shared(x: Any) -> bool:
+    """Whether a CPU reads examples where they are: in a mapped file, in an order and at an address that XLA takes."""
+    return whole_map(x) is not None and x.flags.c_contiguous and x.ctypes.data % ALIGNED == 0
 
 
 def due(config: Config) -> list[int]:

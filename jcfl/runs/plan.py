@@ -120,9 +120,16 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
     need = needs(config, federation, context, most, trained)
     refuse_beyond_device(need, federation)
+    if need.place == "host":
+        federation = devices.with_examples_on_host(federation)
     federation = devices.on_devices(federation, context.resources.devices)
     free = config.chunk is None
-    machine = {"chunk": context.resources.chunk, "budget": context.resources.budget, "made_by": made_by(config.made_by)}
+    machine = {
+        "examples": need.place,
+        "chunk": context.resources.chunk,
+        "budget": context.resources.budget,
+        "made_by": made_by(config.made_by),
+    }
     return Plan(config.model_copy(update=machine), federation, context, algorithms, need, objects, free)
 
 

@@ -20,6 +20,7 @@ LOOSE = (
     "track",
     "checkpoint_every",
     "devices",
+    "examples",
     "chunk",
     "budget",
     "seeds_in_one",
@@ -60,7 +61,8 @@ def common(config: Config) -> dict[str, Any]:
 def fingerprint(federation: Federation) -> str:
     """The SHA-256 of all that clients hold, and of who holds what."""
     sha = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(federation)):
+    whole = jax.device_get(federation.replace(x=np.asarray(federation.x)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(whole):
         array = np.ascontiguousarray(leaf)
         sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         sha.update(array.reshape(-1).view(np.uint8).data)

@@ -12,6 +12,7 @@ from jcfl.errors import TrainingError
 from jcfl.results import Record
 from jcfl.results.checkpoints import Saved
 from jcfl.runs import loop
+from jcfl.runs.ahead import Ahead, reader
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.loop import Clock, LoopSettings, Progress
 from jcfl.runs.programs import Programs, Running
@@ -109,6 +110,7 @@ def train_batch(
         checkpoints=stores if stores.runs else None,
         checkpoint_every=runs[0].plan.config.checkpoint_every,
         stop=stop,
+        ahead=ahead(runs, n),
         watchdog=Watchdog(", ".join(run.name for run in runs)),
     )
     try:
@@ -119,6 +121,14 @@ def train_batch(
             run.clock.training += clock.training / len(runs)
             run.clock.rounds += clock.rounds // len(runs)
             run.compiling = programs.seconds / len(runs) if run.compiling == 0 else run.compiling
+
+
+def ahead(runs: Sequence[Run], seeds: int) -> Ahead:
+    """What reads examples ahead for a run of one seed; runs side by side ask for so many that nothing is gained."""
+    given = runs[0].plan.objects.federation
+    if given is None or len(runs) * seeds > 1:
+        return lambda state, rounds: None
+    return reader(runs[0].algorithm, given, runs[0].plan.federation)
 
 
 class JointCheckpoints:

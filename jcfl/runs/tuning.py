@@ -54,8 +54,8 @@ BETTER = 0.95
 WORTH = 4e9
 """The fewest operations in a round with which the cores of a CPU train clients apart from each other if not tried."""
 
-COPIED = 2**28
-"""The most bytes of state that each core holds for itself."""
+COPIED = 2**29
+"""The most bytes of examples and of states that each core holds for itself."""
 
 
 class Measured(NamedTuple):
@@ -132,7 +132,10 @@ def spare_devices(plan: Plan, title: str) -> int:
     """
     config, algorithm = plan.config, plan.algorithms[title]
     asked = config.devices is None and target().is_cpu and not config.seeds_in_one and not hosts.several()
-    cheap = algorithm.method.describe.source in ("nothing", "losses") and plan.needs.states <= COPIED
+    cheap = (
+        algorithm.method.describe.source in ("nothing", "losses")
+        and plan.needs.federation + plan.needs.states <= COPIED
+    )
     many = min(jax.local_device_count(), devices.cores(), plan.context.population.cohort)
     return many if asked and cheap and not algorithm.method.group.alone else 1
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from flax import struct
 
+from jcfl.types.host import OnHost
+
 Array = jax.Array
 Key = jax.Array
 Model = Any
@@ -40,10 +42,11 @@ class Split(struct.PyTreeNode):
 class Federation(struct.PyTreeNode):
     """A pool of examples, and who owns which of them.
 
-    The leaves are NumPy arrays while a federation is built and JAX arrays once it is placed on a device.
+    The leaves are NumPy arrays while a federation is built and JAX arrays once it is placed on a device. The examples
+    may stay on the host then.
     """
 
-    x: Array  # [N, ...] uint8 pixels or float32 features
+    x: Array | OnHost  # [N, ...] uint8 pixels or float32 features
     y: Array  # [N] int32
     train: Split
     test: Split
@@ -193,6 +196,8 @@ class Algorithm(NamedTuple):
     test row; `evaluate(state, federation) -> dict` makes of it what `jcfl.metrics.measured` computes scores from,
     beside scalars that the method measures itself; `costs` are those of a client-round in units of FedAvg's, as a
     function of the number of clusters; `engine` says how clients train; `method` is the value that was compiled.
+    `asked(state, federation) -> Cohort` are the clients that the next round's `step` will ask, as far as that is known
+    before: what they hold is read ahead where it is in a file.
     """
 
     init: Callable[[Key, Federation], State]
@@ -202,3 +207,4 @@ class Algorithm(NamedTuple):
     costs: Callable[[float], dict[str, float]]
     engine: str = "general"
     method: Any = None
+    asked: Callable[[State, Federation], Cohort] = lambda state, federation: Cohort(state.labels[:0], state.seen[:0])

@@ -146,14 +146,14 @@ class Training:
         """A point's plan. Points with the same federation share it."""
         config, objects = point.config, point.objects
         if objects.federation is None:
-            objects = objects._replace(
-                federation=self.federation(key_text(config, FEDERATION), lambda: jax.device_put(federation_of(config)))
-            )
+            place = jax.device_put if config.examples != "host" else lambda federation: federation
+            make = lambda: place(federation_of(config))
+            objects = objects._replace(federation=self.federation(key_text(config, (*FEDERATION, "examples")), make))
         return planned(config, objects, lanes)
 
     def run(self, point: Point, plan: Plan) -> Run:
         """A point's run."""
-        machine = {key: getattr(plan.config, key) for key in ("chunk", "budget", "seeds_in_one")}
+        machine = {key: getattr(plan.config, key) for key in ("examples", "chunk", "budget", "seeds_in_one")}
         machine["made_by"] = made_by(point.config.made_by)
         config = point.config.model_copy(update=machine)
         algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))

@@ -1,0 +1,152 @@
+"""A federation larger than the memory, and what examples in a file or on the host cost where they would fit.
+
+    python benchmarks/large.py whole --dir FOLDER --gb 20      # writes 20 GB, trains on them, and deletes them
+    python benchmarks/large.py beside --dir FOLDER --gb 2      # the same rounds with examples in three places
+
+Examples are made up; the folder is for files that are deleted at the end. Prints a table and a line of JSON.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from jcfl.core.memory import peak_memory
+from jcfl.data import from_clients, mapped, write_gaussian
+from jcfl.errors import available_memory
+from jcfl.runs.bench import load_average, machine
+from jcfl.runs.experiment import run
+from jcfl.types import Federation
+
+FEATURES, EXAMPLES, CLASSES = 784, 300, 10
+PAUSE = 0.05
+"""Seconds between two looks at the memory."""
+
+Dir = Annotated[Path, typer.Option("--dir", help="Where there is space; what is written there is deleted at the end.")]
+Size = Annotated[float, typer.Option("--gb", help="Size of the examples in GB.")]
+Rounds = Annotated[int, typer.Option(min=2, help="Rounds that are trained, each with an evaluation.")]
+Hidden = Annotated[int, typer.Option(help="Width of the MLP.")]
+Share = Annotated[float, typer.Option(help="Share of the clients in a round.")]
+Method = Annotated[str, typer.Option(help="fedavg, ifca, …")]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def whole(
+    place: Dir, gb: Size = 20.0, rounds: Rounds = 5, hidden: Hidden = 200, share: Share = 0.1, method: Method = "fedavg"
+) -> None:
+    """Train on a federation in a mapped file, and print the time of a round and the memory at its peak."""
+    with written(place, gb) as (folder, seconds):
+        federation = mapped(folder)
+        told(f"{federation.x.nbytes / 1e9:.1f} GB of {len(federation.groups)} clients, written in {seconds:.0f} s; ")
+        told(f"{available_memory() / 1e9:.1f} GB of memory are free\n")
+        found = measured(federation, rounds, hidden, share, method, None)
+        show({"mapped file": found}, load_average())
+
+
+@app.command()
+def beside(
+    place: Dir, gb: Size = 2.0, rounds: Rounds = 5, hidden: Hidden = 200, share: Share = 0.1, method: Method = "fedavg"
+) -> None:
+    """Train on the same examples in memory, in a mapped file, and on the host; print the times of rounds as ratios."""
+    load = load_average()
+    with written(place, gb) as (folder, _):
+        y, clients, groups = (np.load(folder / f"{name}.npy") for name in ("y", "clients", "groups"))
+        copy = from_clients(np.array(np.load(folder / "x.npy", mmap_mode="r")), y, clients, groups=groups)
+        found = {"in memory": measured(copy, rounds, hidden, share, method, "device")}
+        del copy
+        found["mapped file"] = measured(mapped(folder), rounds, hidden, share, method, "device")
+        found["on the host"] = measured(mapped(folder), rounds, hidden, share, method, "host")
+    first = found["in memory"]
+    for one in found.values():
+        one["ratio"] = one["round_s"] / first["round_s"]
+        one["same_figures"] = one["accuracy"] == first["accuracy"]
+    show(found, load)
+
+
+@contextmanager
+def written(place: Path, gb: float) -> Iterator[tuple[Path, float]]:
+    """A folder with a generated federation, which is deleted, and the seconds that it took to write."""
+    own, start = Path(tempfile.mkdtemp(prefix="large-", dir=place)), time.perf_counter()
+    users = max(4, round(gb * 1e9 / (4 * FEATURES * EXAMPLES)))
+    try:
+        made = write_gaussian(own / "made", users=users, examples=EXAMPLES, features=FEATURES, classes=CLASSES)
+        yield made, time.perf_counter() - start
+    finally:
+        shutil.rmtree(own)
+
+
+def measured(
+    federation: Federation, rounds: int, hidden: int, share: float, method: str, examples: str | None
+) -> dict[str, Any]:
+    """The mean time of a round, the median with its evaluation, the accuracy at last, and the memory of a run."""
+    ends: list[float] = []
+    model, train = {"name": "mlp", "hidden": hidden}, {"lr": 0.1, "epochs": 1, "batch_size": 32}
+    given = {"method": method, "model": model, "train": train, "participation": share, "examples": examples}
+    with own_memory() as peak:
+        found = run(
+            federation,
+            **given,
+            rounds=rounds,
+            evaluate_every=1,
+            on_progress=lambda progress: ends.append(time.perf_counter()),
+        )
+    speed = found.summary["rounds_per_s"]
+    gaps = np.diff(ends)  # without the first state and the compilation
+    return {
+        "round_s": 1 / speed,
+        "round_and_evaluation_s": float(np.median(gaps)),
+        "accuracy": float(found.summary["accuracy_micro"]["mean"]),
+        "own_peak_bytes": peak[0],
+        "peak_bytes": peak_memory(),
+    }
+
+
+@contextmanager
+def own_memory() -> Iterator[list[int]]:
+    """The most memory that a process holds besides mapped files, which the system takes back when it needs to."""
+    peak, stop = [0], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(PAUSE):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            peak[0] = max(peak[0], 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")))
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        watch.join()
+
+
+def show(found: dict[str, dict[str, Any]], load: float) -> None:
+    """Print a table, and all of it as JSON."""
+    told("| examples | a round | with its evaluation | ratio | accuracy | memory of its own | with mapped pages |\n")
+    for place, one in found.items():
+        times = f"{one['round_s']:.2f} s | {one['round_and_evaluation_s']:.2f} s | {one.get('ratio', 1):.2f}"
+        sizes = f"{one['own_peak_bytes'] / 1e9:.2f} GB | {one['peak_bytes'] / 1e9:.2f} GB"
+        told(f"| {place} | {times} | {one['accuracy']:.4f} | {sizes} |\n")
+    told(json.dumps({"found": found, "machine": machine(load)}) + "\n")
+
+
+def told(text: str) -> None:
+    """Print now: a run takes minutes."""
+    print(text, end="", flush=True)
+
+
+if __name__ == "__main__":
+    app()
