@@ -115,10 +115,16 @@ def test_the_least_spacing_of_evaluations_that_is_named_is_enough(monkeypatch):
     assert needs.refuse_long_history(config.read({**BASE, "rounds": 10_000, "evaluate_every": every}), 8) is None
 
 
-@pytest.mark.parametrize(("rounds", "every", "first"), [(0, 1, False), (10, 3, False), (9, 3, True), (5, 9, True)])
-def test_evaluations_are_counted_without_a_list(rounds, every, first):
-    found = config.read({**BASE, "rounds": rounds, "evaluate_every": every, "evaluate_first": first})
-    one_by_one = {*range(0, rounds + 1, every), rounds} - (set() if first or not rounds else {0})
+@pytest.mark.parametrize(
+    ("rounds", "every", "first", "last"),
+    [(0, 1, False, 3), (10, 3, False, 1), (9, 3, True, 1), (5, 9, True, 1), (10, 3, False, 3), (2, 9, False, 5)],
+)
+def test_evaluations_are_counted_without_a_list(rounds, every, first, last):
+    """At multiples of a number of rounds, and after each of the last rounds."""
+    given = {"rounds": rounds, "evaluate_every": every, "evaluate_first": first, "evaluate_last": last}
+    found = config.read(BASE | given)
+    one_by_one = {*range(0, rounds + 1, every), *range(max(1, rounds - last + 1), rounds + 1), rounds}
+    one_by_one -= set() if first or not rounds else {0}
     assert needs.due(found) == sorted(one_by_one)
     assert needs.evaluations(found) == len(one_by_one)
 

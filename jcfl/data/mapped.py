@@ -10,6 +10,7 @@ from pydantic import Field
 from rich.filesize import decimal
 
 from jcfl.data.clients import from_clients
+from jcfl.data.files import reading
 from jcfl.data.generated import true_parameters
 from jcfl.errors import InputError
 from jcfl.registry import keywords_checked
@@ -31,12 +32,10 @@ def mapped(folder: Path | str, **options: Any) -> Federation:
         InputError: a file is not there or is no array, or the arrays do not fit each other.
     """
     folder = Path(folder)
-    try:
+    with reading(folder, "x.npy, y.npy and clients.npy, arrays of numbers"):
         x = np.load(folder / "x.npy", mmap_mode="r", allow_pickle=False)
         y, clients = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("y", "clients"))
         groups = np.load(folder / "groups.npy", allow_pickle=False) if (folder / "groups.npy").exists() else None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{folder}: expected x.npy, y.npy and clients.npy, arrays of numbers: {error}") from None
     return from_clients(x, y, clients, **({"name": folder.name, "groups": groups} | options))
 
 

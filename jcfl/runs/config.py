@@ -43,6 +43,7 @@ class Config(BaseModel):
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
     participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
+    evaluate_last: Annotated[int, Field(ge=1, le=1000, description="rounds at the end that are all evaluated")] = 1
     evaluate_shared: Annotated[
         bool, Field(description="whether the shared model ω is tested too, where one is trained")
     ] = False

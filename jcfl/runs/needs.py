@@ -98,14 +98,18 @@ def is_shared(x: Any) -> bool:
 
 def due(config: Config) -> list[int]:
     """The rounds after which a run is evaluated, ascending; the last round is one of them."""
-    regular = regular_turns(config)
-    return [*regular, *([] if config.rounds in regular else [config.rounds])]
+    return sorted({*regular_turns(config), *last_turns(config)})
 
 
 def evaluations(config: Config) -> int:
     """How many rounds are evaluated, counted without a list of them."""
     regular = regular_turns(config)
-    return len(regular) + (config.rounds not in regular)
+    return len(regular) + sum(turn not in regular for turn in last_turns(config))
+
+
+def last_turns(config: Config) -> range:
+    """The rounds at the end that are all evaluated."""
+    return range(max(min(config.rounds, 1), config.rounds - config.evaluate_last + 1), config.rounds + 1)
 
 
 def regular_turns(config: Config) -> range:

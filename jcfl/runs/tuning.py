@@ -132,10 +132,8 @@ def spare_devices(plan: Plan, title: str) -> int:
     """
     config, algorithm = plan.config, plan.algorithms[title]
     asked = config.devices is None and target().is_cpu and not config.seeds_in_one and not hosts.several()
-    cheap = (
-        algorithm.method.describe.source in ("nothing", "losses")
-        and plan.needs.federation + plan.needs.states <= COPIED
-    )
+    copied = plan.needs.federation + plan.needs.states
+    cheap = algorithm.method.describe.source in ("nothing", "losses") and copied <= COPIED and not plan.needs.outside
     many = min(jax.local_device_count(), devices.cores(), plan.context.population.cohort)
     return many if asked and cheap and not algorithm.method.group.alone else 1
 
