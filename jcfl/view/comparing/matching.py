@@ -16,7 +16,7 @@ from jcfl.view.report.numbers import NEUTRAL, piece_name, total
 FEDERATION = ("data", "scenario", "attack", "reliability")
 """The sections that make a federation: its clients, and what happens to them."""
 
-EXAMPLES = "examples"
+EXAMPLES = "fingerprint"
 """The key of the fingerprint of what the clients hold, beside those sections."""
 
 FREE = (*NEUTRAL, "method", "seed", "seeds", "seeds_in_one", "engine", "devices", "checkpoint_every", "track")
