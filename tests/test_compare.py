@@ -123,6 +123,12 @@ def test_seeds_of_one_method_may_be_in_several_folders(two, tmp_path):
     write(tmp_path / "more" / "ifca", 0.8, settings={"method": {"name": "ifca", "clusters": 4}})
     rows = found(tmp_path / "ifca", tmp_path / "more" / "ifca")["metrics"][0]["federations"][0]["rows"]
     assert [row["method"] for row in rows] == ["ifca (clusters=2)", "ifca (clusters=4)"]
+    for name, clusters in (("rotated", 2), ("shifted", 4)):  # of several federations, each has its own number
+        settings = {"scenario": {"name": name}, "method": {"name": "ifca", "clusters": clusters}}
+        write(tmp_path / name / "ifca", 0.8, settings=settings)
+    runs = [top / name for name in ("rotated", "shifted") for top in (two, tmp_path)]
+    runs = [run / "ifca" if run.parent == tmp_path else run for run in runs]
+    assert found(*runs)["metrics"][0]["ranks"]["methods"] == ["a_b", "fedavg", "local", "ifca"]
 
 
 def test_files_are_written(two, tmp_path, capsys):
@@ -187,10 +193,10 @@ def test_one_seed_says_so(tmp_path):
 
 
 def test_clients_weigh_as_in_the_metric(tmp_path):
-    """Of a run that was trained, with clients held out: the interval over clients is one of the metric's difference."""
+    """Of a run that was trained, where clients are held out and leave: those here are what the metric is a mean of."""
     words = "quickstart --set scenario.clients=12 scenario.held_out=0.2 model.hidden=4 method=majority compare=[local]"
     words += f" train.epochs=1 rounds=2 --seeds 2 -q --out {tmp_path / 'run'}"
-    assert cli.status(["run", *words.split()]) == 0
+    assert cli.status(["run", *words.split(), "--set", "scenario.departures={1: 0.4}"]) == 0
     from jcfl.view.comparing import matching
 
     (block,) = matching.blocks(plotting.histories([tmp_path / "run"]))

@@ -60,7 +60,7 @@ def one_metric(blocks: Sequence[Block], name: str, baseline: str, target: float 
         {
             "federation": block.federation,
             "seeds": block.entries[0].seeds,
-            "clients": int((block.entries[0].examples > 0).sum()),
+            "clients": int(tested(block).sum()),
             "rows": rows(block, name, baseline, target),
         }
         for block in blocks
@@ -154,8 +154,8 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
 
 
 def tested(block: Block) -> np.ndarray:
-    """The clients that metrics are taken over: not held out, and with an accuracy by every method. [m]"""
-    return (block.entries[0].examples > 0) & ~np.isnan([one.clients.sum(0) for one in block.entries]).any(0)
+    """The clients that metrics are taken over, and that have an accuracy by every method. [m]"""
+    return np.all([(one.examples > 0) & ~np.isnan(one.clients.sum(0)) for one in block.entries], 0)
 
 
 def kept(block: Block) -> np.ndarray:

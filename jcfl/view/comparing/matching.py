@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Entry(NamedTuple):
     seeds: list[int]
     scores: dict[str, np.ndarray]  # [seeds, e] each
     clients: np.ndarray  # [seeds, m], the accuracy of each client at the end
-    examples: np.ndarray  # [m], for testing; 0 of a client that is held out
+    examples: np.ndarray  # [m], for testing; 0 of a client that is held out, or not there in the last round
     bytes: np.ndarray  # [seeds], exchanged in the whole run; NaN where it is not known
     passes: np.ndarray  # [seeds], computed in the whole run, in client-rounds of FedAvg; NaN where it is not known
 
@@ -60,7 +61,7 @@ def blocks(runs: Sequence[History]) -> list[Block]:
     entries = named([entry(run) for run in runs])
     together: dict[str, list[Entry]] = {}
     for one in entries:
-        together.setdefault(str(sorted(one.federation.items())), []).append(one)
+        together.setdefault(place(one), []).append(one)
     for found in together.values():
         refuse_mismatch(found)
         alone = {one.method for one in found}
@@ -91,6 +92,8 @@ def entry(run: History) -> Entry:
     sha = hashlib.sha256()
     for name in ("train", "test", "groups", "held_out"):
         sha.update(held[name].astype(np.int64).tobytes())
+    last = run.rounds[-1]
+    here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
     costs, seeds = run.summary.get("costs") or {}, len(run.seeds)
     spent = [total(run.summary, costs, of) for of in ("communication_bytes", "computation")]
     return Entry(
@@ -104,15 +107,24 @@ def entry(run: History) -> Entry:
         run.seeds,
         run.scores,
         run.accuracy_clients[:, -1],
-        np.where(held["held_out"], 0, held["test"].sum(1)),
+        np.where(here, held["test"].sum(1), 0),
         *(np.full(seeds, np.nan if one is None else one) for one in spent),
     )
 
 
 def named(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, methods of one name and other options called by these too."""
+    """The entries, methods that come on one federation with several options called by these too."""
+    found = {(place(one), one.method, str(one.options)) for one in entries}
+    several = {name for (_, name), number in Counter(key[:2] for key in found).items() if number > 1}
     names = told_apart([one.method for one in entries], [one.options for one in entries])
-    return [one._replace(method=name) for one, name in zip(entries, names, strict=True)]
+    return [
+        one._replace(method=name) if one.method in several else one for one, name in zip(entries, names, strict=True)
+    ]
+
+
+def place(one: Entry) -> str:
+    """An entry's federation as a key."""
+    return str(sorted(one.federation.items()))
 
 
 def told_apart(names: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
