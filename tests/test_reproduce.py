@@ -16,7 +16,7 @@ from jcfl.runs import reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
 from jcfl.runs.reproducing import judging, outcomes, tables
 from jcfl.runs.reproducing.judging import Printed
-from jcfl.view import reproduction
+from jcfl.view import pages
 
 TABLES = tables.shipped()
 
@@ -257,6 +257,6 @@ def test_all_tables_are_listed(capsys):
 
 
 def test_signs_in_latex_are_escaped():
-    assert reproduction.tex("a_b & 5 % ± |D|") == r"a\_b \& 5 \% $\pm$ \textbar{}D\textbar{}"
+    assert pages.tex("a_b & 5 % ± |D|") == r"a\_b \& 5 \% $\pm$ \textbar{}D\textbar{}"
     with pytest.raises(InputError):
         tables.find("nowhere.yaml")

@@ -29,8 +29,8 @@ AGAIN = (METRICS, "clusters.npz", "federation.npz", "summary.json")
 """The files that a resumed run writes again from its checkpoint."""
 
 
-CLIENTS = ("train", "test", "groups", "held_out", "compared", "cosine", "pictured", "images")
-"""The arrays of federation.npz that figures are drawn from."""
+CLIENTS = ("train", "test", "groups", "held_out", "arrive", "depart", "compared", "cosine", "pictured", "images")
+"""The arrays of federation.npz that figures and comparisons are made from."""
 
 
 class Folder:
@@ -193,7 +193,7 @@ class Folder:
         """The arrays of federation.npz.
 
         Raises:
-            Damaged: it cannot be read, or one that figures are drawn from is not in it.
+            Damaged: it cannot be read, or one of CLIENTS is not in it.
         """
         found = self.arrays("federation.npz")
         with self.reading("federation.npz"):

@@ -1,1 +1,1 @@
-"""What people look at: plots, reports, tables of pieces."""
+"""What people look at: plots, reports, comparisons, tables of pieces."""

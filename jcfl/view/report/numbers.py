@@ -104,12 +104,18 @@ def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
     return {"columns": list(columns), "rows": rows}
 
 
-def total(summary: Mapping[str, Any], cost: Mapping[str, float]) -> float | None:
-    """How many bytes the server and all clients exchanged in the run of one seed."""
+def total(summary: Mapping[str, Any], cost: Mapping[str, float], of: str = "communication_bytes") -> float | None:
+    """What all client-rounds of the run of one seed cost together: by default the bytes that were exchanged.
+
+    Args:
+        summary: the run's.
+        cost: of a client-round, as in the summary.
+        of: which cost.
+    """
     speeds = summary.get("clients_per_s"), summary.get("rounds_per_s")
-    if not all(speeds) or "communication_bytes" not in cost:
+    if not all(speeds) or of not in cost:
         return None
-    return cost["communication_bytes"] * round(speeds[0] / speeds[1]) * summary["rounds"]  # pyright: ignore
+    return cost[of] * round(speeds[0] / speeds[1]) * summary["rounds"]  # pyright: ignore
 
 
 def seconds(value: float | None) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jcfl.results import writable, writing
+from jcfl.results import writable
 from jcfl.version import __version__
+from jcfl.view import pages
 from jcfl.view.plotting import style
 
 MARKS = {"reproduced": "✓", "not reproduced": "✗", "not judged": "?", "cannot be run here": "–", "not run": "·"}
@@ -19,14 +19,6 @@ MARKS = {"reproduced": "✓", "not reproduced": "✗", "not judged": "?", "canno
 
 DOUBT = "†"
 """What stands behind a printed number that the paper itself makes doubtful."""
-
-TEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"},
-    **{"±": r"$\pm$", "✓": r"$\checkmark$", "✗": r"$\times$", "–": "--", "·": r"$\cdot$", "†": r"$^\dagger$"},
-    **{"λ": r"$\lambda$", "τ": r"$\tau$", "ω": r"$\omega$", "η": r"$\eta$", "α": r"$\alpha$", "×": r"$\times$"},
-}
-"""LaTeX for the characters that it does not take as they are."""
 
 COLUMNS, ROW = 4, 0.17
 """Of the figure: panels side by side, and inches of a row."""
@@ -52,12 +44,7 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     pictures = style.save(drawn, stem, ["png", "pdf"]) if drawn is not None else []
     texts = {"json": json.dumps(writable(found), indent=1, ensure_ascii=False) + "\n"}
     texts |= {kind: page(found, kind, stem.name if pictures else None) for kind in ("md", "tex")}
-    for kind, text in texts.items():
-        file = stem.with_name(f"{stem.name}.{kind}")
-        with writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
-    return [*(stem.with_name(f"{stem.name}.{kind}") for kind in texts), *pictures]
+    return [*pages.write(stem, texts), *pictures]
 
 
 def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str:
@@ -68,16 +55,7 @@ def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str
         kind: `md` or `tex`.
         picture: the figure's file beside the page, without its ending.
     """
-    loader = jinja2.PackageLoader("jcfl.view", "reproduction")
-    environment = jinja2.Environment(
-        loader=loader,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"cell": lambda text: text.replace("|", "\\|"), "tex": tex}
-    template = environment.get_template(f"page.{kind}")
+    template = pages.environment().get_template(f"reproduction/page.{kind}")
     more = {"lines": lines(found), "reasons": reasons(found), "doubts": doubts(found), "gap": gap, "tally": tally}
     return template.render(found=found, picture=picture, marks=MARKS, doubt=DOUBT, version=__version__, **more)
 
@@ -149,15 +127,6 @@ def doubts(found: Mapping[str, Any]) -> dict[str, str]:
         for why in (why for cell in one["cells"] if cell is not None for why in cell["doubts"]):
             rows.setdefault(why, {})[one["row"]] = None
     return {why: "; ".join(names) for why, names in rows.items()}
-
-
-def tex(text: str) -> str:
-    r"""Text as LaTeX.
-
-    >>> print(tex("100 % of |D|"))
-    100 \% of \textbar{}D\textbar{}
-    """
-    return "".join(TEX.get(sign, sign) for sign in text)
 
 
 def figure(found: Mapping[str, Any]) -> Figure | None:

@@ -1,0 +1,202 @@
+"""A comparison of methods that one can publish: paired by seed and by client, with intervals, tests and costs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jcfl import metrics
+from jcfl.errors import InputError, unknown
+from jcfl.results import History
+from jcfl.view.comparing import matching, statistics
+from jcfl.view.comparing.matching import Block, Entry
+
+REFERENCES = ("local", "fedavg")
+"""The methods, where they were run, than which clients may be worse off."""
+
+WEIGHTS = {"accuracy_micro": lambda examples: examples, "accuracy_macro": np.sign}
+"""The metrics that are means over clients, and what clients weigh in them, from their examples for testing."""
+
+
+def comparison(
+    runs: Sequence[History],
+    names: Sequence[str] = ("accuracy_micro",),
+    baseline: str | None = None,
+    target: float | None = None,
+) -> dict[str, Any]:
+    """All that is found when runs are compared.
+
+    Args:
+        runs: read from folders.
+        names: the metrics.
+        baseline: the method that all others are compared with; by default the first one.
+        target: the value of the first metric whose costs are asked for; a share as a number below 1.
+
+    Returns:
+        `baseline`, `target`, `level` of the tests, `metrics`: of each its `metric`, `federations` (each with
+        `federation`, `seeds`, `clients` and `rows`, see `row`) and `ranks` over federations or None.
+
+    Raises:
+        InputError: a run is not complete, or runs do not match; a metric or the baseline is not there.
+    """
+    blocks = matching.blocks(runs)
+    for name in names:
+        matching.refuse_metric(blocks, name)
+    baseline = baseline or blocks[0].entries[0].method
+    for block in blocks:
+        known = [one.method for one in block.entries]
+        if baseline not in known:
+            raise unknown(f"baseline on {block.federation}:", baseline, known)
+    if target is not None and metrics.score(names[0]).unit == "%" and not 0 <= target <= 1:
+        raise InputError(f"target: expected a share of {names[0]} such as 0.9, got {target:g}")
+    found = [one_metric(blocks, name, baseline, target if name == names[0] else None) for name in names]
+    return {"baseline": baseline, "target": target, "level": statistics.LEVEL, "metrics": found}
+
+
+def one_metric(blocks: Sequence[Block], name: str, baseline: str, target: float | None) -> dict[str, Any]:
+    """All that is found of one metric."""
+    federations = [
+        {
+            "federation": block.federation,
+            "seeds": block.entries[0].seeds,
+            "clients": int(tested(block).sum()),
+            "rows": rows(block, name, baseline, target),
+        }
+        for block in blocks
+    ]
+    return {"metric": name, "federations": federations, "ranks": ranks(federations, sign(name))}
+
+
+def sign(name: str) -> int:
+    """1 for a metric of which higher values are better, else -1."""
+    return 1 if metrics.score(name).better == "higher" else -1
+
+
+def rows(block: Block, name: str, baseline: str, target: float | None) -> list[dict[str, Any]]:
+    """What is found of each method of a federation.
+
+    Returns:
+        For each `method` its `values` per seed, their `mean`, `std` and `interval`; `best`: whether it is not
+        significantly worse than the best one (None: one seed cannot tell); `difference` from the baseline, see
+        `differences`; `worst_decile`: the accuracy that nine clients in ten exceed; `worse_off`: the share of clients
+        with a lower accuracy than by each reference; `bytes` and `passes` of a seed's run; `pareto`: whether no method
+        has a better mean for as few bytes; `to_target`, see `until`.
+    """
+    last = {one.method: one.scores[name][:, -1] for one in block.entries}
+    means = np.array([values.mean() for values in last.values()])
+    best = list(last)[int(np.argmax(sign(name) * means))]
+    behind, apart = differences(block, name, best), differences(block, name, baseline)
+    spent = np.array([one.bytes.mean() for one in block.entries])
+    pareto = statistics.front(spent, sign(name) * means)
+    held = clients(block)
+    return [
+        {
+            "method": one.method,
+            "values": last[one.method].tolist(),
+            "mean": float(mean),
+            "std": float(np.std(last[one.method], ddof=1)) if len(one.seeds) > 1 else None,
+            "interval": statistics.interval(last[one.method]),
+            "best": is_best(behind.get(one.method)) if len(one.seeds) > 1 else None,
+            "difference": apart.get(one.method),
+            "worst_decile": float(np.percentile(held[one.method], 10, axis=1).mean()),
+            "worse_off": {
+                other: float((held[one.method].mean(0) < held[other].mean(0)).mean())
+                for other in REFERENCES
+                if other in held and other != one.method
+            },
+            "bytes": known(cost),
+            "passes": known(one.passes.mean()),
+            "pareto": bool(efficient) if not np.isnan(spent).any() else None,
+            "to_target": None if target is None else until(one, name, target),
+        }
+        for one, mean, cost, efficient in zip(block.entries, means, spent, pareto, strict=True)
+    ]
+
+
+def known(value: float) -> float | None:
+    """A number, None where it is not known."""
+    return None if math.isnan(value) else float(value)
+
+
+def is_best(difference: dict[str, Any] | None) -> bool:
+    """Whether a method does not differ significantly from the best one; that has no difference from itself."""
+    return difference is None or difference["p_holm"] >= statistics.LEVEL
+
+
+def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, Any]]:
+    """The paired differences of all other methods from a baseline.
+
+    Returns:
+        By method its `mean`; `seeds`: the interval over seeds; `clients`: that over clients, each client's difference
+        averaged over seeds, None for a metric that is not a mean over clients; `test`, `p`, and `p_holm` corrected
+        for the number of methods. None where one seed says nothing.
+    """
+    entries = {one.method: one for one in block.entries}
+    held, base = clients(block), entries.pop(baseline)
+    gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
+    tests = [statistics.paired_test(gap, len(gaps)) for gap in gaps.values()]
+    corrected = statistics.holm(np.array([np.nan if one is None else one.p for one in tests]))
+    weights = WEIGHTS[name](kept(block)) if name in WEIGHTS else None
+    return {
+        method: {
+            "mean": float(gap.mean()),
+            "seeds": statistics.interval(gap),
+            "clients": None
+            if weights is None
+            else statistics.interval((held[method] - held[baseline]).mean(0), weights),
+            "test": one and one.name,
+            "p": one and one.p,
+            "p_holm": one and float(p),
+        }
+        for (method, gap), one, p in zip(gaps.items(), tests, corrected, strict=True)
+    }
+
+
+def tested(block: Block) -> np.ndarray:
+    """The clients that metrics are taken over, and that have an accuracy by every method. [m]"""
+    return np.all([(one.examples > 0) & ~np.isnan(one.clients.sum(0)) for one in block.entries], 0)
+
+
+def kept(block: Block) -> np.ndarray:
+    """The examples for testing of these clients."""
+    return block.entries[0].examples[tested(block)]
+
+
+def clients(block: Block) -> dict[str, np.ndarray]:
+    """The accuracy of these clients, [seeds, m] by method."""
+    mask = tested(block)
+    return {one.method: one.clients[:, mask].astype(float) for one in block.entries}
+
+
+def until(one: Entry, name: str, target: float) -> dict[str, Any]:
+    """What a method spends until a metric first reaches a target.
+
+    Returns:
+        `reached`: by how many of the seeds; `rounds`, `bytes` and `passes`: means over these, None without any. The
+        round is the first that was evaluated with the target reached.
+    """
+    there = sign(name) * one.scores[name] >= sign(name) * target  # [seeds, e]
+    reached, whole = there.any(1), max(int(one.rounds[-1]), 1)
+    rounds = one.rounds[there.argmax(1)][reached]
+    spent = {key: (getattr(one, key)[reached] * rounds / whole).mean() for key in ("bytes", "passes") if rounds.size}
+    return {
+        "reached": int(reached.sum()),
+        "rounds": float(rounds.mean()) if rounds.size else None,
+        "bytes": known(spent["bytes"]) if spent else None,
+        "passes": known(spent["passes"]) if spent else None,
+    }
+
+
+def ranks(federations: Sequence[dict[str, Any]], sign: int) -> dict[str, Any] | None:
+    """How the methods that were run on every federation rank; None for fewer than three of them, or one federation.
+
+    Returns:
+        `methods` and their mean ranks `mean`; Friedman's `statistic` and `p`; `critical`: Nemenyi's.
+    """
+    tables = [{row["method"]: sign * row["mean"] for row in one["rows"]} for one in federations]
+    methods = [name for name in tables[0] if all(name in table for table in tables)]
+    if len(methods) < 3 or len(tables) < 2:
+        return None
+    found = statistics.ranks(np.array([[table[name] for name in methods] for table in tables]))
+    return {"methods": methods} | found._asdict() | {"mean": found.mean.tolist()}

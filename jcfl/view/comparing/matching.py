@@ -1,0 +1,207 @@
+"""Runs matched by federation and by seed; those that do not match are refused by what differs."""
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jcfl import metrics, results
+from jcfl.errors import InputError, unknown
+from jcfl.nested import flat
+from jcfl.results import History
+from jcfl.view.report.numbers import NEUTRAL, piece_name, total
+
+FEDERATION = ("data", "scenario", "attack", "reliability")
+"""The sections that make a federation: its clients, and what happens to them."""
+
+EXAMPLES = "fingerprint"
+"""The key of the fingerprint of what the clients hold, beside those sections."""
+
+FREE = (*NEUTRAL, "method", "seed", "seeds", "seeds_in_one", "engine", "devices", "checkpoint_every", "track")
+"""The keys that may differ between the methods of one federation: they change no score but by the method."""
+
+
+class Entry(NamedTuple):
+    """One method on one federation, over its seeds."""
+
+    method: str
+    where: str  # its folder
+    title: str  # of the federation
+    options: dict[str, Any]  # of the method, flat
+    federation: dict[str, Any]  # flat, with a fingerprint of what the clients hold
+    settings: dict[str, Any]  # all others, flat; FREE ones are left out
+    rounds: np.ndarray  # [e], those evaluated
+    seeds: list[int]
+    scores: dict[str, np.ndarray]  # [seeds, e] each
+    clients: np.ndarray  # [seeds, m], the accuracy of each client at the end
+    examples: np.ndarray  # [m], for testing; 0 of a client that is held out, or not there in the last round
+    bytes: np.ndarray  # [seeds], exchanged in the whole run; NaN where it is not known
+    passes: np.ndarray  # [seeds], computed in the whole run, in client-rounds of FedAvg; NaN where it is not known
+
+
+class Block(NamedTuple):
+    """The methods of one federation: with the same seeds, settings, clients and evaluations."""
+
+    federation: str
+    entries: list[Entry]
+
+
+def blocks(runs: Sequence[History]) -> list[Block]:
+    """Runs by their federation, methods and federations named so that they can be told apart.
+
+    Args:
+        runs: read from folders. Those of one method on one federation are put together, if their seeds differ.
+
+    Raises:
+        InputError: a run is not complete, or runs do not match; the line says what differs.
+    """
+    entries = named([entry(run) for run in runs])
+    together: dict[str, list[Entry]] = {}
+    for one in entries:
+        together.setdefault(place(one), []).append(one)
+    for found in together.values():
+        refuse_mismatch(found)
+        alone = {one.method for one in found}
+        if len(alone) < 2:
+            others = [one for one in entries if one.federation != found[0].federation]
+            near = min((differences(found[0].federation, one, "federation") for one in others), key=len, default="")
+            raise InputError(
+                f"{found[0].where}: only {found[0].method} was run on this federation, expected two methods or more"
+                + (f"; the nearest other one differs: {near}" if near else "")
+            )
+    first = [found[0] for found in together.values()]
+    settings = [{key: value for key, value in one.federation.items() if key != EXAMPLES} for one in first]
+    titles = told_apart([one.title for one in first], settings)
+    titles = told_apart(titles, [{EXAMPLES: one.federation[EXAMPLES]} for one in first])
+    return [Block(title, joined(found)) for title, found in zip(titles, together.values(), strict=True)]
+
+
+def entry(run: History) -> Entry:
+    """One run's entry.
+
+    Raises:
+        InputError: it failed, or is not complete.
+    """
+    if "failed" in run.summary or not run.summary:
+        why = run.summary.get("failed", f"go on with `jcfl run --resume {run.folder}`")
+        raise InputError(f"{run.folder}: the run is not complete and cannot be compared; {why}")
+    held, config = results.federation(run), results.settings(run)
+    sha = hashlib.sha256()
+    for name in ("train", "test", "groups", "held_out"):
+        sha.update(held[name].astype(np.int64).tobytes())
+    last = run.rounds[-1]
+    here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
+    costs, seeds = run.summary.get("costs") or {}, len(run.seeds)
+    spent = [total(run.summary, costs, of) for of in ("communication_bytes", "computation")]
+    return Entry(
+        str(run.summary.get("method", run.name)),
+        str(results.home(run)),
+        ", ".join(piece_name(config.get(key)) for key in FEDERATION[:2]),
+        flat({"method": config.get("method")}),
+        flat({key: config.get(key) for key in FEDERATION}) | {EXAMPLES: sha.hexdigest()[:8]},
+        flat({key: value for key, value in config.items() if key not in (*FREE, *FEDERATION)}),
+        run.rounds,
+        run.seeds,
+        run.scores,
+        run.accuracy_clients[:, -1],
+        np.where(here, held["test"].sum(1), 0),
+        *(np.full(seeds, np.nan if one is None else one) for one in spent),
+    )
+
+
+def named(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, methods that come on one federation with several options called by these too."""
+    found = {(place(one), one.method, str(one.options)) for one in entries}
+    several = {name for (_, name), number in Counter(key[:2] for key in found).items() if number > 1}
+    names = told_apart([one.method for one in entries], [one.options for one in entries])
+    return [
+        one._replace(method=name) if one.method in several else one for one, name in zip(entries, names, strict=True)
+    ]
+
+
+def place(one: Entry) -> str:
+    """An entry's federation as a key."""
+    return str(sorted(one.federation.items()))
+
+
+def told_apart(names: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names, followed by the options that differ where a name comes several times.
+
+    >>> told_apart(["ifca", "ifca", "local"], [{"method.clusters": 2}, {"method.clusters": 4}, {}])
+    ['ifca (clusters=2)', 'ifca (clusters=4)', 'local']
+    """
+    found = []
+    for name, given in zip(names, options, strict=True):
+        same = [table for other, table in zip(names, options, strict=True) if other == name]
+        keys = [key for key in dict.fromkeys(itertools.chain(*same)) if len({str(one.get(key)) for one in same}) > 1]
+        more = ", ".join(f"{key.partition('.')[2] or key}={given[key]}" for key in keys if key in given)
+        found.append(f"{name} ({more})" if more else name)
+    return found
+
+
+def differences(first: Mapping[str, Any], other: Entry, what: str) -> str:
+    """What another entry has other values for, in words."""
+    second = getattr(other, what)
+    keys = [key for key in dict.fromkeys((*first, *second)) if first.get(key) != second.get(key)]
+    return "; ".join(f"{key} is {first.get(key)} here, {second.get(key)} in {other.where}" for key in keys)
+
+
+def refuse_mismatch(entries: Sequence[Entry]) -> None:
+    """Refuse methods of one federation that were not run alike."""
+    first, *others = entries
+    for one in others:
+        found = differences(first.settings, one, "settings")
+        if found:
+            raise InputError(f"{first.where} and {one.where} do not match: {found}; expected only the method to differ")
+    found = {name: [one for one in entries if one.method == name] for name in dict.fromkeys(e.method for e in entries)}
+    seeds = {name: sorted(itertools.chain(*(one.seeds for one in several))) for name, several in found.items()}
+    for name, several in found.items():
+        twice = [seed for seed in seeds[name] if seeds[name].count(seed) > 1]
+        if twice:
+            places = " and ".join(one.where for one in several if twice[0] in one.seeds)
+            raise InputError(f"{name} has the seed {twice[0]} more than once, in {places}; expected each seed once")
+        if seeds[name] != seeds[entries[0].method]:
+            raise InputError(
+                f"{entries[0].where} and {several[0].where} do not match: {entries[0].method} has the seeds "
+                f"{listed(seeds[entries[0].method])}, {name} the seeds {listed(seeds[name])}; expected the same ones"
+            )
+
+
+def listed(seeds: Sequence[int]) -> str:
+    """Seeds as text."""
+    return ", ".join(map(str, seeds))
+
+
+def joined(entries: Sequence[Entry]) -> list[Entry]:
+    """One entry for each method, its seeds in order."""
+    found = []
+    for name in dict.fromkeys(one.method for one in entries):
+        several = [one for one in entries if one.method == name]
+        order = np.argsort(list(itertools.chain(*(one.seeds for one in several))))
+        stacked = {
+            key: np.concatenate([getattr(one, key) for one in several])[order]
+            for key in ("seeds", "clients", "bytes", "passes")
+        }
+        scores = {
+            key: np.concatenate([one.scores[key] for one in several])[order]
+            for key in several[0].scores
+            if all(key in one.scores for one in several)
+        }
+        found.append(several[0]._replace(scores=scores, **stacked | {"seeds": stacked["seeds"].tolist()}))
+    return found
+
+
+def refuse_metric(blocks: Sequence[Block], metric: str) -> None:
+    """Refuse a metric of which it is not known which value is better, or that a method does not have everywhere."""
+    every = [one for block in blocks for one in block.entries]
+    known = {name for one in every for name in one.scores if metrics.score(name).better}
+    if metric not in known:
+        raise unknown("metric", metric, known)
+    for one in every:
+        if metric not in one.scores or np.isnan(one.scores[metric][:, -1]).any():
+            raise InputError(
+                f"{one.where}: {one.method} has no {metric} after its last round; compare by another metric"
+            )

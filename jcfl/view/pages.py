@@ -1,0 +1,56 @@
+"""Pages as Markdown, LaTeX and HTML: the templates in this folder, and how their texts are escaped and written."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+
+from jcfl.results import writing
+
+TEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}"},
+    **{"±": r"$\pm$", "✓": r"$\checkmark$", "✗": r"$\times$", "–": "--", "·": r"$\cdot$", "†": r"$^\dagger$"},
+    **{"λ": r"$\lambda$", "τ": r"$\tau$", "ω": r"$\omega$", "η": r"$\eta$", "α": r"$\alpha$", "×": r"$\times$"},
+    "−": "$-$",
+}
+"""LaTeX for the characters that it does not take as they are."""
+
+
+def environment() -> jinja2.Environment:
+    """The templates, by their path in this folder; values are escaped in those of HTML."""
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("jcfl.view", ""),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {"cell": lambda text: text.replace("|", "\\|"), "tex": tex}
+    return found
+
+
+def tex(text: str) -> str:
+    r"""Text as LaTeX.
+
+    >>> print(tex("100 % of |D|"))
+    100 \% of \textbar{}D\textbar{}
+    """
+    return "".join(TEX.get(sign, sign) for sign in text)
+
+
+def write(stem: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write texts by their endings, and return the files.
+
+    Args:
+        stem: the file without its ending.
+        texts: by ending, without the dot.
+    """
+    files = {stem.with_name(f"{stem.name}.{ending}"): text for ending, text in texts.items()}
+    for file, text in files.items():
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+    return list(files)

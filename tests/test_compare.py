@@ -1,0 +1,207 @@
+"""`jcfl compare`: the statistics against published numbers, runs matched or refused, and what is written."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jcfl import cli
+from jcfl.errors import InputError
+from jcfl.view import comparing, plotting
+from jcfl.view.comparing import statistics, tables
+from tests import folders
+
+DEMSAR = """.763 .768 .771 .798  .599 .591 .590 .569  .954 .971 .968 .967  .628 .661 .654 .657  .882 .888 .886 .898
+.936 .931 .916 .931  .661 .668 .609 .685  .583 .583 .563 .625  .775 .838 .866 .875  1 1 1 1  .940 .962 .965 .962
+.619 .666 .614 .669  .972 .981 .9751 .975  .957 .978 .946 .970"""
+"""Table 6 of Demšar 2006: four classifiers on 14 data sets; it ranks one .975 before the other, and so do we."""
+
+NOISE = np.random.default_rng(0).normal(0, 0.01, 6)
+SEEDS = range(6)
+
+
+def write(path, level, seeds=SEEDS, **more):
+    """A run whose accuracy ends at a level with the noise of its seeds."""
+    name = path.name
+    grown = [[level + NOISE[seed] - 0.1 * (3 - j) for j in range(4)] for seed in seeds]
+    return folders.run(path, list(seeds), name, accuracy_micro=grown, **more)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Three methods on two federations; one method's name has characters that LaTeX and HTML do not take."""
+    top = tmp_path_factory.mktemp("compare")
+    for name, ours, local in (("rotated", 0.9, 0.88), ("shifted", 0.8, 0.7)):
+        settings = {"scenario": {"name": name}}
+        write(top / name / "runs" / "a_b", ours, settings=settings)
+        write(top / name / "runs" / "fedavg", ours + 0.0001, settings=settings)
+        write(top / name / "runs" / "local", local, settings=settings)
+    return top
+
+
+def found(*places, **options):
+    return comparing.comparison(plotting.histories(list(places)), **options)
+
+
+def test_ranks_are_those_of_the_published_example():
+    table = np.array(DEMSAR.split(), float).reshape(14, 4)
+    ranks = statistics.ranks(table)
+    assert np.allclose(ranks.mean, [3.143, 2.0, 2.893, 1.964], atol=5e-4)
+    assert np.isclose(ranks.critical, 1.25, atol=5e-3) and ranks.p < 0.05
+    assert np.isclose(ranks.statistic * (1 - 78 / 840), 9.28, atol=5e-3)  # the paper does not correct for ties
+    assert statistics.alike(ranks.mean, 1.25) == [(ranks.mean[3], ranks.mean[0])]  # Figure 1a joins all four
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_keeps_the_order_and_lies_between_p_and_bonferroni(p):
+    p = np.array(p)
+    corrected, order = statistics.holm(p), np.argsort(p)
+    assert (corrected >= p).all() and (corrected <= np.minimum(len(p) * p, 1)).all()
+    assert (np.diff(corrected[order]) >= 0).all()
+    assert np.isclose(corrected.min(), min(len(p) * p.min(), 1))
+
+
+def test_few_pairs_are_tested_by_t_and_many_by_wilcoxon():
+    gaps = np.arange(1.0, 7)
+    assert statistics.paired_test(gaps, 1) == ("Wilcoxon", 2 / 2**6)
+    name, p = statistics.paired_test(np.array([1.0, 2, 3]), 1)
+    assert name == "t" and np.isclose(p, 0.0742, atol=1e-4)  # t = 2 sqrt(3) of 2 degrees of freedom
+    assert statistics.paired_test(gaps, 2).name == "t"  # 2 x 2 / 2^6 > 0.05
+    assert statistics.paired_test(np.zeros(8), 1).p == 1 and statistics.paired_test(np.ones(4), 1).p < 1e-9
+    assert statistics.paired_test(gaps[:1], 1) is None and statistics.interval(gaps[:1]) is None
+
+
+def test_intervals_cover_and_weigh():
+    samples = np.random.default_rng(1).normal(3, 2, (200, 8))
+    inside = [low <= 3 <= high for low, high in map(statistics.interval, samples)]
+    assert 0.9 <= np.mean(inside) <= 0.99
+    low, high = statistics.interval(np.repeat([0.0, 1.0], 50), np.repeat([3.0, 1.0], 50))
+    assert low < 0.25 < high < 0.5
+
+
+def test_all_that_is_not_worse_than_the_best_is_bold(two):
+    (one,) = found(two / "rotated", two / "shifted")["metrics"]
+    for federation in one["federations"]:
+        assert [row["best"] for row in federation["rows"]] == [False, True, False]  # all seeds agree on a hundredth
+    noisy = NOISE[::-1, None] + np.full((6, 4), 0.9)
+    write(two / "noisy" / "runs" / "a_b", 0.9, settings={"scenario": {"name": "noisy"}})
+    scores = {"accuracy_micro": noisy, "loss": np.full((6, 4), 2.0)}
+    folders.run(two / "noisy" / "runs" / "other", SEEDS, "other", {"scenario": {"name": "noisy"}}, **scores)
+    accuracy, loss = found(two / "noisy", names=["accuracy_micro", "loss"])["metrics"]
+    assert [row["best"] for row in accuracy["federations"][0]["rows"]] == [True, True]
+    assert [row["best"] for row in loss["federations"][0]["rows"]] == [True, False]
+
+
+def test_numbers_are_right(two):
+    result = found(two / "rotated", two / "shifted", names=["accuracy_micro", "loss"], baseline="local", target=0.8)
+    assert result["baseline"] == "local" and [one["metric"] for one in result["metrics"]] == ["accuracy_micro", "loss"]
+    one = result["metrics"][0]
+    ours, _, local = one["federations"][1]["rows"]
+    assert np.isclose(ours["difference"]["mean"], 0.1) and np.allclose(ours["difference"]["seeds"], 0.1)
+    assert local["difference"] is None and ours["difference"]["clients"][0] < ours["difference"]["clients"][1]
+    assert ours["bytes"] == 4000 * 15 * 8 and ours["passes"] == 2 * 15 * 8  # 15 clients in each of 8 rounds
+    reached = (0.8 + NOISE >= 0.8).sum()
+    assert ours["to_target"] == {"reached": reached, "rounds": 8, "bytes": ours["bytes"], "passes": ours["passes"]}
+    assert local["to_target"] == {"reached": 0, "rounds": None, "bytes": None, "passes": None}
+    assert set(ours["worse_off"]) == {"local", "fedavg"} and 0 < ours["worse_off"]["local"] < 1
+    assert one["ranks"]["mean"] == [2, 1, 3]
+    assert ours["pareto"] is False  # fedavg is better by a hundredth of a point
+
+
+def test_seeds_of_one_method_may_be_in_several_folders(two, tmp_path):
+    for part in ([0, 1, 2], [3, 4, 5]):
+        for name, level in (("a_b", 0.9), ("local", 0.88)):
+            write(tmp_path / str(part[0]) / "runs" / name, level, part, settings={"seed": part[0]})
+    rows = found(tmp_path / "3", tmp_path / "0")["metrics"][0]["federations"][0]["rows"]
+    whole = found(two / "rotated")["metrics"][0]["federations"][0]["rows"]
+    assert [row["values"] for row in rows] == [whole[0]["values"], whole[2]["values"]]
+    write(tmp_path / "ifca", 0.8, settings={"method": {"name": "ifca", "clusters": 2}})
+    write(tmp_path / "more" / "ifca", 0.8, settings={"method": {"name": "ifca", "clusters": 4}})
+    rows = found(tmp_path / "ifca", tmp_path / "more" / "ifca")["metrics"][0]["federations"][0]["rows"]
+    assert [row["method"] for row in rows] == ["ifca (clusters=2)", "ifca (clusters=4)"]
+    for name, clusters in (("rotated", 2), ("shifted", 4)):  # of several federations, each has its own number
+        settings = {"scenario": {"name": name}, "method": {"name": "ifca", "clusters": clusters}}
+        write(tmp_path / name / "ifca", 0.8, settings=settings)
+    runs = [top / name for name in ("rotated", "shifted") for top in (two, tmp_path)]
+    runs = [run / "ifca" if run.parent == tmp_path else run for run in runs]
+    assert found(*runs)["metrics"][0]["ranks"]["methods"] == ["a_b", "fedavg", "local", "ifca"]
+
+
+def test_files_are_written(two, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["compare", two / "rotated", two / "shifted", "--out", out, "--target", "0.75"]
+    assert cli.status([str(word) for word in words]) == 0
+    printed = capsys.readouterr().out
+    assert "6 seeds" in printed and "Wilcoxon" in printed and "Friedman" in printed and "not reached" in printed
+    page, tex, html, lines = ((out / f"compare.{kind}").read_text("utf-8") for kind in ("md", "tex", "html", "csv"))
+    assert re.search(r"\| fedavg \| \*\*90\.\d\d ± 0\.\d\d†\*\* \|", page)
+    assert all(rule in tex for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\textbf{", r"a\_b & "))
+    assert not re.search(r"(?<!\\)[%_#]", tex.split("\n", 1)[1]) and tex.count(r"\begin{table}") == 5
+    assert "://" not in html and html.count("data:image/svg+xml") == 3 and "<script" not in html
+    table = list(csv.DictReader(lines.splitlines()))
+    assert len(table) == 6 and np.isclose(float(table[2]["difference.mean"]), -0.02)
+    for name in ("differences", "ranks", "pareto"):
+        assert b"/FontFile2" in (out / f"{name}-accuracy_micro.pdf").read_bytes()
+        assert (out / f"{name}-accuracy_micro.png").exists()
+    assert cli.status(["compare", str(two / "rotated"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"][0]["ranks"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({"settings": {"train": {"lr": 0.5}}}, {}, r"train\.lr is None here, 0\.5 in .*other"),
+        ({"seeds": [0, 1]}, {}, "a_b has the seeds 0, 1, 2, 3, 4, 5, other the seeds 0, 1;"),
+        ({"complete": False}, {}, "not complete.*--resume"),
+        ({"settings": {"scenario": {"name": "iid"}}}, {}, r"only a_b.*scenario\.name is rotated here, iid in"),
+        ({"groups": folders.GROUPS[::-1]}, {}, "fingerprint is"),
+        ({}, {"names": ["acuracy_micro"]}, "did you mean 'accuracy_micro'"),
+        ({"ari": np.full((6, 4), np.nan)}, {"names": ["ari"]}, "other has no ari after its last round"),
+        ({}, {"names": ["clusters"]}, "unknown metric 'clusters'"),
+        ({}, {"baseline": "fedavgg"}, "Known: a_b, other"),
+        ({}, {"target": 90.0}, "expected a share of accuracy_micro such as 0.9, got 90"),
+    ],
+)
+def test_what_does_not_match_is_refused(changes, options, said, tmp_path):
+    write(tmp_path / "a_b", 0.9)
+    write(tmp_path / "other", 0.9, **changes)
+    with pytest.raises(InputError, match=said) as error:
+        found(tmp_path / "a_b", tmp_path / "other", **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_given_twice_or_alone_is_refused(two, tmp_path, capsys):
+    with pytest.raises(InputError, match="a_b has the seed 0 more than once"):
+        found(two / "rotated", two / "rotated" / "runs" / "a_b")
+    with pytest.raises(InputError, match="only local was run on this federation"):
+        found(two / "rotated" / "runs" / "local")
+    (tmp_path / "file").touch()
+    assert cli.status(["compare", str(two / "rotated"), "--out", str(tmp_path / "file")]) == 2
+    assert "expects a folder" in capsys.readouterr().err
+
+
+def test_one_seed_says_so(tmp_path):
+    for name in ("a_b", "other"):
+        write(tmp_path / name, 0.9, [0])
+    grids = list(tables.grids(found(tmp_path / "a_b", tmp_path / "other")))
+    assert "no test" in grids[0].note and not any(cell.bold for row in grids[0].rows for cell in row)
+    assert [cell.text for cell in grids[1].rows[0][1:]][1] == "–" and " to " in grids[1].rows[0][3].text
+
+
+def test_clients_weigh_as_in_the_metric(tmp_path):
+    """Of a run that was trained, where clients are held out and leave: those here are what the metric is a mean of."""
+    words = "quickstart --set scenario.clients=12 scenario.held_out=0.2 model.hidden=4 method=majority compare=[local]"
+    words += f" train.epochs=1 rounds=2 --seeds 2 -q --out {tmp_path / 'run'}"
+    assert cli.status(["run", *words.split(), "--set", "scenario.departures={1: 0.4}"]) == 0
+    from jcfl.view.comparing import matching
+
+    (block,) = matching.blocks(plotting.histories([tmp_path / "run"]))
+    for name, weigh in comparing.WEIGHTS.items():
+        weights = weigh(comparing.kept(block))
+        for one in block.entries:
+            mean = comparing.clients(block)[one.method] @ weights / weights.sum()
+            assert np.allclose(mean, one.scores[name][:, -1], atol=1e-6)
