@@ -55,6 +55,31 @@ def test_an_outcome_is_kept_for_the_same_program_alone(seconds):
         assert seconds["tried"].count({}) == again
 
 
+def test_an_outcome_of_others_choices_is_not_taken(seconds):
+    """With engine 'auto' the general one is faster; who asks for the factored one gets that."""
+    seconds |= {"{'engine': 'general'}": 5.0}
+    assert tuning.tuned(plan()).config.tuned == {"ifca": Tuned(engine="general")}
+    assert tuning.tuned(plan(engine="factored")).config.tuned == {}
+
+
+def test_a_damaged_outcome_is_found_anew_and_one_that_cannot_be_kept_is_not(seconds, tmp_path, monkeypatch):
+    tuning.tuned(plan())
+    (file,) = tmp_path.glob("*.json")
+    file.write_text('{"engine": 3')
+    tuning.tuned(plan())
+    assert seconds["tried"].count({}) == 2
+    monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / "gone" / "file.json")
+    assert tuning.tuned(plan()).config.tuned == {}
+
+
+def test_a_first_trial_beyond_the_memory_leaves_the_run_as_it_is(seconds, monkeypatch):
+    def exhausted(trial, tuned):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(tuning.Trial, "measure", exhausted)
+    assert tuning.tuned(plan()).config.tuned == {}
+
+
 def test_what_the_user_chose_is_not_tried(seconds):
     tuning.tuned(plan(engine="general", chunk=2))
     assert seconds["tried"] == [{}]

@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from jcfl.models.convolution import lowering
 from jcfl.results.files import replace
 from jcfl.runs import devices, hosts
 from jcfl.runs.compiling import no_garbage_collection
+from jcfl.runs.config import Config
 from jcfl.runs.environment import versions
 from jcfl.runs.plan import Plan, with_tuned
 from jcfl.runs.sections import Tuned
@@ -106,11 +108,13 @@ def choice(plan: Plan, title: str) -> Tuned:
         return first
     trial = Trial(plan, title, work / rate)
     file = stored(trial.key())
-    if file is not None and file.exists():
+    if file is None:
+        return searched(trial, first, cores, rounds_in_all)
+    with suppress(OSError, ValueError):  # there is none, or it is damaged
         return Tuned.model_validate_json(file.read_text("utf-8"))
     best = searched(trial, first, cores, rounds_in_all)
-    if file is not None:
-        replace(file, lambda out: out.write(best.model_dump_json(exclude_none=True).encode()))
+    with suppress(OSError, InputError):  # it cannot be kept, so the next run has trials of its own
+        replace(file, lambda out: out.write(best.model_dump_json().encode()))
     return best
 
 
@@ -164,10 +168,16 @@ class Trial:
         self.first = self.lower(Tuned())
 
     def key(self) -> str:
-        """What decides a trial's outcome: the program by constants, the machine and the versions."""
-        machine = [target().name, target().platform, devices.cores(), self.cohort, versions()]
-        text = self.first[0].as_text()
-        return hashlib.sha256(json.dumps([machine, text]).encode()).hexdigest()[:32]
+        """What decides a trial's outcome: the program by constants, what is free to change, machine and versions."""
+        config, machine = self.plan.config, [target().name, target().platform, devices.cores(), versions()]
+        free = [
+            config.engine,
+            self.plan.chunk_is_free,
+            spare_devices(self.plan, self.title),
+            convolution_is_free(config),
+        ]
+        parts = [machine, free, self.cohort, self.first[0].as_text()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def engine(self, tuned: Tuned) -> str:
         """The engine that trains as `tuned` says."""
@@ -231,7 +241,10 @@ def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tune
         rounds_in_all: of all seeds, from which the time for trials follows.
     """
     begin = time.perf_counter()
-    best, least = first, trial.measure(first).seconds
+    try:
+        best, least = first, trial.measure(first).seconds
+    except jax.errors.JaxRuntimeError:  # too little memory, for which the run takes fewer clients at a time
+        return first
     took = time.perf_counter() - begin
     all_of_run = least * trial.context.population.cohort / trial.cohort * rounds_in_all
     end = begin + min(SHARE * all_of_run, LONGEST)
@@ -263,14 +276,18 @@ def changes(trial: Trial, cores: int) -> Iterator[Callable[[Tuned], Tuned | None
 
     def other_convolution(best: Tuned) -> Tuned | None:
         other = "native" if lowering(target().platform) == "patches" else "patches"
-        free = config.model.options.get("convolution") == "auto"
-        return best.model_copy(update={"convolution": other}) if free else None
+        return best.model_copy(update={"convolution": other}) if convolution_is_free(config) else None
 
     yield other_devices
     yield other_engine
     yield lambda best: trial.with_size(best, 0.5)
     yield lambda best: trial.with_size(best, 2.0)
     yield other_convolution
+
+
+def convolution_is_free(config: Config) -> bool:
+    """Whether the model has convolutions whose way the configuration leaves open."""
+    return config.model.options.get("convolution") == "auto"
 
 
 def first_state(algorithm: Algorithm, slots: int, federation: Federation) -> State:
