@@ -1,7 +1,7 @@
 """How clients train on this machine: chosen by short trials where a run is long enough, else by constants.
 
 A trial compiles the training of a part of a cohort and measures it on models of zeros. The candidates are: all cores of
-a CPU as devices of their own, the other engine, half and twice as many clients at a time, and the other way to compute
+a CPU as devices of their own, the other engine, fewer and more clients at a time, and the other way to compute
 convolutions. Each is tried from the best one so far.
 """
 
@@ -280,6 +280,7 @@ def changes(trial: Trial, cores: int) -> Iterator[Callable[[Tuned], Tuned | None
 
     yield other_devices
     yield other_engine
+    yield lambda best: trial.with_size(best, 0.25)
     yield lambda best: trial.with_size(best, 0.5)
     yield lambda best: trial.with_size(best, 2.0)
     yield other_convolution
