@@ -15,8 +15,8 @@ from jcfl.types import Federation, Model, Task
 from jcfl.types.target import target
 
 CACHED = 32 * 2**20
-"""The most bytes of a chunk on a CPU. Larger chunks do not fit into its caches: on two AMD EPYC cores, chunks of 126 MiB
-took twice the time of chunks of 32 MiB (MLP 784-200-10, batches of 32); a CNN took the same, MLP 2048 up to 8 % more."""
+"""The most bytes of a chunk on a CPU, whose caches hold no larger ones: on two AMD EPYC cores, chunks of 126 MiB took
+twice the time of chunks of 32 MiB (MLP 784-200-10, batches of 32). A CNN took the same, MLP 2048 up to 8 % more."""
 
 
 def chunk_size(task: Task, federation: Federation, cohort: int, batch: int, models: int, budget: int) -> int:
