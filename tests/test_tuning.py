@@ -28,6 +28,7 @@ def seconds(monkeypatch, tmp_path):
     """Every run is long; a trial takes no time and finds the seconds of this mapping, by what is not the constants'."""
     monkeypatch.setattr(tuning, "SHORTEST", 0.0)
     monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
+    monkeypatch.setattr(tuning, "spare_devices", lambda plan, title: 1)  # whatever other tests made of this process
     found = {}
 
     def measure(trial, tuned):
@@ -175,6 +176,15 @@ print(told[0].message)
 """
 
 
+AGAIN = """
+from jcfl.runs import tuning
+from tests import test_tuning
+
+plan = test_tuning.plan(method="fedavg", tuned={"fedavg": {"devices": 2}})
+print(tuning.of_method(plan, "fedavg").context.resources.devices)
+"""
+
+
 def in_python(program: str) -> str:
     """What a program prints in a process of its own."""
     done = subprocess.run(
@@ -188,11 +198,17 @@ def test_cores_share_the_clients_of_methods_that_compute_little_besides():
     assert in_python(CORES) == "agree\n"
 
 
+def test_a_run_that_is_repeated_gets_the_devices_that_it_had():
+    """In a process that did not ask for the cores, such as one that verifies a run."""
+    assert in_python(AGAIN) == "2\n"
+
+
 def test_using_the_cores_too_late_is_said():
     assert "JAX has started" in in_python(LATE)
 
 
 def test_a_choice_of_more_devices_than_there_are_takes_those_there_are():
     """A run may go on where there are fewer cores."""
+    there = jax.device_count()  # JAX has started then
     few = tuning.of_method(plan(method="fedavg", tuned={"fedavg": {"devices": 64}}), "fedavg")
-    assert few.context.resources.devices == jax.device_count()
+    assert few.context.resources.devices == there

@@ -36,7 +36,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     """A method as functions: its first state, one round, its predictions and its scores."""
     grouping = method.group.grouping(method, context)
     bound = method.aggregate.rule.bind(context)
-    way, train = training(method, context, grouping.after is not None or bound is not None)
+    way, train = training(method, context, needs_uploads(grouping, bound))
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
@@ -69,6 +69,11 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         return found | grouping.measures(state, federation)
 
     return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method, asked)
+
+
+def needs_uploads(grouping: Grouping, bound: Bound | None) -> bool:
+    """Whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come."""
+    return grouping.after is not None or bound is not None
 
 
 def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: clients.KeptStates, key: Key) -> State:

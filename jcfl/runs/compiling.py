@@ -36,6 +36,14 @@ def compiled_at(program: jax.stages.Lowered, options: dict[str, Any] | None) -> 
     return program.compile(options), perf_counter()
 
 
+def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """The seconds that a compiled function takes, and its result."""
+    jax.block_until_ready(arguments)
+    start = perf_counter()
+    result = jax.block_until_ready(function(*arguments))
+    return perf_counter() - start, result
+
+
 CHEAP = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_use_fusion_emitters": False,

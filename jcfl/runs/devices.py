@@ -1,6 +1,5 @@
 """The devices of a run, and what several hosts do together: agree on numbers, wait, and write one folder."""
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -34,8 +33,7 @@ def device_count(wanted: int | None) -> int:
         InputError: there are fewer devices than wanted.
     """
     if wanted is not None and 1 < wanted <= MOST and not hosts.several():
-        with contextlib.suppress(RuntimeError):  # JAX has started, with what there is
-            jax.config.update("jax_num_cpu_devices", wanted)
+        split_cpu(wanted)
     there = jax.device_count()
     if wanted is not None and wanted > there and not hosts.several():
         raise InputError(
@@ -61,10 +59,18 @@ def use_cores() -> None:
 def split_cores() -> bool:
     """As `use_cores`, without a warning; whether it was possible, or a number was given before."""
     given = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if given or jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
-        return True
+    return given or parts_of_cpu() > 0 or split_cpu(min(cores(), MOST))
+
+
+def parts_of_cpu() -> int:
+    """As how many devices a CPU was asked to count; not positive where nobody has asked."""
+    return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def split_cpu(count: int) -> bool:
+    """Let a CPU count as so many devices; whether that was possible, because JAX had not started."""
     try:
-        jax.config.update("jax_num_cpu_devices", min(cores(), MOST))
+        jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         return False
     return True

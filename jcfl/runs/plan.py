@@ -89,6 +89,9 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     """
     if hosts.several():
         hosts.agree(common(config))
+    before = max((one.devices or 1 for one in (config.tuned or {}).values()), default=1)
+    if devices.parts_of_cpu() < before > 1 and not hosts.several():  # a run that is repeated gets the devices it had
+        devices.split_cpu(min(before, devices.MOST))
     several = devices.device_count(config.devices)
     federation = objects.federation if objects.federation is not None else federation_of(config)
     refuse_long_history(config, len(federation.groups))

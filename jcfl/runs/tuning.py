@@ -27,7 +27,7 @@ from jcfl.fast.factored import REFERENCES, Factored, tile_size
 from jcfl.models.convolution import lowering
 from jcfl.results.files import replace
 from jcfl.runs import devices, hosts
-from jcfl.runs.compiling import no_garbage_collection
+from jcfl.runs.compiling import no_garbage_collection, seconds_of
 from jcfl.runs.config import Config
 from jcfl.runs.environment import versions
 from jcfl.runs.plan import Plan, with_tuned
@@ -76,7 +76,8 @@ def tuned(plan: Plan) -> Plan:
         return plan
     found = {}
     if not hosts.several():
-        found = {title: choice(plan, title) for title in plan.algorithms}
+        work = operations(plan.context)
+        found = {title: choice(plan, title, work) for title in plan.algorithms}
     found = {title: one for title, one in found.items() if one != Tuned()}
     return plan._replace(config=plan.config.model_copy(update={"tuned": found}))
 
@@ -93,12 +94,12 @@ def of_method(plan: Plan, title: str) -> Plan:
     return with_tuned(part, one)
 
 
-def choice(plan: Plan, title: str) -> Tuned:
-    """How one method's clients train."""
+def choice(plan: Plan, title: str, work: float) -> Tuned:
+    """How one method's clients train, whose training takes so many operations a round."""
     method = plan.algorithms[title].method
     if method is None or not method.train.active or method.train.chained or method.answer.vote is not None:
         return Tuned()
-    work, cores = operations(plan.context), spare_devices(plan, title)
+    cores = spare_devices(plan, title)
     first = Tuned(devices=cores) if cores > 1 and work >= WORTH else Tuned()
     if engine(as_tuned(plan, title, first)) != General.name:
         first = Tuned()
@@ -194,7 +195,7 @@ class Trial:
     def with_size(self, tuned: Tuned, factor: float) -> Tuned | None:
         """`tuned` with so many times as many clients at a time; None where that is no other number or not allowed."""
         context = self.context_of(tuned)
-        field = "tile" if self.engine(tuned) == Factored.name else "chunk"
+        field = "chunk" if context.resources.tile is None else "tile"
         if field == "chunk" and not self.plan.chunk_is_free:
             return None
         size, most = getattr(context.resources, field), -(-context.population.cohort // context.resources.devices)
@@ -209,9 +210,8 @@ class Trial:
         context = context._replace(population=context.population._replace(cohort=self.cohort))
         who = np.linspace(0, self.state.labels.size - 1, self.cohort).astype(np.int32)
         cohort = Cohort(jnp.asarray(who), jnp.ones(self.cohort, bool))
-        keep = self.method.group.grouping(self.method, context).after is not None
-        keep |= self.method.aggregate.rule.bind(context) is not None
-        _, train = rounds.training(self.method, context, keep)
+        grouping, bound = self.method.group.grouping(self.method, context), self.method.aggregate.rule.bind(context)
+        _, train = rounds.training(self.method, context, rounds.needs_uploads(grouping, bound))
 
         def once(state: State, federation: Federation):
             _, _, uploads, sums = train(round_keys(state.key, state.round), state, cohort, federation)
@@ -224,7 +224,7 @@ class Trial:
         """Compile the training and time it: the first time does not count, as memory is taken then."""
         lowered, arguments = self.first if tuned == Tuned() else self.lower(tuned)
         program = lowered.compile()
-        run = lambda: seconds_of(program, *arguments)
+        run = lambda: seconds_of(program, *arguments)[0]
         run()
         times = [run()]
         while sum(times) < PART and len(times) < 5:
@@ -303,13 +303,6 @@ def zeros(shapes: Any) -> Any:
     is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     make = lambda leaf: jax.random.key(0) if is_key(leaf) else jnp.zeros(leaf.shape, leaf.dtype)
     return jax.tree.map(make, shapes)
-
-
-def seconds_of(program: Callable[..., Any], *arguments: Any) -> float:
-    """The seconds that a compiled program takes."""
-    begin = time.perf_counter()
-    jax.block_until_ready(program(*arguments))
-    return time.perf_counter() - begin
 
 
 def stored(key: str) -> Path | None:

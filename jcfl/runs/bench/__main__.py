@@ -15,15 +15,15 @@ def main() -> None:
 
     from jcfl.core.memory import peak_memory
     from jcfl.runs.bench.rows import ROWS
-    from jcfl.runs.devices import use_cores
+    from jcfl.runs.devices import cores, use_cores
     from jcfl.runs.environment import use_cache
 
     use_cache()
     use_cores()
     figures = ROWS[row].figures(case, quick, Path(data_dir) if data_dir else None)
-    device, cores = jax.local_devices()[0], len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    device = jax.local_devices()[0]
     figures = {**figures, "peak_GiB": figures.get("peak_GiB", peak_memory() / 2**30)}
-    print(json.dumps({"figures": figures, "device": f"{device.device_kind} x {len(jax.devices())}", "cores": cores}))
+    print(json.dumps({"figures": figures, "device": f"{device.device_kind} x {len(jax.devices())}", "cores": cores()}))
 
 
 if __name__ == "__main__":

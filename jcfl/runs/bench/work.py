@@ -1,7 +1,6 @@
 """The runs that are measured, and functions that measure time."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl.data.federation import assembled, packed
+from jcfl.runs.compiling import seconds_of
 from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Models, Split, State
 
@@ -74,14 +74,6 @@ def compiled_step(plan: Plan, state: State) -> Callable[..., State]:
     """One compiled round; the state that is passed to it cannot be used again."""
     (algorithm,) = plan.algorithms.values()
     return jax.jit(algorithm.step, donate_argnums=0).lower(state, plan.federation).compile()
-
-
-def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """The seconds that a compiled function takes, and its result."""
-    jax.block_until_ready(arguments)
-    start = time.perf_counter()
-    result = jax.block_until_ready(function(*arguments))
-    return time.perf_counter() - start, result
 
 
 def timed(step: Callable[..., State], state: State, federation: Federation, rounds: int) -> list[float]:

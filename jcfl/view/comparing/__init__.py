@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl import metrics
+from jcfl import metrics, results
 from jcfl.errors import InputError, unknown
 from jcfl.results import History
 from jcfl.view.comparing import matching, statistics
@@ -95,7 +95,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "method": one.method,
             "values": last[one.method].tolist(),
             "mean": float(mean),
-            "std": float(np.std(last[one.method], ddof=1)) if len(one.seeds) > 1 else None,
+            "std": known(float(results.deviation(last[one.method]))),
             "interval": statistics.interval(last[one.method]),
             "best": is_best(behind.get(one.method)) if len(one.seeds) > 1 else None,
             "difference": apart.get(one.method),

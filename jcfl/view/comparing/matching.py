@@ -156,7 +156,7 @@ def refuse_mismatch(entries: Sequence[Entry]) -> None:
         found = differences(first.settings, one, "settings")
         if found:
             raise InputError(f"{first.where} and {one.where} do not match: {found}; expected only the method to differ")
-    found = {name: [one for one in entries if one.method == name] for name in dict.fromkeys(e.method for e in entries)}
+    found = by_method(entries)
     seeds = {name: sorted(itertools.chain(*(one.seeds for one in several))) for name, several in found.items()}
     for name, several in found.items():
         twice = [seed for seed in seeds[name] if seeds[name].count(seed) > 1]
@@ -170,6 +170,14 @@ def refuse_mismatch(entries: Sequence[Entry]) -> None:
             )
 
 
+def by_method(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The entries by method, in the order in which methods come first."""
+    found: dict[str, list[Entry]] = {}
+    for one in entries:
+        found.setdefault(one.method, []).append(one)
+    return found
+
+
 def listed(seeds: Sequence[int]) -> str:
     """Seeds as text."""
     return ", ".join(map(str, seeds))
@@ -178,8 +186,7 @@ def listed(seeds: Sequence[int]) -> str:
 def joined(entries: Sequence[Entry]) -> list[Entry]:
     """One entry for each method, its seeds in order."""
     found = []
-    for name in dict.fromkeys(one.method for one in entries):
-        several = [one for one in entries if one.method == name]
+    for several in by_method(entries).values():
         order = np.argsort(list(itertools.chain(*(one.seeds for one in several))))
         stacked = {
             key: np.concatenate([getattr(one, key) for one in several])[order]

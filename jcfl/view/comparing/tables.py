@@ -246,7 +246,6 @@ def long(found: Mapping[str, Any]) -> str:
 def pairs(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row's intervals with names for their ends."""
     apart = row["difference"]
-    named = {key: value and {"low": value[0], "high": value[1]} for key, value in (apart or {}).items() if key in
-             ("seeds", "clients")}  # fmt: skip
-    interval = row["interval"] and {"low": row["interval"][0], "high": row["interval"][1]}
-    return {"interval": interval, "difference": apart and apart | named}
+    named = lambda interval: interval and {"low": interval[0], "high": interval[1]}
+    difference = apart and apart | {over: named(apart[over]) for over in ("seeds", "clients")}
+    return {"interval": named(row["interval"]), "difference": difference}
