@@ -148,6 +148,16 @@ def run(*words):
     return cli.status(["reproduce", *words])
 
 
+def test_rows_and_columns_are_run_where_they_meet(made, monkeypatch):
+    tried = []
+    monkeypatch.setattr(reproducing, "attempted", lambda made, config, place, settings: tried.append(place.name))
+    monkeypatch.setattr(reproducing, "outcome", lambda *all: {})
+    settings = reproducing.Settings(made / "runs")
+    reproducing.reproduce("made.yaml", "laptop", ["IFCA, K=2", "rotated"], settings)
+    reproducing.reproduce("made.yaml", "laptop", ["rotated"], settings)
+    assert tried == ["IFCA_K=2", "FedAvg", "IFCA_K=2"]
+
+
 def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
     assert run("made.yaml", "--only", "FedAvg", "--json", "-q") == 0
     found = json.loads(capsys.readouterr().out)

@@ -24,7 +24,8 @@ def reproduce(
         str, typer.Option(help="laptop: a night on two cores; gpu: one GPU; full: all that the paper ran.")
     ] = "laptop",
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Run only this row; can be given several times.")
+        list[str] | None,
+        typer.Option(metavar="ROW|COLUMN", help="Run only this row or column; can be given several times."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder to write; runs go into `runs` there.", parser=destination, metavar="PATH")
@@ -41,7 +42,7 @@ def reproduce(
     """
     from jcfl.cli import display
     from jcfl.results.files import writing
-    from jcfl.runs import reproducing
+    from jcfl.runs import devices, reproducing
     from jcfl.runs.environment import use_cache
     from jcfl.view import reproduction
 
@@ -52,6 +53,7 @@ def reproduce(
     if table is None:
         raise InputError("which table? `jcfl reproduce --list` names all of them")
     use_cache()
+    devices.split_cores()
     made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
     with display.watched(display.screen(stderr=True), quiet) as watch:
         settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch)

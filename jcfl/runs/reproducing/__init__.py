@@ -40,11 +40,12 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     Args:
         name: the table's, or a file with one.
         budget: laptop, gpu or full.
-        only: the rows to run; all of them if there are none. Of the others, what has been run already is shown.
+        only: the rows and columns to run: where there are both, the cells where they meet; all if there are none. Of
+            the others, what has been run already is shown.
         settings: how.
 
     Raises:
-        InputError: an unknown table, budget or row; a folder whose runs have other configurations.
+        InputError: an unknown table, budget, row or column; a folder whose runs have other configurations.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
 
     Returns:
@@ -52,11 +53,12 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     """
     table = find(name)
     chosen = table.budget(budget)
-    for row in only:
-        if row not in table.given.printed.rows:
-            raise unknown(f"row of {table.name}", row, table.given.printed.rows)
+    rows, columns = (set(only) & set(there) for there in (table.given.printed.rows, table.given.printed.columns))
+    for one in set(only) - rows - columns:
+        raise unknown(f"row or column of {table.name}", one, [*table.given.printed.rows, *table.given.printed.columns])
     found: Found = {}
-    wanted = [key for cell, _ in table.cells() if not only or cell[0] in only for key in table.keys(cell)]
+    meet = lambda row, column: (not rows or row in rows) and (not columns or column in columns)
+    wanted = [key for cell, _ in table.cells() if meet(*cell) for key in table.keys(cell)]
     configs = {key: table.config(key, chosen, settings.data_dir) for key in every_key(table)}  # all checked first
     for key in configs:
         if table.left_out(key, chosen):
