@@ -2,6 +2,8 @@
 
     python benchmarks/large.py whole --dir FOLDER --gb 20      # writes 20 GB, trains on them, and deletes them
     python benchmarks/large.py beside --dir FOLDER --gb 2      # the same rounds with examples in three places
+    python benchmarks/large.py states --dir FOLDER --gb 31     # clients' models that do not fit, kept on the host
+    python benchmarks/large.py states --dir FOLDER --gb 1 --beside    # the same rounds with models in two places
 
 Examples are made up; the folder is for files that are deleted at the end. Prints a table and a line of JSON.
 """
@@ -52,7 +54,7 @@ def whole(
         federation = mapped(folder)
         told(f"{federation.x.nbytes / 1e9:.1f} GB of {len(federation.groups)} clients, written in {seconds:.0f} s; ")
         told(f"{available_memory() / 1e9:.1f} GB of memory are free\n")
-        found = measured(federation, rounds, hidden, share, method, None)
+        found = measured(federation, rounds, hidden, share, method)
         show({"mapped file": found}, load_average())
 
 
@@ -65,15 +67,47 @@ def beside(
     with written(place, gb) as (folder, _):
         y, clients, groups = (np.load(folder / f"{name}.npy") for name in ("y", "clients", "groups"))
         copy = from_clients(np.array(np.load(folder / "x.npy", mmap_mode="r")), y, clients, groups=groups)
-        found = {"in memory": measured(copy, rounds, hidden, share, method, "device")}
+        found = {"in memory": measured(copy, rounds, hidden, share, method, examples="device")}
         del copy
-        found["mapped file"] = measured(mapped(folder), rounds, hidden, share, method, "device")
-        found["on the host"] = measured(mapped(folder), rounds, hidden, share, method, "host")
-    first = found["in memory"]
+        found["mapped file"] = measured(mapped(folder), rounds, hidden, share, method, examples="device")
+        found["on the host"] = measured(mapped(folder), rounds, hidden, share, method, examples="host")
+    show(compared(found), load)
+
+
+@app.command()
+def states(
+    place: Dir,
+    gb: Annotated[float, typer.Option("--gb", help="Size of all clients' models in GB.")] = 31.0,
+    rounds: Rounds = 3,
+    hidden: Hidden = 2048,
+    share: Share = 0.1,
+    method: Method = "fesem",
+    both: Annotated[bool, typer.Option("--beside", help="Also with the models in memory.")] = False,
+) -> None:
+    """Train a method whose clients each keep a model, the models on the host: in memory, or in a file if too large."""
+    load, size = load_average(), 4 * ((FEATURES + 1) * hidden + (hidden + 1) * CLASSES)
+    users = round(gb * 1e9 / size)
+    told(f"{users} clients, {users * size / 1e9:.1f} GB of models; {available_memory() / 1e9:.1f} GB of memory free\n")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40 * users, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, 40 * users)
+    federation = from_clients(x, y, np.repeat(np.arange(users), 40))
+    tempfile.tempdir = str(place)
+    places = ("device", "host") if both else ("host",)
+    kinds = {"in memory" if kind == "device" else "on the host": kind for kind in places}
+    found = {
+        name: measured(federation, rounds, hidden, share, method, engine="general", client_states=kind)
+        for name, kind in kinds.items()
+    }
+    show(compared(found), load)
+
+
+def compared(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The measurements with ratios of times to the first one's, and whether the accuracy is the same."""
+    first = next(iter(found.values()))
     for one in found.values():
         one["ratio"] = one["round_s"] / first["round_s"]
         one["same_figures"] = one["accuracy"] == first["accuracy"]
-    show(found, load)
+    return found
 
 
 @contextmanager
@@ -89,16 +123,17 @@ def written(place: Path, gb: float) -> Iterator[tuple[Path, float]]:
 
 
 def measured(
-    federation: Federation, rounds: int, hidden: int, share: float, method: str, examples: str | None
+    federation: Federation, rounds: int, hidden: int, share: float, method: str, **settings: Any
 ) -> dict[str, Any]:
     """The mean time of a round, the median with its evaluation, the accuracy at last, and the memory of a run."""
     ends: list[float] = []
     model, train = {"name": "mlp", "hidden": hidden}, {"lr": 0.1, "epochs": 1, "batch_size": 32}
-    given = {"method": method, "model": model, "train": train, "participation": share, "examples": examples}
+    given = {"method": method, "model": model, "train": train, "participation": share}
     with own_memory() as peak:
         found = run(
             federation,
             **given,
+            **settings,
             rounds=rounds,
             evaluate_every=1,
             on_progress=lambda progress: ends.append(time.perf_counter()),
@@ -135,7 +170,7 @@ def own_memory() -> Iterator[list[int]]:
 
 def show(found: dict[str, dict[str, Any]], load: float) -> None:
     """Print a table, and all of it as JSON."""
-    told("| examples | a round | with its evaluation | ratio | accuracy | memory of its own | with mapped pages |\n")
+    told("| place | a round | with its evaluation | ratio | accuracy | memory of its own | with mapped pages |\n")
     for place, one in found.items():
         times = f"{one['round_s']:.2f} s | {one['round_and_evaluation_s']:.2f} s | {one.get('ratio', 1):.2f}"
         sizes = f"{one['own_peak_bytes'] / 1e9:.2f} GB | {one['peak_bytes'] / 1e9:.2f} GB"

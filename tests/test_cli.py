@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -194,10 +193,3 @@ def test_a_run_that_groups_by_models_can_be_written_and_resumed(call, method):
     given = [*SMALL, *method.split()]
     assert call("run", *given, "rounds=2", "--out", "one", "-q")[0] == 0
     assert call("run", "--resume", "one", "--set", "rounds=3", "-q")[0] == 0
-
-
-def test_python_runs_the_command_line_by_the_package_name(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["jcfl", "--version"])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_module("jcfl", run_name="__main__")
-    assert capsys.readouterr().out.startswith("jcfl ")

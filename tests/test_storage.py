@@ -20,7 +20,7 @@ import yaml
 
 from jcfl import results
 from jcfl.errors import InputError, Notice, Unwritable
-from jcfl.results import checkpoints, writer
+from jcfl.results import checkpoints, npz, writer
 from jcfl.results.files import CHECKSUMS
 from jcfl.runs import environment, experiment, loop, programs, provenance, verifying
 from tests import folders, tiny
@@ -378,15 +378,15 @@ def test_a_run_killed_at_any_write_goes_on_to_the_same_figures(made, tmp_path, m
 
 
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(made, tmp_path, monkeypatch):
-    savez, folder, count = np.savez, tmp_path / "run", [0]
+    save, folder, count = npz.save, tmp_path / "run", [0]
 
-    def full(file, **arrays):
+    def full(file, arrays):
         count[0] += 1
-        savez(file, **arrays)
+        save(file, arrays)
         if count[0] == 7:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(npz, "save", full)
     with pytest.raises(Unwritable, match=r"7\.npz cannot be written: No space left on device"):
         walked(folder, **SEEDS)
     assert not list(folder.rglob("*.partial"))

@@ -136,8 +136,8 @@ def refuse_beyond_budget(sizes: dict[str, int], context: Context) -> None:
     """Refuse states of clients, in bytes by what they are, that together exceed a round's memory."""
     clients, budget = context.population.clients, context.resources.budget
     need = clients * sum(sizes.values())
-    if need > budget:
+    if need > budget and not context.resources.states_on_host:
         raise InputError(
             f"{', '.join(sizes)}: {clients} clients' take {need / 2**30:.1f} GiB, and a round may take "
-            f"{budget / 2**30:.1f}; leave it out, or take fewer clients or a smaller model"
+            f"{budget / 2**30:.1f}; set client_states: host, leave it out, or take fewer clients or a smaller model"
         )

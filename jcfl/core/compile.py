@@ -97,6 +97,7 @@ def check(method: Method, context: Context) -> None:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
     if isinstance(rule, Matched) and train.private:
         raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
-    if method.group.alone or "model" in method.group.keeps(method, context):
-        what = f"{name} keeps the last model"
-        refuse_too_large(what, context, model_bytes(context.task), "take fewer clients or a smaller model")
+    keeps_models = method.group.alone or "model" in method.group.keeps(method, context)
+    if keeps_models and not context.resources.states_on_host:
+        advice = "set client_states: host, or take fewer clients or a smaller model"
+        refuse_too_large(f"{name} keeps the last model", context, model_bytes(context.task), advice)

@@ -46,6 +46,7 @@ class Resources(NamedTuple):
     room: int  # bytes of it for what is worked on at a time; less after memory has run out
     devices: int = 1  # devices among which clients are distributed
     tile: int | None = None  # clients of a cluster that the factored engine trains at a time; None: by a constant
+    states_on_host: bool = False  # whether models that clients keep are on the host, and rounds fetch the cohort's
 
 
 class Context(NamedTuple):
@@ -71,6 +72,7 @@ def context(
     chunk: int | None = None,
     budget: int | None = None,
     devices: int = 1,
+    states_on_host: bool = False,
     **rest: Any,
 ) -> Context:
     """The context of a run.
@@ -81,6 +83,7 @@ def context(
         chunk: clients trained at a time; chosen from the memory at hand if not given.
         budget: bytes that a round may take for its clients; a quarter of what is free if not given.
         devices: devices among which clients are distributed.
+        states_on_host: whether models that clients keep are on the host.
         **rest: further fields of `Context`.
 
     Raises:
@@ -109,7 +112,9 @@ def context(
         classes=federation.classes,
     )
     chunk = min(chunk, cohort) if chunk else chunk_size(task, federation, -(-cohort // devices), batch, 8, budget)
-    return Context(task, trainer, population, Resources(chunk, budget, budget, devices), **rest)
+    return Context(
+        task, trainer, population, Resources(chunk, budget, budget, devices, states_on_host=states_on_host), **rest
+    )
 
 
 def model_bytes(task: Task) -> int:

@@ -11,6 +11,7 @@ from flax import struct
 from jcfl import metrics, trees
 from jcfl.core.chunks import chunked, client_keys, device_mesh, gather, unchunked
 from jcfl.errors import InputError, unknown
+from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
 
 Client = Callable[[Broadcast, Clients, Key], Upload]
@@ -100,7 +101,9 @@ def train_in_chunks(
     parts = jax.tree.map(lambda array: chunked(array, chunk), participants)
     (clusters, mean), uploads = jax.lax.scan(body, empty_sums(state), parts)
     uploads = unchunked(uploads, participants.who.size)
-    return trees.select(trained_clusters(participants, state), clusters, state.clusters), mean, uploads
+    if not isinstance(clusters, HostRows):
+        clusters = trees.select(trained_clusters(participants, state), clusters, state.clusters)
+    return clusters, mean, uploads
 
 
 def train_in_turn(
@@ -135,9 +138,14 @@ def train_in_turn(
 
 
 def common_broadcast(state: State, federation: Federation) -> Broadcast:
-    """What the server sends to all clients; the label, the cluster's model and the client's own state are empty."""
+    """What the server sends to all clients; the label, the cluster's model and the client's own state are empty.
+
+    Cluster models that are on the host are sent to their clients alone.
+    """
     shares = cluster_shares(state, federation)
     live = metrics.sizes(state.labels, shares.size) > 0
+    if isinstance(state.clusters, HostRows):
+        return Broadcast(jnp.int32(0), (), (), state.shared, shares, state.memory, live=live)
     mean = trees.mean(shares / jnp.maximum(shares.sum(), 1e-30), state.clusters)
     mean = trees.select(shares.sum() > 0, mean, state.shared)
     return Broadcast(jnp.int32(0), (), state.clusters, state.shared, shares, state.memory, live=live, mean=mean)
@@ -207,14 +215,19 @@ def cluster_shares(state: State, federation: Federation) -> Array:
 
 
 def empty_sums(state: State) -> tuple[Models, Model]:
-    """Sums of zero, for every cluster and for the cohort."""
+    """Sums of zero, for every cluster and for the cohort; models on the host are replaced, as each has one client."""
+    if isinstance(state.clusters, HostRows):
+        return state.clusters, trees.zeros_after(state.labels[0] >= -1, state.shared)
     return trees.zeros_after(state.labels[0] >= -1, (state.clusters, state.shared))
 
 
 def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> tuple[Models, Model]:
     """The sums with the uploads `rows` [c, ...] added. A shared model that is not uploaded (`()`) adds nothing."""
     clusters, common = sums
-    clusters = trees.add_by(clusters, part.label, part.in_cluster, rows.cluster)
+    if isinstance(clusters, HostRows):
+        clusters = clusters.put(jnp.where(part.in_cluster > 0, part.label, clusters.count), rows.cluster)
+    else:
+        clusters = trees.add_by(clusters, part.label, part.in_cluster, rows.cluster)
     if not jax.tree.leaves(rows.shared):
         return clusters, common
     lone = trees.add_by(trees.stack(common, 1), jnp.zeros_like(part.label), part.in_cohort, rows.shared)

@@ -16,6 +16,7 @@ from jcfl.metrics.cohesion import (
     within_between,
 )
 from jcfl.metrics.ratios import weighted_mean
+from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Clients, Federation, Model, State, Task
 
 
@@ -48,7 +49,7 @@ def quality(
     Returns:
         `clusterability`: B of every cluster, from its clients' gradients at their own models. [k]
         `clustering_objective`: 𝒞, between the clients' own models and their clusters' models. `cosine_within`: the mean
-        cosine of two own models in one cluster. Both are NaN where the method keeps no own models.
+        cosine of two own models in one cluster. Both are NaN where the method keeps no own models on the device.
         `cosine_between`: the mean cosine of two clusters' models.
         `learning_objective`: 𝓕 of the clusters' models.
     """
@@ -71,8 +72,8 @@ def quality(
 
 
 def keeps_models(state: State) -> bool:
-    """Whether the clients' own last models are part of a state."""
-    return "model" in state.clients
+    """Whether the clients' own last models are part of a state, and on the device."""
+    return "model" in state.clients and not isinstance(state.clients["model"], HostRows)
 
 
 def local_gradients(task: Task, federation: Federation, state: State, added: bool, chunk: int) -> tuple[Array, Array]:

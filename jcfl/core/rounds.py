@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import clients, engine, evaluation, faults, parts, server
+from jcfl.core import clients, engine, evaluation, faults, onhost, parts, server
 from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
@@ -16,6 +16,7 @@ from jcfl.core.engine import Sums
 from jcfl.core.method import Method
 from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
 from jcfl.errors import InputError
+from jcfl.trees.rows import HostRows, HostTable
 from jcfl.types import (
     Algorithm,
     Array,
@@ -36,14 +37,15 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     """A method as functions: its first state, one round, its predictions and its scores."""
     grouping = method.group.grouping(method, context)
     bound = method.aggregate.rule.bind(context)
+    kept = clients.kept_states(method, context)
+    tables = onhost.tables(method, context, kept)
     way, train = training(method, context, needs_uploads(grouping, bound))
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
-    kept = clients.kept_states(method, context)
 
     def init(key: Key, federation: Federation) -> State:
-        return grouping.init(first_state(method, context, tied, kept, key), federation)
+        return grouping.init(first_state(method, context, tied, kept, tables, key), federation)
 
     def asked(state: State, federation: Federation) -> Cohort:
         pick = round_keys(state.key, state.round).pick
@@ -76,17 +78,29 @@ def needs_uploads(grouping: Grouping, bound: Bound | None) -> bool:
     return grouping.after is not None or bound is not None
 
 
-def first_state(method: Method, context: Context, tied: tuple[str, ...], kept: clients.KeptStates, key: Key) -> State:
-    """The state before the first round, nobody in a cluster."""
+def first_state(
+    method: Method,
+    context: Context,
+    tied: tuple[str, ...],
+    kept: clients.KeptStates,
+    tables: dict[str, HostTable],
+    key: Key,
+) -> State:
+    """The state before the first round, nobody in a cluster.
+
+    Args:
+        tables: for states that are on the host, by name.
+    """
     task, m = context.task, context.population.clients
     model_key, run_key = stream(key, Stream.MODEL), stream(key, Stream.RUN)
     first, k = task.init(model_key), method.group.slots(context)
     distinct = method.train.distinct
-    models = jax.vmap(task.init)(jax.random.split(model_key, k)) if distinct else trees.stack(first, k)
+    alike = lambda: onhost.begun(tables.get(onhost.OWN), first, k)
+    models = jax.vmap(task.init)(jax.random.split(model_key, k)) if distinct else alike()
     if tied:
         models = parts.with_part(models, trees.stack(parts.part_of(first, tied), k))
     shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
-    own = {name: trees.stack(begin(first), m) for name, begin in kept.items()}
+    own = {name: onhost.begun(tables.get(name), begin(first), m) for name, begin in kept.items()}
     beside = server.first_server_state(method, first, k)
     if context.faults.on_divergence == "drop_cluster":
         beside["reset"] = jnp.zeros(k, jnp.int32)
@@ -193,6 +207,8 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         and not context.faults.reliability.is_partial,
     )
     if not train.chained:
+        if context.resources.states_on_host and method.group.alone:  # a model of each client's: nothing to share
+            context = context._replace(engines=())
         return engine.chosen_engine(work, context)
     if context.engine not in ("auto", "general"):
         raise InputError(
@@ -228,10 +244,10 @@ def grouped(
     """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
     if "control" in uploads.own:
         state = server.with_new_controls(state, cohort, federation, uploads.own["control"])
-    state = with_kept(state, cohort, uploads.own)
+    state = with_kept(state, cohort, uploads.own, after=state.server.get("control", ()))
     if "membership" in uploads.own:
         label = uploads.own["membership"].argmax(-1).astype(jnp.int32)
-        state = state.replace(labels=with_rows(state.labels, cohort, label))
+        state = state.replace(labels=onhost.with_rows(state.labels, cohort, label))
     if not jax.tree.leaves(uploads.cluster):
         return state, sums
     members, models = cohort, uploads.cluster
@@ -243,6 +259,9 @@ def grouped(
         members, models = Cohort(jnp.arange(state.labels.size), present), state.clients["model"]
     if grouping.after is not None:
         state = grouping.after(keys.group, state, members, federation, models)
+    if "model" in state.clients and bound is None:
+        clusters, weight, mean = server.means_of_kept(method, state, members, federation, models)
+        return state, Sums(clusters, weight, sums.shared if method.trains_shared else mean)
     clusters, weight = server.aggregate(method, bound, state, members, federation, models)
     if "model" in state.clients and not method.trains_shared:
         size = jnp.where(members.present, server.by_size(federation.train.size[members.who]), 0.0)
@@ -250,26 +269,32 @@ def grouped(
     return state, sums._replace(clusters=clusters, weight=weight)
 
 
-def with_kept(state: State, cohort: Cohort, rows: dict[str, Any]) -> State:
-    """The state with the cohort's rows [s, ...] in place of what was kept of these clients before."""
-    put = lambda old, new: with_rows(old, cohort, new)
-    new = {name: jax.tree.map(put, state.clients[name], rows[name]) for name in rows}
+def with_kept(state: State, cohort: Cohort, rows: dict[str, Any], after: Any = ()) -> State:
+    """The state with the cohort's rows [s, ...] in place of what was kept of these clients before.
+
+    Args:
+        after: what was made of what was kept before.
+    """
+    new = {name: onhost.with_rows(state.clients[name], cohort, rows[name], after) for name in rows}
     return state.replace(clients=state.clients | new)
-
-
-def with_rows(old: Array, cohort: Cohort, new: Array) -> Array:
-    """`old` [m, ...] with the rows `new` [s, ...] of the clients present."""
-    return old.at[jnp.where(cohort.present, cohort.who, old.shape[0])].set(new, mode="drop")
 
 
 def finished(context: Context, sent: State, state: State, cohort: Cohort) -> State:
     """The state at the end of a round: who took part, and the first model that is not finite."""
     if context.faults.on_divergence == "drop_cluster":
         state = faults.without_divergence(sent, state)
-    good = trees.finite(state.clusters) & trees.finite(trees.stack(state.shared, 1))
+    good = finite_clusters(state, cohort) & trees.finite(trees.stack(state.shared, 1))
     failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
     return state.replace(
         failed=jnp.where(good.all() | (state.failed[0] >= 0), state.failed, failed),
         seen=state.seen.at[cohort.who].max(cohort.present),
         round=state.round + 1,
     )
+
+
+def finite_clusters(state: State, cohort: Cohort) -> Array:
+    """Whether every number of each cluster's model is finite; on the host only the cohort's models have changed. [k]"""
+    if not isinstance(state.clusters, HostRows):
+        return trees.finite(state.clusters)
+    found = trees.finite(trees.take(state.clusters, cohort.who))
+    return jnp.ones(trees.count(state.clusters), bool).at[cohort.who].min(found | ~cohort.present)

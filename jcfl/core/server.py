@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from jcfl import trees
-from jcfl.core import averaging, parts
+from jcfl.core import averaging, onhost, parts
 from jcfl.core.aggregates import Bound
 from jcfl.core.clients import sums_shared
 from jcfl.core.engine import Sums, Weigh
 from jcfl.core.method import Method
+from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Cohort, Federation, Model, Models, State
 
 FOLLOWS = ("optimizer", "control")
@@ -89,6 +90,22 @@ def aggregate(
     return rule(labels, weights, models, state.clusters), total
 
 
+def means_of_kept(
+    method: Method, state: State, members: Cohort, federation: Federation, models: Models
+) -> tuple[Models, Array, Model]:
+    """The clusters' means of all clients' last models [m, ...], what weighs in each, and the mean of all by size.
+
+    The clients' models are gone through some at a time, as they may be on the host. [k, ...], [k], [...]
+    """
+    size, labels, k = federation.train.size[members.who], state.labels[members.who], trees.count(state.clusters)
+    counted = lambda weigh: jnp.where(members.present, weigh(size), 0.0)
+    weights = counted(WEIGHTS[method.aggregate.weights])
+    total = jnp.zeros(k).at[labels].add(weights)
+    group = averaging.present_labels(labels, weights, k)
+    clusters, mean = onhost.means(group, weights, counted(by_size), models, state.clusters)
+    return clusters, total, mean
+
+
 def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
     """ω by the method's own rule, from the copies of it that the cohort trained."""
     weights = jnp.where(cohort.present, by_size(federation.train.size[cohort.who]), 0.0)
@@ -110,7 +127,7 @@ def after_server_step(
     if private:
         clusters = parts.with_part(clusters, parts.part_of(state.clusters, private))
     share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
-    shared = mean = trees.mean(share, clusters)
+    shared = mean = () if isinstance(clusters, HostRows) else trees.mean(share, clusters)
     if sums_shared(method):
         shared = sums.shared
         if "shared_optimizer" in server:

@@ -31,6 +31,12 @@ Labels = Callable[..., Array]
 """`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int32`, -1 for the absent."""
 
 
+Nearest = Callable[..., Array]
+"""`(key, models, weights [m], present [m], grouped [], clusters [k, ...]) -> labels [m] int32`
+
+It groups models [m, ...] of which it holds some at a time. `grouped` says whether clients have been grouped before."""
+
+
 class Memory(struct.PyTreeNode):
     """What the server remembers of a clustering."""
 
@@ -50,6 +56,10 @@ class Clustering(Group):
     def continues_from_models(self) -> bool:
         """Whether a later clustering of models begins at the cluster models as centres."""
         return False
+
+    def nearest(self, method: Method, context: Context) -> Nearest | None:
+        """The algorithm for models that are gone through some at a time, where it can; see `Nearest`."""
+        return None
 
     def grouping(self, method: Method, context: Context) -> Grouping:
         """Clients grouped as `method.when` says."""
@@ -194,6 +204,12 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     nearest, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
     of_models = isinstance(describe, TrainedModel)
     continues = of_models and group.continues_from_models()
+    streamed = group.nearest(method, context)
+    if streamed is None and of_models and context.resources.states_on_host:
+        raise InputError(
+            f"client_states: host is not possible for {method.name}: its grouping needs all models at once, not only "
+            "their distances to the cluster models; set client_states: device"
+        )
 
     def init(state: State, federation: Federation) -> State:
         return state.replace(memory=Memory((), (), jnp.array(False)), labels=first_labels(state, federation))
@@ -201,18 +217,24 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         return with_newcomers(nearest, state, cohort, federation, state.memory.grouped)
 
-    def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Array) -> State:
-        weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+    def labelled(key: Key, state: State, members: Cohort, weights: Array, points: Array) -> Array:
         prepared = compare.prepared(points, members.present)
         fresh = lambda: labels_of(key, prepared, weights, members.present, None)
         if continues:
             centres = describe.vectors(context, (), state.clusters)  # pyright: ignore[reportAttributeAccessIssue]
             go_on = lambda: labels_of(key, prepared, weights, members.present, centres)
-            labels = jax.lax.cond(state.memory.grouped, go_on, fresh)
+            return jax.lax.cond(state.memory.grouped, go_on, fresh)
+        labels = fresh()
+        if not of_models:
+            labels = aligned(labels, state.labels[members.who], members.present & state.memory.grouped, k)
+        return labels
+
+    def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Any) -> State:
+        weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+        if streamed is None:
+            labels = labelled(key, state, members, weights, points)
         else:
-            labels = fresh()
-            if not of_models:
-                labels = aligned(labels, state.labels[members.who], members.present & state.memory.grouped, k)
+            labels = streamed(key, points, weights, members.present, state.memory.grouped, state.clusters)
         before = state.labels[members.who]
         gone = (state.seen | ~federation.available(state.round))[members.who] & ~members.present
         absent = gone | (labels < 0)  # a client that is available but was never asked is grouped by its start model
@@ -228,7 +250,9 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return state.replace(clusters=clusters, server=server.split(state.server, parent))
 
     def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
-        if of_models:
+        if streamed is not None:
+            points = models
+        elif of_models:
             points = describe.vectors(context, (), models)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             state = with_descriptions(method, context, state, members, models)

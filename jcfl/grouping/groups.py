@@ -1,21 +1,26 @@
 """The answers to "group" that cluster all clients at a time: K-means, linkage, spectral, density, greedy merging."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from pydantic import Field
 
+from jcfl import trees
+from jcfl.core import onhost
 from jcfl.core.context import Context
-from jcfl.core.method import Method
+from jcfl.core.method import Mean, Method
+from jcfl.core.neutral import Every
 from jcfl.errors import InputError
 from jcfl.grouping import density, kmeans, linkage, spectral
-from jcfl.grouping.batch import Clustering, Labels
-from jcfl.grouping.compare import Distances, refuse_no_mean
+from jcfl.grouping.batch import Clustering, Labels, Nearest
+from jcfl.grouping.compare import L2, Distances, refuse_no_mean
+from jcfl.grouping.describe import TrainedModel
 from jcfl.grouping.losses import Clusters, refuse_more_clusters_than_clients
 from jcfl.grouping.when import Once
 from jcfl.registry import register
-from jcfl.types import Array
+from jcfl.types import Array, Models
 
 REACH = 100
 """The most updates of the centres in a run of K-means from new seeds."""
@@ -71,6 +76,40 @@ class KMeans(Clustering):
             return kmeans.refilled(found.labels, weights > 0, own, k)
 
         return fitted
+
+    def nearest(self, method: Method, context: Context) -> Nearest | None:
+        """One assignment a round to the means of the round before; the first clustering is the cohort's alone.
+
+        None where later rounds update centres, or centres are not means, or clients were seen before the first round
+        that groups: then all models are needed at once.
+        """
+        when, rule = method.when, method.aggregate.rule
+        plain = (self.iterations or 1) == 1 and not self.refit and self.centre == "mean" and self.trim == 0
+        if not (plain and type(when) is Every and isinstance(rule, Mean) and not method.before):
+            return None
+        compare, describe = method.compare, method.describe
+        if not isinstance(describe, TrainedModel) or type(compare) is not L2:
+            return None
+        metric, cohort = compare.metric(context, describe), context.population.cohort
+        vectors = lambda models: describe.vectors(context, (), models)
+
+        def labels(key, models: Models, weights: Array, present: Array, grouped: Array, clusters: Models) -> Array:
+            def fitted() -> Array:
+                who = jnp.nonzero(present, size=cohort, fill_value=-1)[0]
+                points, shares = vectors(trees.take(models, who)), jnp.where(who < 0, 0, weights[who])
+                options: Any = {"restarts": self.restarts, "seeding": self.seeding, "metric": metric}
+                return kmeans.fit(key, points, shares, self.clusters, iterations=REACH, **options).centres
+
+            centres = jax.lax.cond(grouped, lambda: vectors(clusters), fitted)
+
+            def nearest(models: Models) -> tuple[Array, Array]:
+                away = kmeans.distances(vectors(models), centres, metric)
+                return away.argmin(1).astype(jnp.int32), away.min(1)
+
+            found, own = onhost.over_rows(nearest, models, trees.take(clusters, 0))
+            return kmeans.refilled(found, weights > 0, own, self.clusters)
+
+        return labels
 
 
 @register("group", "linkage")

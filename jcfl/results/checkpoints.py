@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl.errors import Damaged, InputError, Notice
+from jcfl.results import npz
 from jcfl.results.files import reading
 from jcfl.results.folder import Folder
 from jcfl.results.history import ARRAYS, Record, entries, record, text
@@ -95,7 +96,7 @@ class Checkpoints:
         """
         if saved.round != self.current:
             arrays: dict[str, Any] = packed(saved) | {name: on_host(leaf) for name, leaf in named(state)}
-            self.folder.put(self.name(saved.round), lambda file: np.savez(file, **arrays))
+            self.folder.put(self.name(saved.round), lambda file: npz.save(file, arrays))
             self.current, self.sound = saved.round, self.sound | {saved.round: saved}
         kept = [round for round in self.rounds() if round <= saved.round and round in self.sound][:KEPT]
         gone = [self.name(round) for round in self.known() | set(self.rounds()) if round not in kept]
@@ -108,19 +109,28 @@ class Checkpoints:
         Raises:
             InputError: the file is damaged, or holds arrays of other names and shapes than `like`.
         """
-        arrays = self.folder.arrays(self.name(round), LEAF)
         expected = dict(named(like))
-        there, wanted = ({name: form(leaf) for name, leaf in each.items()} for each in (arrays, expected))
+        columns = {name: leaf for name, leaf in expected.items() if isinstance(leaf, npz.Blocks)}
+        with self.folder.archive(self.name(round)) as file:
+            names = [name.removesuffix(".npy") for name in file.namelist() if name.startswith(LEAF)]
+            there = {name: written(*npz.header(file, name)) for name in names}
+        wanted = {name: form(leaf) for name, leaf in expected.items()}
         if there != wanted:
             name = next(name for name in {**wanted, **there} if there.get(name) != wanted.get(name))
             raise InputError(
                 f"{self.folder.path / self.name(round)} holds the state of another run: {name.removeprefix(LEAF)} is "
                 f"{there.get(name, 'not there')}, expected {wanted.get(name, 'nothing')}"
             )
+        arrays = self.folder.arrays(self.name(round), *(expected.keys() - columns.keys()))
+        with self.folder.archive(self.name(round)) as file:
+            for name, column in columns.items():
+                column.fill(npz.blocks(file, name))
         self.current = round
-        return jax.tree.unflatten(
-            jax.tree.structure(like), [placed(arrays[name], leaf) for name, leaf in expected.items()]
-        )
+
+        def read(path: Any, leaf: Any) -> Any:
+            return leaf if is_on_host(leaf) else placed(arrays[name_of(path)], leaf)
+
+        return jax.tree_util.tree_map_with_path(read, like, is_leaf=is_on_host)
 
 
 def made(folder: Folder) -> dict[str, Any] | None:
@@ -155,9 +165,22 @@ def packed(saved: Saved) -> dict[str, np.ndarray]:
 
 
 def named(state: State) -> Iterator[tuple[str, Any]]:
-    """The arrays of a state, under names."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        yield LEAF + jax.tree_util.keystr(path), leaf
+    """The arrays of a state, under names, which do not say whether they are on the device or on the host."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_on_host):
+        if is_on_host(leaf):
+            yield from ((name_of((*path, *inner)), column) for inner, column in leaf.columns())
+        else:
+            yield name_of(path), leaf
+
+
+def name_of(path: Any) -> str:
+    """The name of an array by its place in the state."""
+    return LEAF + jax.tree_util.keystr(path)
+
+
+def is_on_host(leaf: Any) -> bool:
+    """Whether a part of a state is rows on the host, see `jcfl.trees.rows`, whose `columns` are its arrays."""
+    return hasattr(leaf, "columns")
 
 
 def is_key(leaf: Any) -> bool:
@@ -165,8 +188,10 @@ def is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def on_host(leaf: Any) -> np.ndarray:
+def on_host(leaf: Any) -> Any:
     """An array in NumPy and in a type that NumPy has: keys and small floats as unsigned integers."""
+    if isinstance(leaf, npz.Blocks):
+        return leaf
     array = np.asarray(jax.device_get(jax.random.key_data(leaf) if is_key(leaf) else leaf))
     return array.view(integers(array.dtype))
 
@@ -180,7 +205,12 @@ def integers(kind: Any) -> np.dtype:
 def form(leaf: Any) -> str:
     """The type and the shape in which an array is written."""
     data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-    return f"{integers(data.dtype)}{list(data.shape)}"
+    return written(data.shape, integers(data.dtype))
+
+
+def written(shape: Sequence[int], kind: np.dtype) -> str:
+    """A type and a shape as text."""
+    return f"{kind}{list(shape)}"
 
 
 def placed(array: np.ndarray, like: Any) -> jax.Array:

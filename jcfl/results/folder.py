@@ -3,8 +3,9 @@
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -188,6 +189,19 @@ class Folder:
             self.checksums.size(name)
             with np.load(self.path / name) as file:  # which also checks the CRC-32 of every array that is read
                 return {key: file[key] for key in file if key.startswith(beginnings or "")}
+
+    @contextmanager
+    def archive(self, name: str) -> Iterator[zipfile.ZipFile]:
+        """An .npz file to read from as `jcfl.results.npz` does.
+
+        Raises:
+            Damaged: the file is not as it was written, or cannot be read.
+        """
+        self.know()
+        with self.reading(name):
+            self.checksums.size(name)
+            with zipfile.ZipFile(self.path / name) as file:
+                yield file
 
     def clients(self) -> dict[str, np.ndarray]:
         """The arrays of federation.npz.

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from pydantic import Field
 
+from jcfl.core.quality import keeps_models
 from jcfl.data.federation import assembled, packed
 from jcfl.errors import InputError, shown
 from jcfl.registry import keywords_checked
@@ -20,7 +21,7 @@ from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
 
-KEPT_KEYS = ("engine", "devices", "examples", "chunk", "budget", "seeds_in_one")
+KEPT_KEYS = ("engine", "devices", "examples", "client_states", "chunk", "budget", "seeds_in_one")
 """The keys of a configuration, besides model and train, that every short run keeps."""
 
 USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)
@@ -145,7 +146,7 @@ def merits(scores: np.ndarray, ks: Sequence[int], criterion: Criterion) -> np.nd
 def distances(found: History) -> np.ndarray:
     """The squared distance of every client's last model to its cluster's. [seeds, s]"""
     state = found.state
-    if "model" not in state.clients:
+    if not keeps_models(state):
         raise InputError(
             f"criterion 'distance' needs a method that keeps the clients' models (wecfl, fesem), got {found.name!r}"
         )

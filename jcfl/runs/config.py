@@ -65,6 +65,10 @@ class Config(BaseModel):
         Literal["device", "host"] | None,
         Field(description="where examples are: device, host; null: device if they fit"),
     ] = None
+    client_states: Annotated[
+        Literal["device", "host"] | None,
+        Field(description="where models that clients keep are: device, host; null: device if they fit"),
+    ] = None
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
     budget: Annotated[
         int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: by what is free")

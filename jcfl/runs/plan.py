@@ -15,7 +15,7 @@ from jcfl.core.context import context as make_context
 from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
 from jcfl.data import soundness
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import devices, hosts
@@ -113,13 +113,26 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         engine=config.engine,
         engines=(Factored(),),
         devices=several,
+        states_on_host=config.client_states == "host",
         faults=faults,
         tests_shared=config.evaluate_shared,
     )
-    algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
+    try:
+        algorithms = algorithms_of(config, context, objects)
+    except TooLarge as too_large:
+        if config.client_states is not None:
+            raise
+        context = context._replace(resources=context.resources._replace(states_on_host=True))
+        try:
+            algorithms = algorithms_of(config, context, objects)
+        except InputError:
+            raise too_large from None
     most = max(state_bytes(item, federation) for item in algorithms.values())
+    if context.resources.states_on_host and config.seeds_in_one:
+        raise InputError("client_states: host keeps one run's states; set seeds_in_one: false")
     if config.seeds_in_one is None:
-        config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
+        small = most * config.seeds <= SMALL and not context.resources.states_on_host
+        config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and small})
     trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
     need = needs(config, federation, context, most, trained)
     refuse_beyond_device(need, federation)
@@ -129,6 +142,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     free = config.chunk is None
     machine = {
         "examples": need.place,
+        "client_states": "host" if context.resources.states_on_host else "device",
         "chunk": context.resources.chunk,
         "budget": context.resources.budget,
         "made_by": made_by(config.made_by),
@@ -154,7 +168,7 @@ def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
         )
         context = context._replace(task=task)
     context = context._replace(engine=tuned.engine or context.engine, resources=resources)
-    algorithms = {title: algorithm(method, context, plan.objects) for title, method in config.methods.items()}
+    algorithms = algorithms_of(config, context, plan.objects)
     return plan._replace(context=context, algorithms=algorithms)
 
 
@@ -165,7 +179,7 @@ def smaller(plan: Plan) -> Plan | None:
         return None
     resources = resources._replace(chunk=-(-resources.chunk // 2), room=resources.room // 2, tile=None)
     context = plan.context._replace(resources=resources)
-    algorithms = {title: algorithm(method, context, plan.objects) for title, method in plan.config.methods.items()}
+    algorithms = algorithms_of(plan.config, context, plan.objects)
     tuned = plan.config.tuned and {
         title: choice.model_copy(update={"chunk": None, "tile": None}) for title, choice in plan.config.tuned.items()
     }
@@ -302,6 +316,11 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
     addons = list(getattr(piece, path[0]))
     addons[int(path[1])] = with_option(addons[int(path[1])], path[2:], value)
     return piece.model_copy(update={path[0]: tuple(addons)})
+
+
+def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
+    """The algorithms of all methods by title."""
+    return {title: algorithm(method, context, objects) for title, method in config.methods.items()}
 
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> int:

@@ -21,6 +21,7 @@ LOOSE = (
     "checkpoint_every",
     "devices",
     "examples",
+    "client_states",
     "chunk",
     "budget",
     "seeds_in_one",

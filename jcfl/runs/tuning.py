@@ -75,7 +75,7 @@ def tuned(plan: Plan) -> Plan:
     if plan.config.tuned is not None:
         return plan
     found = {}
-    if not hosts.several():
+    if not hosts.several() and not plan.context.resources.states_on_host:  # a trial would replace the clients' rows
         work = operations(plan.context)
         found = {title: choice(plan, title, work) for title in plan.algorithms}
     found = {title: one for title, one in found.items() if one != Tuned()}

@@ -153,7 +153,9 @@ class Training:
 
     def run(self, point: Point, plan: Plan) -> Run:
         """A point's run."""
-        machine = {key: getattr(plan.config, key) for key in ("examples", "chunk", "budget", "seeds_in_one")}
+        machine = {
+            key: getattr(plan.config, key) for key in ("examples", "client_states", "chunk", "budget", "seeds_in_one")
+        }
         machine["made_by"] = made_by(point.config.made_by)
         config = point.config.model_copy(update=machine)
         algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))
@@ -238,7 +240,8 @@ def differing_options(group: Sequence[Point]) -> list[str]:
 def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
     """How many points of a group run side by side, if one seed's state takes `size` bytes."""
     config = group[0].config
-    if config.seeds_in_one is False or not (plan.config.seeds_in_one or config.seeds == 1):
+    apart = config.seeds_in_one is False or plan.context.resources.states_on_host
+    if apart or not (plan.config.seeds_in_one or config.seeds == 1):
         return 1
     most = max(1, SMALL // (size * config.seeds))
     return -(-len(group) // -(-len(group) // most))

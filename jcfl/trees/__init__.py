@@ -6,15 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jcfl.trees.rows import HostRows
+
 Array = jax.Array
 Model = Any  # a tree of arrays
-Models = Any  # models stacked along a leading axis
+Models = Any  # models stacked along a leading axis, or `HostRows` in place of them where `take` and `count` will do
 
 EXACT = jax.lax.Precision.HIGHEST  # an average of models must not be rounded as training's products may be
 
 
 def take(tree: Models, index: Array | int) -> Models:
     """The rows of stacked models at `index`."""
+    if isinstance(tree, HostRows):
+        return tree.take(index)  # pyright: ignore[reportArgumentType]
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
@@ -30,6 +34,8 @@ def select(flag: Array, yes: Model, no: Model) -> Model:
 
 def count(stacked: Models) -> int:
     """How many models are stacked."""
+    if isinstance(stacked, HostRows):
+        return stacked.count
     return jax.tree.leaves(stacked)[0].shape[0]
 
 

@@ -1,0 +1,142 @@
+"""States of clients that stay on the host: which can, and how rounds go through them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcfl import trees
+from jcfl.core import averaging, faults
+from jcfl.core.chunks import chunked, unchunked
+from jcfl.core.context import Context
+from jcfl.core.method import Mean, Method
+from jcfl.core.terms import Proximal
+from jcfl.errors import InputError, available_memory
+from jcfl.trees.rows import HostRows, HostTable
+from jcfl.types import Array, Cohort, Model, Models
+
+OWN = "own models"
+"""The name of the models of methods in which every client is a cluster of its own."""
+
+LARGE = ("model", "optimizer", "private", "control")
+"""The states of clients that are as large as models or parts of them; the others are always on the device."""
+
+SHARE = 2
+"""Rows are kept in memory if they take at most one part in so many of what is free, and otherwise in a file."""
+
+AT_A_TIME = 2**28
+"""Bytes of clients' models that are gone through at a time."""
+
+
+def tables(method: Method, context: Context, kept: Mapping[str, Any]) -> dict[str, HostTable]:
+    """An empty table for each state that is to be on the host, by name.
+
+    Args:
+        kept: the names of the states that the method's clients keep.
+
+    Raises:
+        InputError: the method cannot do with rows of its cohort alone.
+    """
+    if not context.resources.states_on_host:
+        return {}
+    names = [OWN] * method.group.alone + [name for name in LARGE if name in kept]
+    if names:
+        refuse(method, context, "model" in names or OWN in names)
+    return {name: HostTable(context.population.clients, available_memory() // SHARE) for name in names}
+
+
+def refuse(method: Method, context: Context, whole: bool) -> None:
+    """Refuse what would need the states of all clients at once.
+
+    Args:
+        whole: whether clients' models are on the host, and not only what clients keep beside the common model.
+
+    Raises:
+        InputError: the line names it.
+    """
+    train, aggregate, alone = method.train, method.aggregate, method.group.alone
+    is_mean = isinstance(aggregate.rule, Mean) and aggregate.server is None and _is_one(aggregate.rate)
+    looks = faults.looks_at_uploads(context.faults, aggregate.exclude)
+    reasons = {
+        "it has a phase before its own rounds": bool(method.before),
+        "several runs vote": method.answer.vote is not None,
+        "clients train on several devices": context.resources.devices > 1,
+        f"models are aggregated by {aggregate}": whole and not (is_mean and not train.tied),
+        "uploads are looked at one by one": alone and looks,
+        "no model is trained by all clients": alone and not method.trains_shared,
+        "the engine 'factored' was asked for": alone and context.engine == "factored",
+        "a loss term compares clusters": alone and not all(isinstance(term, Proximal) for term in train.terms),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is not None:
+        raise InputError(f"client_states: host is not possible for {method.name}: {reason}; set client_states: device")
+
+
+def _is_one(rate: Any) -> bool:
+    """Whether the server goes all the way to the aggregate, whatever the round."""
+    return isinstance(rate, float) and rate == 1.0
+
+
+def begun(table: HostTable | None, row: Model, count: int) -> Models:
+    """`count` copies of one row: on the device, or in a table. [count, ...]"""
+    return trees.stack(row, count) if table is None else table.begin(row)
+
+
+def with_rows(kept: Models, cohort: Cohort, rows: Models, after: Any = ()) -> Models:
+    """What clients keep, [m, ...], with the cohort's `rows` [s, ...] in place of those of the clients present.
+
+    Args:
+        after: what was made of rows as they were before, see `HostRows.put`.
+    """
+    place = jnp.where(cohort.present, cohort.who, trees.count(kept))
+    if isinstance(kept, HostRows):
+        return kept.put(place, rows, after)
+    return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, rows)
+
+
+def rows_at_a_time(models: Models, like: Model) -> int:
+    """How many of the models [m, ...] are gone through at a time; it depends on their sizes alone.
+
+    Args:
+        like: a model.
+    """
+    return max(1, min(trees.count(models), AT_A_TIME // (4 * trees.parameters(like))))
+
+
+def over_rows(function: Callable[[Models], Any], models: Models, like: Model) -> Any:
+    """`function([c, ...]) -> [c, ...]` of all models [m, ...], some at a time. [m, ...]"""
+    m, size = trees.count(models), rows_at_a_time(models, like)
+    found = jax.lax.map(lambda who: function(trees.take(models, who)), chunked(jnp.arange(m), size))
+    return unchunked(found, m)
+
+
+def means(group: Array, weights: Array, sizes: Array, models: Models, default: Models) -> tuple[Models, Model]:
+    """The clusters' means of all models, and the mean of them all, without holding all of them.
+
+    Args:
+        group: every client's cluster, k where it is in none. [m] int
+        weights: what a client counts in its cluster. [m] float
+        sizes: what it counts in the mean of all. [m] float
+        models: [m, ...]
+        default: the models that clusters without clients keep. [k, ...]
+    """
+    k, m = trees.count(default), group.size
+    like = jax.tree.map(lambda leaf: leaf[0], default)
+    total = jnp.zeros(k, weights.dtype).at[group].add(weights, mode="drop")
+    near = weights / jnp.where(total > 0, total, 1.0)[jnp.minimum(group, k - 1)]
+    wide = sizes / jnp.maximum(sizes.sum(), 1)
+
+    def add(sums: tuple[Models, Model], part: tuple[Array, ...]) -> tuple[tuple[Models, Model], None]:
+        who, label, near, wide = part
+        rows = jax.tree.map(averaging.as_floats, trees.take(models, who))
+        clusters = jax.tree.map(lambda sum, leaf: sum + averaging.sum_by(label, near, leaf, k), sums[0], rows)
+        return (clusters, jax.tree.map(jnp.add, sums[1], trees.mean(wide, rows))), None
+
+    zeros = lambda leaf: jnp.zeros(leaf.shape, averaging.as_floats(leaf).dtype)
+    start = jax.tree.map(zeros, (default, like))
+    size = rows_at_a_time(models, like)
+    parts = tuple(chunked(array, size) for array in (jnp.arange(m), group, near, wide))
+    (clusters, mean), _ = jax.lax.scan(add, start, parts)
+    clusters, mean = jax.tree.map(averaging.rounded, (clusters, mean), (default, like))
+    return trees.select(averaging.sizes(group, k) > 0, clusters, default), mean

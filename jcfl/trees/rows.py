@@ -1,0 +1,138 @@
+"""Rows that stay in the host's memory, or in a file, while programs on a device read and replace some of them."""
+
+import math
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+class HostTable:
+    """Rows of the leaves of a tree, [m, ...] each, which programs read and replace by callbacks.
+
+    All rows begin as one first row, which is kept once: memory or disk is taken by rows that were replaced alone.
+
+    Args:
+        count: how many rows there are, m.
+        room: rows that take more bytes than this are in a file and not in memory.
+    """
+
+    def __init__(self, count: int, room: int):
+        self.count, self.room = count, room
+        self.like: Any = None  # a row's shapes and types, as a tree
+        self.first: list[np.ndarray] = []  # the row that all begin with, by leaf
+        self.arrays: list[np.ndarray] = []  # [m, ...] each
+        self.replaced = np.zeros(count, bool)  # [m] whether a row is another one than the first
+
+    @property
+    def bytes(self) -> int:
+        """What all rows take."""
+        return self.count * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
+
+    def begin(self, first: Any) -> "HostRows":
+        """Rows that all are `first` [...]; what the table held before is forgotten."""
+        self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
+        return HostRows(jax.pure_callback(self.forget, TURN, first), self)
+
+    def forget(self, first: Any) -> np.ndarray:
+        """Let all rows be `first`."""
+        self.first = [np.asarray(leaf) for leaf in jax.tree.leaves(first)]
+        self.replaced[:] = False
+        if not self.arrays:
+            made = np.zeros if self.bytes <= self.room else in_file
+            self.arrays = [made((self.count, *leaf.shape), leaf.dtype) for leaf in self.first]
+        return np.zeros((), np.int32)
+
+    def rows(self, who: np.ndarray) -> list[np.ndarray]:
+        """Some rows, by leaf. [..., *leaf]"""
+        return [self.column(index, who) for index in range(len(self.arrays))]
+
+    def column(self, index: int, who: np.ndarray) -> np.ndarray:
+        """Some rows of one leaf. [..., *leaf]"""
+        rows = np.take(self.arrays[index], who, 0)
+        rows[~self.replaced[who]] = self.first[index]
+        return rows
+
+    def read(self, turn: Any, who: Any) -> Any:
+        """Some rows, as a tree."""
+        return jax.tree.unflatten(jax.tree.structure(self.like), self.rows(np.asarray(who)))
+
+    def write(self, turn: Any, who: Any, rows: Any, after: Any) -> np.ndarray:
+        """Replace the rows `who` [s] by `rows` [s, ...], those with a number of m or more left out."""
+        who = np.asarray(who)
+        here = who < self.count
+        for array, leaf in zip(self.arrays, jax.tree.leaves(rows), strict=True):
+            array[who[here]] = np.asarray(leaf)[here]
+        self.replaced[who[here]] = True
+        return np.asarray(turn) + np.int32(1)
+
+
+class Column:
+    """One leaf of a table's rows, as an array [m, ...] that is read and written a block of rows at a time."""
+
+    def __init__(self, table: HostTable, index: int):
+        self.table, self.index = table, index
+        leaf = jax.tree.leaves(table.like)[index]
+        self.shape, self.dtype = (table.count, *leaf.shape), np.dtype(leaf.dtype)
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        """All rows, so many at a time. [rows, ...]"""
+        for start in range(0, self.table.count, rows):
+            yield self.table.column(self.index, np.arange(start, min(start + rows, self.table.count)))
+
+    def fill(self, blocks: Iterable[np.ndarray]) -> None:
+        """Replace all rows."""
+        start, array = 0, self.table.arrays[self.index]
+        for block in blocks:
+            array[start : start + len(block)] = block.view(self.dtype)
+            start += len(block)
+        self.table.replaced[:] = True
+
+
+class HostRows(struct.PyTreeNode):
+    """A table's rows as a part of a program's state, in place of stacked models `[m, ...]`.
+
+    Programs are sequences of reads and writes for the table, and pure functions for JAX: `turn` says after how many
+    writes rows are read. Only the state after the last write can be read.
+    """
+
+    turn: jax.Array  # [] int32
+    table: HostTable = struct.field(pytree_node=False)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.table.count
+
+    def columns(self) -> Iterator[tuple[Any, Column]]:
+        """The leaves of all rows, with their paths in a row's tree."""
+        for index, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(self.table.like)):
+            yield path, Column(self.table, index)
+
+    def take(self, who: jax.Array) -> Any:
+        """The rows `who` [...], in [0, m). [..., *leaf]"""
+        row = lambda leaf: jax.ShapeDtypeStruct((*jnp.shape(who), *leaf.shape), leaf.dtype)
+        like = jax.tree.map(row, self.table.like)
+        return jax.pure_callback(self.table.read, like, self.turn, who, vmap_method="broadcast_all")
+
+    def put(self, who: jax.Array, rows: Any, after: Any = ()) -> "HostRows":
+        """The rows with `rows` [s, ...] in place of those of `who` [s]; m in place of a number leaves its row out.
+
+        Args:
+            after: what was made of rows that are read as they were; `rows` themselves need not be named.
+        """
+        read = [jnp.ravel(leaf)[:1] for leaf in jax.tree.leaves(after)]
+        return self.replace(turn=jax.pure_callback(self.table.write, TURN, self.turn, who, rows, read))
+
+
+TURN = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def in_file(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """An array in a nameless file where temporary files are (TMPDIR), which takes no room before it is written."""
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, kind, "w+", shape=shape)

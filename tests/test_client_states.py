@@ -1,0 +1,126 @@
+"""States of clients on the host: the figures that they have on the device, resumed elsewhere, and what is refused."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import jcfl
+from jcfl import InputError
+from jcfl.core import context, onhost
+from jcfl.methods.ifca import ifca
+from jcfl.runs import plan
+from jcfl.trees.rows import HostRows, HostTable
+from tests import tiny
+from tests.test_large import attended
+
+TRAIN = {"lr": 0.3, "epochs": 1, "batch_size": 4}
+CASES = {
+    "fesem": {"method": {"name": "fesem", "clusters": 2, "lam": 0.1}},
+    "wecfl": {"method": {"name": "wecfl", "clusters": 2}},
+    "ditto": {"method": "ditto"},
+    "optimizer": {"method": "stocfl", "train": TRAIN | {"momentum": 0.9, "keep_optimizer_state": True}},
+    "control": {"method": "scaffold"},
+    "private": {"method": ifca(clusters=2).with_train(private=("head",))},
+}
+
+
+def run(given, federation=None, **more):
+    base = {"model": tiny.task(), "rounds": 4, "evaluate_every": 2, "participation": 0.5, "train": TRAIN}
+    return jcfl.run(federation or attended(), **base | {"engine": "general"} | given | more)
+
+
+def leaves(state):
+    """All arrays of a state of one seed, those on the host too. Lanes' axis is left out."""
+    is_rows = lambda leaf: isinstance(leaf, HostRows)
+    whole = lambda leaf: leaf.table.read(0, np.arange(leaf.count)) if is_rows(leaf) else leaf[0]
+    found = jax.tree.map(whole, state, is_leaf=is_rows)
+    return jax.tree.leaves(found.replace(key=()))
+
+
+def same(one, two, tolerance=0.0):
+    np.testing.assert_array_equal(one.labels, two.labels)
+    tiny.same((leaves(one.state), dict(one.scores)), (leaves(two.state), dict(two.scores)), tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
+    """Clients arrive late and depart, and the models are gone through three at a time.
+
+    With the tests' flags, XLA rounds the last digit differently in programs that differ in a gather.
+    """
+    monkeypatch.setattr(onhost, "AT_A_TIME", 3 * 4 * 172)
+    on_device, on_host = (run(CASES[name], client_states=place) for place in ("device", "host"))
+    held = jax.tree.leaves(on_host.state, is_leaf=lambda leaf: isinstance(leaf, HostRows))
+    assert any(isinstance(leaf, HostRows) for leaf in held)
+    same(on_device, on_host, 1e-6)
+    same(on_host, run(CASES[name], client_states="host"))
+
+
+EXACT = """
+import jcfl
+jcfl.use_cache()
+from tests.test_client_states import CASES, run, same
+
+same(*(run(CASES["ditto"], client_states=place) for place in ("host", "device")))
+print("the same")
+"""
+
+
+def test_figures_are_the_same_bit_for_bit_as_xla_usually_compiles():
+    env = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", EXACT], env=env, capture_output=True, text=True, timeout=300)
+    assert "the same" in done.stdout, done.stderr
+
+
+def test_a_run_goes_on_with_states_elsewhere(tmp_path, monkeypatch):
+    """In a file as well, where they take more of the memory than they may."""
+    monkeypatch.setattr(onhost, "SHARE", 2**60)
+    whole = run(CASES["fesem"])
+    for first, then in (("host", "device"), ("device", "host"), ("host", "host")):
+        out = tmp_path / f"{first}-{then}"
+        run(CASES["fesem"], client_states=first, rounds=2, out=out)
+        same(whole, run(CASES["fesem"], client_states=then, out=out, resume=True), 1e-6)
+
+
+def test_seeds_do_not_see_the_rows_of_those_before(tmp_path):
+    both = run(CASES["ditto"], client_states="host", seeds=2)
+    second = run(CASES["ditto"], client_states="host", seed=1)
+    np.testing.assert_array_equal(both.scores["accuracy_macro"][1], second.scores["accuracy_macro"][0])
+
+
+def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):
+    built = lambda **given: plan.planned(*plan.config_and_objects(attended(), {"model": tiny.task(), **given}))
+    assert built(method="fesem").config.client_states == "device"
+    monkeypatch.setattr(context, "free_memory", lambda: 4 * 8 * 4 * 171)  # a quarter of it holds no eight models
+    assert built(method="fesem").config.client_states == "host"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"method": {"name": "fesem", "iterations": 2}}, "its grouping needs all models at once"),
+        ({"method": {"name": "ditto", "addons": [{"name": "robust"}]}}, "models are aggregated by"),
+        ({"method": "local"}, "no model is trained by all clients"),
+        ({"method": "ditto", "engine": "factored"}, "the engine 'factored'"),
+        ({"method": "ditto", "on_divergence": "drop_client"}, "one by one"),
+        ({"method": "fesem", "seeds": 2, "seeds_in_one": True}, "seeds_in_one: false"),
+    ],
+)
+def test_what_needs_all_states_at_once_is_refused(given, reason):
+    with pytest.raises(InputError, match=reason):
+        run(given, client_states="host")
+
+
+def test_rows_that_were_not_replaced_take_no_room():
+    table = HostTable(3, room=2**20)
+    first = {"a": np.float32([1, 2]), "b": np.int32(3)}
+    kept = jax.jit(table.begin)(first)
+    kept = jax.jit(lambda kept: kept.put(np.array([1, 3]), {"a": np.ones((2, 2), np.float32), "b": np.arange(2)}))(kept)
+    found = jax.jit(HostRows.take)(kept, np.array([[0, 1]]))
+    np.testing.assert_array_equal(found["a"], [[[1, 2], [1, 1]]])
+    np.testing.assert_array_equal(found["b"], [[3, 0]])
+    assert table.replaced.tolist() == [False, True, False] and int(kept.turn) == 1
