@@ -88,9 +88,10 @@ def states(
     load, size = load_average(), 4 * ((FEATURES + 1) * hidden + (hidden + 1) * CLASSES)
     users = round(gb * 1e9 / size)
     told(f"{users} clients, {users * size / 1e9:.1f} GB of models; {available_memory() / 1e9:.1f} GB of memory free\n")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(40 * users, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, 40 * users)
-    federation = from_clients(x, y, np.repeat(np.arange(users), 40))
+    rng, client = np.random.default_rng(0), np.repeat(np.arange(users), 40)
+    y, centres = rng.integers(0, CLASSES, client.size), rng.normal(size=(4, CLASSES, FEATURES))
+    x = (centres[client % 4, y] + rng.normal(size=(client.size, FEATURES))).astype(np.float32)  # four groups
+    federation = from_clients(x, y, client, groups=np.arange(users) % 4)
     tempfile.tempdir = str(place)
     places = ("device", "host") if both else ("host",)
     kinds = {"in memory" if kind == "device" else "on the host": kind for kind in places}

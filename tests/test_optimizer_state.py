@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from jcfl import registry
+from jcfl.core import local
 from jcfl.core.local import Local
 from jcfl.core.objective import objective
 from jcfl.errors import InputError
@@ -83,3 +84,51 @@ def test_what_cannot_be_kept_is_refused():
 
     with pytest.raises(InputError, match="in a way of their own"):
         tiny.built("fedavg", setting.with_context(trainer=Own(*setting.context.trainer)))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "optimizer"),
+    [
+        (local.adam(lr=0.1, epochs=2, b1=0.8, weight_decay=0.1), optax.adamw(0.1, 0.8, weight_decay=0.1)),
+        (local.by_name(optimizer="lion", lr=0.1, epochs=2, options={"b2": 0.9}), optax.lion(0.1, b2=0.9)),
+    ],
+    ids=["adam", "lion"],
+)
+def test_other_optimizers_take_the_steps_of_optax(trainer, optimizer):
+    """One client, two full-batch steps a round; the moments begin anew in every round."""
+    data = tiny.federation((12,))
+    setting = tiny.setting(data=data, **TRAIN)
+    setting = setting._replace(context=setting.context._replace(trainer=trainer))
+    found = tiny.run(tiny.built("fedavg", setting), 2, data=data).shared["params"]
+    rows = data.train.rows[:12]
+    batch = Clients(jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows]), jnp.ones(12, bool))
+    loss, params = objective(setting.task), jax.tree.map(lambda leaf: leaf[0], found)
+    memory = optimizer.init(params)
+    for turn in range(4):
+        memory = optimizer.init(params) if turn % 2 == 0 else memory
+        slope = jax.grad(lambda params: loss(params, {"params": params}, batch, None, jax.random.key(0))[0])(params)
+        updates, memory = optimizer.update(slope, memory, params)
+        params = optax.apply_updates(params, updates)
+    tiny.same(jax.tree.map(lambda leaf: leaf[-1], found), params, 1e-5)
+
+
+def test_the_factored_engine_is_for_sgd():
+    setting = tiny.setting()
+    context = setting.context._replace(trainer=local.adam(), engine="factored")
+    with pytest.raises(InputError, match="cannot be used"):
+        tiny.built("fedavg", setting._replace(context=context))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimizer": "loin"}, "did you mean 'lion'"),
+        ({"optimizer": "lion", "options": {"b3": 0.9}}, "b1, b2"),
+        ({"optimizer": "lion", "options": {"b1": "a"}}, "refuses"),
+        ({"optimizer": "lbfgs"}, "refuses"),
+        ({"epochs": 1, "steps": 2}, "epochs or steps"),
+    ],
+)
+def test_optimizers_that_optax_does_not_have_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        local.by_name(**options)

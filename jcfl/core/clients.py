@@ -110,7 +110,8 @@ def kept_states(method: Method, context: Context) -> KeptStates:
             )
         copies = 2 if method.trains_shared else 1
         found["optimizer"] = lambda first: (local.fresh_state(first),) * copies
-        sizes["train.keep_optimizer_state"] = copies * model_bytes(task)
+        state = jax.eval_shape(lambda key: local.fresh_state(task.init(key)), jax.random.key(0))
+        sizes["train.keep_optimizer_state"] = copies * 4 * trees.parameters(state)
     if train.private:
         private = parts.names(task, train.private, "private")
         found["private"] = lambda first: parts.part_of(first, private)

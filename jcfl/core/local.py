@@ -1,5 +1,8 @@
 """Training on one client."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
@@ -10,7 +13,7 @@ from pydantic import Field
 from jcfl import trees
 from jcfl.core.objective import Objective
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError
+from jcfl.errors import InputError, unknown
 from jcfl.registry import register
 from jcfl.types import Array, Broadcast, Clients, Key, Model
 
@@ -87,7 +90,7 @@ class Trainer(Protocol):
 
 
 class Local(NamedTuple):
-    """Local training by SGD over the client's own examples."""
+    """Local training by SGD, or another optimizer, over the client's own examples."""
 
     lr: Any
     epochs: int | None
@@ -96,6 +99,7 @@ class Local(NamedTuple):
     momentum: Any
     weight_decay: Any
     keep_optimizer_state: bool = False
+    other: Callable[[], optax.GradientTransformation] | None = None  # makes the optimizer in place of SGD
 
     def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
         """The model after local training from `start` on one client's examples (`data.x` [n, ...])."""
@@ -142,18 +146,18 @@ class Local(NamedTuple):
         return self._replace(epochs=epochs, steps=None)
 
     def full_batch(self, steps: int, momentum: bool = True) -> "Local":
-        """The same trainer for so many steps on all of the client's examples; without momentum if asked for."""
+        """The same trainer for so many steps on all of the client's examples; as plain SGD if without momentum."""
         found = self._replace(steps=steps, epochs=None, batch_size="full")
-        return found if momentum else found._replace(momentum=0.0)
+        return found if momentum else found._replace(momentum=0.0, other=None)
 
     @property
     def is_linear(self) -> bool:
         """Whether training only ever adds multiples of gradients and of the models that were sent."""
-        return self.can_resume and type(self).resume is Local.resume
+        return self.can_resume and type(self).resume is Local.resume and self.other is None
 
     @property
     def keeps_state(self) -> bool:
-        """Whether momentum outlasts the round."""
+        """Whether the optimizer's state outlasts the round."""
         return self.keep_optimizer_state
 
     @property
@@ -163,26 +167,37 @@ class Local(NamedTuple):
 
     def mean_gradient(self, start: Any, after: Any, data: Clients) -> Any:
         """(start − after) / (steps · η), of parameters: the mean gradient of plain SGD (SCAFFOLD, option II)."""
-        if not (is_zero(self.momentum) and is_zero(self.weight_decay)):
-            raise InputError("control variates need plain SGD: set train.momentum and train.weight_decay to 0")
+        if self.other is not None or not (is_zero(self.momentum) and is_zero(self.weight_decay)):
+            raise InputError(
+                "control variates need plain SGD: set train.name=sgd, and train.momentum and train.weight_decay to 0"
+            )
         rows, steps = self.rows_and_steps(data.mask.shape[0])
         if not self.steps and rows < data.mask.shape[0]:  # a smaller client's passes have fewer batches
             steps = jnp.maximum((self.epochs or 1) * -(-data.size // rows), 1)
         return jax.tree.map(lambda a, b: (a - b) / (steps * self.lr), start, after)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """SGD with this trainer's momentum and weight decay (added to the gradient)."""
+        """SGD with this trainer's momentum and weight decay (added to the gradient), or the other optimizer."""
+        if self.other is not None:
+            return self.other()
         decay = optax.identity() if is_zero(self.weight_decay) else optax.add_decayed_weights(self.weight_decay)
         return optax.chain(decay, optax.sgd(self.lr, None if is_zero(self.momentum) else self.momentum))
+
+
+Rate = Annotated[float, Field(gt=0, description="learning rate η")]
+Epochs = Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")]
+Steps = Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")]
+Batch = Annotated[int, Field(ge=1)] | Literal["full"]
+Decay = Annotated[float, Field(ge=0, le=1, description="of the mean of gradients, or of their squares")]
 
 
 @register("train", "sgd")
 def sgd(
     *,
-    lr: Annotated[float, Field(gt=0, description="learning rate η")] = 0.1,
-    epochs: Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")] = None,
-    steps: Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")] = None,
-    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = "full",
+    lr: Rate = 0.1,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: Batch = "full",
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     weight_decay: Annotated[float, Field(ge=0)] = 0.0,
     keep_optimizer_state: Annotated[bool, Field(description="a client's momentum outlasts the round")] = False,
@@ -199,12 +214,84 @@ def sgd(
         Momentum starts at zero in every round, unless `keep_optimizer_state` is set; released code of the field keeps
         it for some methods and not for others. With CAM it is kept from the end of the warm-up.
     """
-    if epochs is not None and steps is not None:
-        raise InputError(f"train: give epochs or steps, not both (got epochs={epochs}, steps={steps})")
     if keep_optimizer_state and is_zero(momentum):
         raise InputError("train: keep_optimizer_state keeps momentum, which is 0; set momentum, or leave it out")
-    epochs = 1 if epochs is None and steps is None else epochs
-    return Local(lr, epochs, steps, batch_size, momentum, weight_decay, keep_optimizer_state)
+    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, momentum, weight_decay, keep_optimizer_state)
+
+
+@register("train", "adam")
+def adam(
+    *,
+    lr: Rate = 0.001,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: Batch = "full",
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: Annotated[float, Field(ge=0, description="added to the root of the mean of squares")] = 1e-8,
+    weight_decay: Annotated[float, Field(ge=0, description="subtracted apart from the gradient (AdamW)")] = 0.0,
+    keep_optimizer_state: Annotated[bool, Field(description="a client's moments outlast the round")] = False,
+) -> Local:
+    """Adam over the client's own examples (Kingma and Ba 2015, arXiv:1412.6980); AdamW with a `weight_decay`.
+
+    Epochs, steps and mini-batches are those of `sgd`. The moments begin anew in every round, unless
+    `keep_optimizer_state` is set.
+    """
+    other = lambda: optax.adamw(lr, b1, b2, eps, weight_decay=weight_decay)
+    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, 0.0, 0.0, keep_optimizer_state, other)
+
+
+@register("train", "optax")
+def by_name(
+    *,
+    optimizer: Annotated[str, Field(description="an optimizer of optax: lion, rmsprop, adagrad, …")] = "rmsprop",
+    lr: Rate = 0.001,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: Batch = "full",
+    options: Annotated[dict[str, Any], Field(description="further arguments of the optimizer")] = {},  # noqa: B006
+    keep_optimizer_state: Annotated[bool, Field(description="the optimizer's state outlasts the round")] = False,
+) -> Local:
+    """Any optimizer of optax that takes a `learning_rate` (https://optax.readthedocs.io/en/latest/api/optimizers.html).
+
+    Epochs, steps and mini-batches are those of `sgd`.
+    """
+    known = optimizers()
+    if optimizer not in known:
+        raise unknown("optimizer of optax", optimizer, known)
+    for option in options:
+        if option not in known[optimizer]:
+            raise unknown(f"option of {optimizer}", option, known[optimizer])
+    other = lambda: getattr(optax, optimizer)(learning_rate=lr, **options)
+    try:
+        jax.eval_shape(lambda x: other().update(x, other().init(x), x), jnp.zeros(2))
+    except Exception as error:  # whatever optax makes of the values
+        raise InputError(f"train: optax.{optimizer} refuses {options}: {error}") from None
+    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, 0.0, 0.0, keep_optimizer_state, other)
+
+
+@functools.cache
+def optimizers() -> dict[str, list[str]]:
+    """The optimizers of optax that take a learning rate, with their other arguments."""
+    found = {}
+    for name in dir(optax):
+        function = getattr(optax, name)
+        if name.startswith(("_", "scale_by_")) or not inspect.isfunction(function):
+            continue
+        if "learning_rate" in inspect.signature(function).parameters:
+            found[name] = [key for key in inspect.signature(function).parameters if key != "learning_rate"]
+    return found
+
+
+def epochs_or_steps(epochs: int | None, steps: int | None) -> tuple[int | None, int | None]:
+    """The epochs, one where neither is given, and the steps.
+
+    Raises:
+        InputError: both are given.
+    """
+    if epochs is not None and steps is not None:
+        raise InputError(f"train: give epochs or steps, not both (got epochs={epochs}, steps={steps})")
+    return 1 if epochs is None and steps is None else epochs, steps
 
 
 def schedule(local: Local, data: Clients, key: Key):
