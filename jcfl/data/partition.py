@@ -6,13 +6,15 @@ depend on the sizes of the clients.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
+from jcfl.data.dataset import CLASSES as LARGEST
 from jcfl.data.dataset import Dataset
 from jcfl.errors import InputError, refuse_beyond_memory
+from jcfl.types import Split
 
 NOBODY = -1
 """The owner of an example without a client, and the group of a client whose true group is not known."""
@@ -58,6 +60,14 @@ class Draws(NamedTuple):
     train: np.ndarray  # [m, n] int32, every client's training examples
     test: np.ndarray  # [m, t] int32
     groups: np.ndarray  # [m] int, -1 where not known
+
+
+def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
+    """A split whose `rows` [r] belong to the clients in turn, `sizes` [m] of them to each."""
+    if len(rows) > LARGEST:
+        raise InputError(f"clients own {len(rows)} examples together; at most {LARGEST} can be numbered")
+    leaves: Any = (leaf.astype(np.int32) for leaf in (rows, np.cumsum(sizes) - sizes, sizes))
+    return Split(*leaves, width=int(sizes.max()))
 
 
 def pool(dataset: Dataset) -> Pool:

@@ -55,13 +55,20 @@ class Training:
         self.clients = LastMade()
         self.fingerprint = LastMade()
 
-    def check(self) -> None:
-        """Build every point's method, look at what is there of it, and train nothing."""
+    def check(self) -> bool:
+        """Build every point's method, look at what is there of it, and train nothing.
+
+        Returns:
+            whether the clients of every point have validation examples.
+        """
+        validated = True
         for group in grouped(self.whole.points):
             plan = self.plan(group[0])
+            validated &= "validation" in plan.federation.splits
             for point in group:
                 algorithm_by_options(point.config, plan.context, point.objects)({})
                 self.run(point, plan).look(self.allow_versions)
+        return validated
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
