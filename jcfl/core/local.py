@@ -179,7 +179,9 @@ class Local(NamedTuple):
 @register("train", "sgd")
 def sgd(
     *,
-    lr: Annotated[float, Field(gt=0, description="learning rate η")] = 0.1,
+    lr: Annotated[
+        float, Field(gt=0, description="learning rate η", json_schema_extra={"search": [0.001, 1.0], "log": True})
+    ] = 0.1,
     epochs: Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")] = None,
     steps: Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")] = None,
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = "full",
