@@ -165,7 +165,7 @@ def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[
     """The points at which one method has some values."""
     method = search.config.methods[title]
     own = {} if method.is_placeholder else {"method": method.model_dump()}
-    return points(search.what, [{**own, **values} for values in chosen], **search.given).points
+    return points(search.what, chosen, **{**search.given, **own}).points
 
 
 def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress | None) -> Tuning:

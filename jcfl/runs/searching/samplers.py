@@ -63,7 +63,8 @@ def tpe(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler
         asked = [study.ask(spread) for _ in range(min(batch, trials - start))]
         scores = yield [at(axes, [trial.params[key] for key in axes]) for trial in asked]
         for trial, score in zip(asked, scores, strict=True):
-            study.tell(trial, None if math.isnan(score) else score)
+            diverged = optuna.trial.TrialState.FAIL if math.isnan(score) else None
+            study.tell(trial, None if diverged else score, diverged)
 
 
 SAMPLERS: dict[str, Callable[[Mapping[str, Axis], int, int, int], Sampler]] = {

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jcfl import registry
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, shown, unknown
 from jcfl.runs.config import Config
 from jcfl.runs.sections import Method, Piece
 from jcfl.runs.sweeping.points import is_series, python_number
@@ -20,9 +20,6 @@ DIGITS = 4
 
 EDGE = 1e-3
 """How far from a bound that does not belong to it a range of real numbers keeps, as a share of its length."""
-
-FIXED = ("data", "scenario", "data_dir", "seed", "seeds", "compare")
-"""The keys of a configuration that make the task: scores of different tasks cannot be compared."""
 
 
 class Range(NamedTuple):
@@ -76,26 +73,22 @@ def spaces(config: Config, over: Space | None) -> dict[str, dict[str, Axis]]:
 
     Args:
         config: the main method and those compared with it.
-        over: what is searched; of the method's keys each method is given those that it has. None for all options of
-            method, add-ons and trainer that say where to search.
+        over: what is searched; each method is given those options that it has. None for all options of method, add-ons,
+            trainer and model that say where to search.
 
     Raises:
-        InputError: no method has a key, an option has no bounds of its own, or there is nothing to search.
+        InputError: no method has an option, an option has no bounds of its own, or there is nothing to search.
     """
     if over is not None and not isinstance(over, Mapping):
         raise InputError(f"over: expected {{key: values, or None for the option's own bounds}}, got {shown(over)}")
+    known = {title: options(config, method) for title, method in config.methods.items()}
     for key in over or {}:
-        if not isinstance(key, str) or key.split(".")[0] in FIXED:
-            raise InputError(f"tune searches options of method, train and model, and keeps the task; got {shown(key)}")
+        if not any(key in own for own in known.values()):
+            raise unknown("option to search", key, {name: None for own in known.values() for name in own})
     found = {}
-    for title, method in config.methods.items():
-        known = options(config, method)
-        keys = over if over is not None else dict.fromkeys(key for key, entry in known.items() if "search" in entry)
-        own = {key: values for key, values in keys.items() if key in known or not key.startswith("method.")}
-        found[title] = {key: axis(key, values, known.get(key, {})) for key, values in own.items()}
-    lost = [key for key in over or {} if not any(key in space for space in found.values())]
-    if lost:
-        raise InputError(f"{lost[0]}: no method of {', '.join(found)} has this option")
+    for title, own in known.items():
+        keys = over if over is not None else dict.fromkeys(key for key, entry in own.items() if "search" in entry)
+        found[title] = {key: axis(key, values, own[key]) for key, values in keys.items() if key in own}
     empty = [title for title, space in found.items() if not space]
     if empty:
         raise InputError(f"nothing to search for {empty[0]}; give a key and its values, such as train.lr=0.01,0.1,1")
