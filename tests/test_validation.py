@@ -29,7 +29,7 @@ def owned(split):
     return [split.rows[start : start + size] for start, size in zip(split.start, split.size, strict=True)]
 
 
-@pytest.mark.parametrize("scenario", ["dirichlet", "iid", "rotated"])
+@pytest.mark.parametrize("scenario", ["dirichlet", "iid", "pathological"])
 def test_a_share_of_every_class_of_every_client(scenario):
     whole, apart = made(0.0, scenario), made(0.2, scenario)
     assert whole.validation == () and list(apart.splits) == ["train", "test", "validation"]
@@ -61,6 +61,14 @@ def test_nobody_trains_or_groups_by_them():
     for name in found[0]:
         assert name in kept or np.array_equal(found[0][name], found[1][name]), name
     assert found[0]["validation_loss"] != found[1]["validation_loss"]
+
+
+def test_no_group_trains_on_a_copy():
+    federation = made(0.2, "shifted")  # the inputs of all groups are the same, their labels are not
+    kept, trained = (np.unique(federation.x[federation.splits[name].rows], axis=0) for name in ("validation", "train"))
+    assert len(np.unique(np.concatenate([kept, trained]), axis=0)) == len(kept) + len(trained)
+    share = federation.splits["validation"].size / (federation.splits["validation"].size + federation.train.size)
+    assert share.min() > 0.1 and share.max() < 0.3 and share.mean() == pytest.approx(0.2, abs=0.01)
 
 
 def test_what_several_clients_have_is_kept_by_all_of_them():

@@ -97,8 +97,9 @@ def federation(
         whole = _from_draws(made, classes, name)
     else:
         whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
-        whole = _from_partition(topped_up(top, made, common["min_examples"]), classes, name)
-    whole = with_validation(streams[-1], checked(whole), common["validation"])
+        made = _owned(topped_up(top, made, common["min_examples"]))
+        whole = _from_partition(made, classes, name)
+    whole = with_validation(streams[-1], checked(whole), common["validation"], made.source)
     return _scaled(_with_attendance(whole, streams[:3], common), common["scale"])
 
 
@@ -145,12 +146,17 @@ def _takes_several(make: Callable[..., Partition]) -> bool:
     return any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(make).parameters.values())
 
 
-def _from_partition(partition: Partition, classes: int, name: str) -> Federation:
-    """The federation of a partition; examples without an owner are left out of the pool."""
+def _owned(partition: Partition) -> Partition:
+    """The partition without the examples that have no owner."""
     owned = partition.owner >= 0
-    if not owned.all():
-        x, y, trains, owner = (field[owned] for field in partition[:4])
-        partition = Partition(x, y, trains, owner, partition.groups)
+    if owned.all():
+        return partition
+    x, y, trains, owner = (field[owned] for field in partition[:4])
+    return Partition(x, y, trains, owner, partition.groups, partition.source[owned[: len(partition.source)]])
+
+
+def _from_partition(partition: Partition, classes: int, name: str) -> Federation:
+    """The federation of a partition."""
     clients = len(partition.groups)
     train, test = (_split(partition.owner, half, clients) for half in (partition.trains, ~partition.trains))
     return assembled(partition.x, partition.y, partition.groups, train, test, classes, name)

@@ -40,6 +40,7 @@ class Pool(NamedTuple):
     y: np.ndarray  # [N]
     trains: np.ndarray  # [N] bool, for training; the others are for testing
     part: np.ndarray  # [N] int, the version of the data an example belongs to
+    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
 
 
 class Partition(NamedTuple):
@@ -50,6 +51,7 @@ class Partition(NamedTuple):
     trains: np.ndarray  # [N] bool
     owner: np.ndarray  # [N] int, the client that owns an example, -1 for nobody
     groups: np.ndarray  # [m] int, -1 where not known
+    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
 
 
 class Draws(NamedTuple):
@@ -60,6 +62,7 @@ class Draws(NamedTuple):
     train: np.ndarray  # [m, n] int32, every client's training examples
     test: np.ndarray  # [m, t] int32
     groups: np.ndarray  # [m] int, -1 where not known
+    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
 
 
 def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
@@ -92,7 +95,8 @@ def copied(dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarra
         x[part, len(dataset.train) :] = version(dataset.test.x)
     y = np.tile(np.concatenate([half.y for half in halves]), many)
     trains = np.tile(np.arange(each) < len(dataset.train), many)
-    return Pool(x.reshape(many * each, *dataset.shape), y, trains, np.repeat(np.arange(many), each))
+    source = np.tile(np.arange(each, dtype=np.int32), many)
+    return Pool(x.reshape(many * each, *dataset.shape), y, trains, np.repeat(np.arange(many), each), source)
 
 
 def divided(rng: np.random.Generator, dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarray]]) -> Pool:
