@@ -159,8 +159,8 @@ def test_mistakes_are_found_before_anything_trains(tmp_path):
 
 def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["tune", "quickstart", "--set", "method.name=majority", "compare=[]", "rounds=0", "--sampler", "grid"]
-    words += ["--over", "train.lr=0.1,0.2", "--set", "scenario.validation=0.2", "scenario.clients=10"]
+    words = ["tune", "quickstart", "--set", "method.name=majority", "compare=[]", "model=linear", "rounds=0"]
+    words += ["scenario.validation=0.2", "scenario.clients=10", "--over", "train.lr=0.1,0.2", "--sampler", "grid"]
     assert cli.status([*words, "--test"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["method", "train.lr", "trials", "accuracy,", "validation", "examples", "accuracy"]
