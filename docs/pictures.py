@@ -1,4 +1,4 @@
-"""Draw the pictures of README and docs: python docs/pictures.py [clusters] [methods] [scenarios] [figures] [sweep]."""
+"""Draw the pictures of README and docs: python docs/pictures.py [clusters] [methods] [scenarios] [figures] …"""
 
 import sys
 import tempfile
@@ -191,6 +191,14 @@ def sweep() -> Iterator[tuple[str, Figure]]:
         yield "figures/effect", plotting.effect(found.histories)
 
 
+def search() -> Iterator[tuple[str, Figure]]:
+    """Three methods tuned by the same number of trials, as the page about tuning does."""
+    scenario = {"name": "rotated", "clients": 100, "angles": [0, 90, 180, 270], "scale": "standard", "validation": 0.2}
+    given = {"scenario": scenario, "compare": ["fedavg", {"name": "ifca", "clusters": 4}], "rounds": 10}
+    found = jcfl.tune("quickstart", sampler="tpe", trials=16, **given)
+    yield "figures/search", plotting.search(found.rows(), found.by)
+
+
 def unlabelled(axis: Axes, title: str) -> None:
     """A panel of points with a title and nothing else."""
     remove_axes(axis)
@@ -206,7 +214,7 @@ def count(labels: np.ndarray) -> str:
 
 
 DRAWN: dict[str, Callable[[], Iterator[tuple[str, Figure]]]] = {
-    function.__name__: function for function in (clusters, methods, scenarios, figures, sweep)
+    function.__name__: function for function in (clusters, methods, scenarios, figures, sweep, search)
 }
 
 

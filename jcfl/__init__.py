@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jcfl.runs.devices import use_cores as use_cores
     from jcfl.runs.environment import use_cache as use_cache
     from jcfl.runs.experiment import run as run
+    from jcfl.runs.searching import tune as tune
     from jcfl.runs.sweeping import sweep as sweep
 
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "choose_k": "jcfl.runs.choice",
     "run": "jcfl.runs.experiment",
     "sweep": "jcfl.runs.sweeping",
+    "tune": "jcfl.runs.searching",
     "use_cache": "jcfl.runs.environment",
     "use_cores": "jcfl.runs.devices",
 }
@@ -39,6 +41,7 @@ __all__ = [
     "results",  # pyright: ignore[reportUnsupportedDunderAll]
     "run",
     "sweep",
+    "tune",
     "use_cache",
     "use_cores",
 ]

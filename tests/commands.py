@@ -7,6 +7,7 @@ import typer
 
 from jcfl import cli
 from jcfl.cli.arguments import configured, grid, separated
+from jcfl.cli.tuning import axes
 from jcfl.cli.viewing import kinds
 from jcfl.runs import config
 from jcfl.runs.reproducing.tables import find
@@ -32,13 +33,14 @@ def checked(command: str) -> None:
         return
     found = typer.main.get_command(cli.app)
     context = found.commands[name].make_context(name, words)  # pyright: ignore[reportAttributeAccessIssue]
-    if name in ("run", "show", "sweep") and context.params.get("resume") is None:
+    if name in ("run", "show", "sweep", "tune") and context.params.get("resume") is None:
         configured(*separated(context.params["words"], context.params["overrides"]))
     if name == "reproduce" and not context.params["as_list"]:
         table = find(context.params["table"])
-        assert {*(context.params["only"] or [])} <= {*table.given.printed.rows} and table.budget(
-            context.params["budget"]
-        )
+        known = {*table.given.printed.rows, *table.given.printed.columns}
+        assert {*(context.params["only"] or [])} <= known and table.budget(context.params["budget"])
+    if name == "tune":
+        axes(context.params["over"])
     if name == "sweep":
         grid(context.params["over"])
     if name == "list" and context.params["what"] not in config.presets():

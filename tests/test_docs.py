@@ -129,7 +129,9 @@ PAIRS = [(page, command) for page in PAGES for command in dict.fromkeys(commands
 @pytest.mark.parametrize(("page", "command"), PAIRS)
 def test_every_command_parses(tmp_path, monkeypatch, page, command):
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(blocks(PAGES["tutorial.md"], "yaml")[0])
+    Path("runs/quickstart-tune").mkdir(parents=True)
+    for name in ("mine.yaml", "runs/quickstart-tune/tuned-stocfl.yaml"):
+        Path(name).write_text(blocks(PAGES["tutorial.md"], "yaml")[0])
     checked(command)
 
 
@@ -158,6 +160,8 @@ def test_python_runs(tmp_path, monkeypatch, capsys, page):
         assert len(np.unique(names["history"].labels[0, -1])) == 2
     elif page == "pieces.md":
         assert names["history"]["purity"][0, -1] == 1.0
+    elif page == "tuning.md":
+        assert names["config"].train.options["lr"] in (0.01, 0.1, 1.0) and names["figure"].axes
     else:
         assert names["federation"].groups.shape == (12,)
 

@@ -154,7 +154,13 @@ def sweep(
     ] = None,
     overrides: Overrides = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to run at every point.")] = None,
-    by: Annotated[str, typer.Option(help="The score by which the best point is marked.")] = "accuracy_micro",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="The score by which the best point is marked.",
+            show_default="accuracy, on validation examples where there are some",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -175,7 +181,8 @@ def sweep(
 
     Points that differ only in numbers such as lambda, tau or the learning rate are compiled once and run side by side.
     A sweep's file is a configuration with the keys `grid: {KEY: [VALUE, ...]}` or `list: [{KEY: VALUE}, ...]`, and
-    `base:` for what it changes. Each point leaves an ordinary run's folder. The best is best on test examples.
+    `base:` for what it changes. Each point leaves an ordinary run's folder. The best point
+    is chosen on validation examples; without any (`scenario.validation`) it is an oracle, chosen on test examples.
     """
     from jcfl.cli import display
     from jcfl.results import claimed
@@ -194,7 +201,8 @@ def sweep(
         settings = assigned(changes) | {"made_by": {"command": shlex.join(context.obj)}}
     settings |= {"data_dir": str(data_dir)} if data_dir is not None else {}
     use_cache()
-    sweeping.refuse_score(by)
+    if by is not None:
+        sweeping.refuse_score(by)
     whole = sweeping.points(what, grid(over), **settings)
     console, progress = display.screen(), display.screen(stderr=True)
     with (
@@ -208,6 +216,7 @@ def sweep(
         print((folder / "sweep.json").read_text("utf-8"), end="")
     elif not quiet:
         console.print(display.sweep_table(found), highlight=False)
+        console.print(f"The point marked * is {found.chosen}.", **PLAIN)
         console.print(f"Written to {folder}{drawn}", **PLAIN)
 
 

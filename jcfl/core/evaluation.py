@@ -16,6 +16,7 @@ from jcfl.types import Array, Federation, Grouping, Model, Models, State, Task, 
 
 LogitsFunction = Callable[[Model, Model, Array], Array]
 Predict = Callable[[State, Federation], tuple[Array, Array]]
+Evaluate = Callable[[State, Federation], dict[str, Array]]
 
 
 def outcome(task: Task, state: State, federation: Federation, labels: Array, logits: Array) -> dict[str, Array]:
@@ -37,6 +38,22 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
         "losses": jnp.zeros(m).at[owner].add(task.loss(logits, targets)),
         "seen": state.seen,
     }
+
+
+def with_validation(evaluate: Evaluate) -> Evaluate:
+    """An evaluation that has the clients' answers to their validation examples too, where a federation has some.
+
+    They are added as `validation_counts` and `validation_losses`, as `outcome` gives those of test examples.
+    """
+
+    def both(state: State, federation: Federation) -> dict[str, Array]:
+        found = evaluate(state, federation)
+        if "validation" not in federation.splits:
+            return found
+        again = evaluate(state, federation.replace(test=federation.validation, validation=()))
+        return found | {metrics.VALIDATION + name: again[name] for name in metrics.ANSWERS if name in again}
+
+    return both
 
 
 def shared_accuracy(context: Context, state: State, federation: Federation) -> Array:

@@ -184,7 +184,12 @@ class Local(NamedTuple):
         return optax.chain(decay, optax.sgd(self.lr, None if is_zero(self.momentum) else self.momentum))
 
 
-Rate = Annotated[float, Field(gt=0, description="learning rate η")]
+Rate = Annotated[
+    float, Field(gt=0, description="learning rate η", json_schema_extra={"search": [0.001, 1.0], "log": True})
+]
+SmallRate = Annotated[
+    float, Field(gt=0, description="learning rate η", json_schema_extra={"search": [0.0001, 0.1], "log": True})
+]
 Epochs = Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")]
 Steps = Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")]
 Batch = Annotated[int, Field(ge=1)] | Literal["full"]
@@ -222,7 +227,7 @@ def sgd(
 @register("train", "adam")
 def adam(
     *,
-    lr: Rate = 0.001,
+    lr: SmallRate = 0.001,
     epochs: Epochs = None,
     steps: Steps = None,
     batch_size: Batch = "full",
@@ -245,7 +250,7 @@ def adam(
 def by_name(
     *,
     optimizer: Annotated[str, Field(description="an optimizer of optax: lion, rmsprop, adagrad, …")] = "rmsprop",
-    lr: Rate = 0.001,
+    lr: SmallRate = 0.001,
     epochs: Epochs = None,
     steps: Steps = None,
     batch_size: Batch = "full",

@@ -46,7 +46,7 @@ def from_clients(
         classes: the number of classes; the largest label plus one unless given.
         name: what the federation is called.
         min_examples: the fewest (training, test) examples of a client.
-        **options: those of `federation`: `seed`, `held_out`, `arrivals`, `departures`, `scale`.
+        **options: those of `federation`: `seed`, `validation`, `held_out`, `arrivals`, `departures`, `scale`.
 
     Returns:
         The federation, its leaves in NumPy.
@@ -93,9 +93,9 @@ def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) 
     row = np.ascontiguousarray(made.x).view(np.uint32).reshape(-1).astype(np.int32)  # of the file, in the pool's order
     labels = np.zeros(len(x), np.int32)  # of rows that nobody owns too
     labels[row] = made.y
-    train, test = (part.replace(rows=row[part.rows]) for part in (made.train, made.test))
+    splits = {name: split.replace(rows=row[split.rows]) for name, split in made.splits.items()}
     x = x[..., None] if x.ndim == 3 else x
-    return made.replace(x=x, y=labels, train=train, test=test, mean=made.mean[:1], std=made.std[:1])
+    return made.replace(x=x, y=labels, mean=made.mean[:1], std=made.std[:1], **splits)
 
 
 def _in_order(names: list[Any], groups: Mapping[Any, int]) -> list[int]:

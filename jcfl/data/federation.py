@@ -11,13 +11,16 @@ from pydantic import Field
 
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
-from jcfl.data.dataset import CLASSES as LARGEST
 from jcfl.data.dataset import Dataset, Examples, examples, whole_numbers
-from jcfl.data.partition import NOBODY, Draws, Least, Partition
+from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
+from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.types import NEVER, Federation, Split
+
+VALIDATION = 6
+"""The random stream of validation examples among those of a federation's seed, after the attackers'."""
 
 COUNTS = 24
 """Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are answered."""
@@ -36,6 +39,9 @@ def federation(
     *,
     seed: Annotated[int, Field(ge=0, lt=2**64, description="seed of all that is drawn at random")] = 0,
     min_examples: Least = (10, 2),
+    validation: Annotated[
+        float, Field(ge=0, lt=1, description="share of each client's training examples to choose options by")
+    ] = 0.0,
     held_out: Annotated[float, Field(ge=0, lt=1, description="share of clients that never train")] = 0.0,
     arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive then}")] = {},  # noqa: B006
     departures: Annotated[Shares, Field(description="{round: share of clients that leave then}")] = {},  # noqa: B006
@@ -55,6 +61,8 @@ def federation(
         seed: the seed of all random streams.
         min_examples: the fewest (training, test) examples a client may have; see `topped_up`. A client without test
             examples has weight 0 in a mean by size.
+        validation: the share of each client's training examples on which nobody trains; see `with_validation`. It is
+            taken last, so `min_examples` counts these examples too.
         held_out: the share of clients that never train, drawn from all groups in proportion.
         arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
         departures: by round, the share of clients that depart in this round.
@@ -67,7 +75,8 @@ def federation(
     Raises:
         InputError: an unknown option, a wrong value, or too little data for the request.
     """
-    common = {"seed": seed, "min_examples": min_examples, "held_out": held_out, "arrivals": arrivals}
+    common = {"seed": seed, "min_examples": min_examples, "validation": validation}
+    common |= {"held_out": held_out, "arrivals": arrivals}
     common = registry.options("federation", "options", common | {"departures": departures, "scale": scale})
     datasets = [dataset] if isinstance(dataset, Dataset) else dataset
     if not isinstance(datasets, list | tuple) or not all(isinstance(one, Dataset) for one in datasets):
@@ -81,15 +90,17 @@ def federation(
     refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
-    draw, top, *streams = np.random.default_rng(common["seed"]).spawn(5)
+    draw, top, *streams = np.random.default_rng(common["seed"]).spawn(VALIDATION + 1)
     made = make(draw, *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
         whole = _from_draws(made, classes, name)
     else:
         whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
-        whole = _from_partition(topped_up(top, made, common["min_examples"]), classes, name)
-    return _scaled(_with_attendance(checked(whole), streams, common), common["scale"])
+        made = _owned(topped_up(top, made, common["min_examples"]))
+        whole = _from_partition(made, classes, name)
+    whole = with_validation(streams[-1], checked(whole), common["validation"], made.source)
+    return _scaled(_with_attendance(whole, streams[:3], common), common["scale"])
 
 
 def place(federation: Federation) -> Federation:
@@ -135,12 +146,17 @@ def _takes_several(make: Callable[..., Partition]) -> bool:
     return any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(make).parameters.values())
 
 
-def _from_partition(partition: Partition, classes: int, name: str) -> Federation:
-    """The federation of a partition; examples without an owner are left out of the pool."""
+def _owned(partition: Partition) -> Partition:
+    """The partition without the examples that have no owner."""
     owned = partition.owner >= 0
-    if not owned.all():
-        x, y, trains, owner = (field[owned] for field in partition[:4])
-        partition = Partition(x, y, trains, owner, partition.groups)
+    if owned.all():
+        return partition
+    x, y, trains, owner = (field[owned] for field in partition[:4])
+    return Partition(x, y, trains, owner, partition.groups, partition.source[owned[: len(partition.source)]])
+
+
+def _from_partition(partition: Partition, classes: int, name: str) -> Federation:
+    """The federation of a partition."""
     clients = len(partition.groups)
     train, test = (_split(partition.owner, half, clients) for half in (partition.trains, ~partition.trains))
     return assembled(partition.x, partition.y, partition.groups, train, test, classes, name)
@@ -178,14 +194,6 @@ def _split(owner: np.ndarray, half: np.ndarray, clients: int) -> Split:
     rows = np.flatnonzero(half)
     rows = rows[np.argsort(owner[rows], kind="stable")]
     return packed(rows, np.bincount(owner[rows], minlength=clients))
-
-
-def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
-    """A split whose `rows` [r] belong to the clients in turn, `sizes` [m] of them to each."""
-    if len(rows) > LARGEST:
-        raise InputError(f"clients own {len(rows)} examples together; at most {LARGEST} can be numbered")
-    leaves: Any = (leaf.astype(np.int32) for leaf in (rows, np.cumsum(sizes) - sizes, sizes))
-    return Split(*leaves, width=int(sizes.max()))
 
 
 def _with_attendance(

@@ -38,7 +38,7 @@ def with_attackers(federation: Federation, share: float, seed: int) -> Federatio
 def with_flipped_labels(federation: Federation) -> Federation:
     """The federation in which label y of every training example of an attacker is c − 1 − y (Fang et al. 2020).
 
-    Test examples keep their labels.
+    Test and validation examples keep their labels.
 
     Raises:
         InputError: an attacker shares an example with another client or with a test set.
@@ -50,7 +50,8 @@ def with_flipped_labels(federation: Federation) -> Federation:
     taken = rows[place][hostile]
     others = np.zeros(len(y), bool)
     others[rows[place][~hostile]] = True
-    others[np.asarray(federation.test.rows)] = True
+    for name in federation.splits.keys() - {"train"}:
+        others[np.asarray(federation.splits[name].rows)] = True
     if others[taken].any():
         raise InputError(
             f"{federation.name}: attackers share examples with other clients, so their labels cannot be flipped alone; "

@@ -6,13 +6,15 @@ depend on the sizes of the clients.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
+from jcfl.data.dataset import CLASSES as LARGEST
 from jcfl.data.dataset import Dataset
 from jcfl.errors import InputError, refuse_beyond_memory
+from jcfl.types import Split
 
 NOBODY = -1
 """The owner of an example without a client, and the group of a client whose true group is not known."""
@@ -38,6 +40,7 @@ class Pool(NamedTuple):
     y: np.ndarray  # [N]
     trains: np.ndarray  # [N] bool, for training; the others are for testing
     part: np.ndarray  # [N] int, the version of the data an example belongs to
+    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
 
 
 class Partition(NamedTuple):
@@ -48,6 +51,7 @@ class Partition(NamedTuple):
     trains: np.ndarray  # [N] bool
     owner: np.ndarray  # [N] int, the client that owns an example, -1 for nobody
     groups: np.ndarray  # [m] int, -1 where not known
+    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
 
 
 class Draws(NamedTuple):
@@ -58,6 +62,15 @@ class Draws(NamedTuple):
     train: np.ndarray  # [m, n] int32, every client's training examples
     test: np.ndarray  # [m, t] int32
     groups: np.ndarray  # [m] int, -1 where not known
+    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
+
+
+def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:
+    """A split whose `rows` [r] belong to the clients in turn, `sizes` [m] of them to each."""
+    if len(rows) > LARGEST:
+        raise InputError(f"clients own {len(rows)} examples together; at most {LARGEST} can be numbered")
+    leaves: Any = (leaf.astype(np.int32) for leaf in (rows, np.cumsum(sizes) - sizes, sizes))
+    return Split(*leaves, width=int(sizes.max()))
 
 
 def pool(dataset: Dataset) -> Pool:
@@ -82,7 +95,8 @@ def copied(dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarra
         x[part, len(dataset.train) :] = version(dataset.test.x)
     y = np.tile(np.concatenate([half.y for half in halves]), many)
     trains = np.tile(np.arange(each) < len(dataset.train), many)
-    return Pool(x.reshape(many * each, *dataset.shape), y, trains, np.repeat(np.arange(many), each))
+    source = np.tile(np.arange(each, dtype=np.int32), many)
+    return Pool(x.reshape(many * each, *dataset.shape), y, trains, np.repeat(np.arange(many), each), source)
 
 
 def divided(rng: np.random.Generator, dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarray]]) -> Pool:

@@ -109,7 +109,7 @@ def crowd(
     first = groups.astype(np.int32)[:, None] * whole
     train = first + rng.integers(0, part, (clients, examples[0]), np.int32)
     test = first + part + rng.integers(0, len(dataset.test), (clients, examples[1]), np.int32)
-    return Draws(parts.x, parts.y, train, test, groups)
+    return Draws(parts.x, parts.y, train, test, groups, parts.source)
 
 
 @register("scenario", "shifted")
@@ -185,13 +185,13 @@ def natural(
     client = np.full(len(known), NOBODY, np.int32)
     client[kept] = np.arange(len(kept))
     groups = np.full(len(kept), NOBODY) if dataset.group_of_user is None else dataset.group_of_user[known[kept]]
-    return Partition(examples.x, examples.y, examples.trains, client[index], groups)
+    return Partition(examples.x, examples.y, examples.trains, client[index], groups, examples.source)
 
 
 def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray) -> Partition:
     """The partition in which the clients of group g have random equal shares of part g."""
     owner = random_owners(rng, parts.part, parts.trains, group_shares(groups))
-    return Partition(parts.x, parts.y, parts.trains, owner, groups)
+    return Partition(parts.x, parts.y, parts.trains, owner, groups, parts.source)
 
 
 def _user_pool(rng: np.random.Generator, dataset: Dataset, test_fraction: float) -> tuple[Pool, np.ndarray]:

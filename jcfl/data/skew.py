@@ -209,14 +209,14 @@ def _own_labels(
     mine[several] = (among[several] * rng.random((several.sum(), len(label_sets)))).argmax(1)
     cell = np.where(among.any(1), examples.part * len(label_sets) + mine, NOBODY)
     owner = random_owners(rng, cell, examples.trains, group_shares(groups))
-    return Partition(examples.x, examples.y, examples.trains, owner, groups)
+    return Partition(examples.x, examples.y, examples.trains, owner, groups, examples.source)
 
 
 def _by_class(rng: np.random.Generator, dataset: Dataset, shares: np.ndarray, groups: np.ndarray) -> Partition:
     """Every class shared out by its row of shares [c, m]."""
     examples = pool(dataset)
     owner = random_owners(rng, examples.y, examples.trains, shares)
-    return Partition(examples.x, examples.y, examples.trains, owner, groups)
+    return Partition(examples.x, examples.y, examples.trains, owner, groups, examples.source)
 
 
 def _workable_shares(rng: np.random.Generator, dataset: Dataset, need: np.ndarray, alpha: float) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Whether a federation's arrays fit each other, for those that a scenario of one's own or a program has made."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -44,8 +44,8 @@ def checked(federation: Federation) -> Federation:
         _refuse_kind(federation.hostile, "hostile", where, "b")
     for what in ("mean", "std"):
         _refuse_scale(getattr(federation, what), what, where, x.shape[-1])
-    for half in ("train", "test"):
-        rows(federation, half)
+    for name in federation.splits:
+        rows(federation, name)
     return federation
 
 
@@ -77,14 +77,14 @@ def _refuse_scale(values: Any, what: str, where: str, channels: int) -> None:
         raise InputError(f"{where}: {what} is {shown(values)}; expected a tuple of one number, or of {channels}")
 
 
-def rows(federation: Federation, half: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
+def rows(federation: Federation, half: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows that clients own, in the clients' order `[r]`, and how many each of them owns `[m]`.
 
     Raises:
         InputError: a client's rows are not in the pool, or are not where the client's start and size say.
     """
     _refuse_other(federation)
-    split: Split = getattr(federation, half)
+    split: Split = federation.splits[half]
     clients, where = len(np.asarray(federation.groups)), f"{_where(federation)} ({half})"
     if not isinstance(split, Split):
         raise InputError(f"{where}: expected rows, start, size and width, got {shown(split)}")
@@ -116,7 +116,7 @@ def _where(federation: Federation) -> str:
 
 def _whose(federation: Federation, row: int) -> str:
     """The client that owns a row, in words; nothing where no client does."""
-    for split in (federation.train, federation.test):
+    for split in federation.splits.values():
         start, size = np.asarray(split.start), np.asarray(split.size)
         for place in np.flatnonzero(np.asarray(split.rows) == row):
             for client in np.flatnonzero((start <= place) & (place < start + size)):

@@ -1,6 +1,6 @@
 """A federation in numbers: sizes, classes per client, and the accuracy of guessing."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from jcfl.data.soundness import rows
 from jcfl.types import Federation
 
 
-def label_counts(federation: Federation, split: Literal["train", "test"] = "train") -> np.ndarray:
+def label_counts(federation: Federation, split: str = "train") -> np.ndarray:
     """How many examples of every class every client has, `[m, c]`.
 
     Raises:

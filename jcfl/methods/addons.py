@@ -25,9 +25,10 @@ from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Prox
 from jcfl.errors import InputError
 from jcfl.grouping.groups import KMeans
 from jcfl.grouping.when import Once
+from jcfl.methods.options import SEARCH
 from jcfl.registry import register
 
-Weight = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0, json_schema_extra=SEARCH)]
 Temperature = Annotated[float, Field(gt=0, description="temperature τ of the softmax")]
 Parameters = Annotated[On, Field(description="which parameters")]
 

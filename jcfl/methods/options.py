@@ -1,14 +1,19 @@
 """The options that several methods have in common."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from jcfl.core.method import Weights
 from jcfl.grouping.losses import Clusters as Clusters
 
-Mu = Annotated[float, Field(ge=0, description="weight of the proximal term to the round's start")]
-Lam = Annotated[float, Field(ge=0, description="weight of the proximal term")]
+SEARCH: Any = {"search": [0.001, 1.0], "log": True}
+"""Where `jcfl tune` searches a weight for which no value is usual: equal steps are equal factors."""
+
+Mu = Annotated[
+    float, Field(ge=0, description="weight of the proximal term to the round's start", json_schema_extra=SEARCH)
+]
+Lam = Annotated[float, Field(ge=0, description="weight of the proximal term", json_schema_extra=SEARCH)]
 Averaging = Annotated[Weights, Field(description="how clients count in an average")]
 SharedUpdate = Annotated[
     Literal["parallel", "sequential"],

@@ -17,7 +17,14 @@ from jcfl.registry import register
 @register("method", "stocfl")
 def stocfl(
     *,
-    tau: Annotated[float, Field(ge=-1, description="merge at this cosine or above; above 1 never merges")] = 0.5,
+    tau: Annotated[
+        float,
+        Field(
+            ge=-1,
+            description="merge at this cosine or above; above 1 never merges",
+            json_schema_extra={"search": [0.0, 1.0]},
+        ),
+    ] = 0.5,
     lam: Lam = 0.05,
     similarity: Annotated[Literal["plain", "noise_corrected"], Field(description="how a cosine is formed")] = "plain",
     merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters unite")] = "greedy",

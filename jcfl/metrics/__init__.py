@@ -17,16 +17,19 @@ from jcfl.metrics.cohesion import (
 )
 from jcfl.metrics.counts import confusion, counts
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1
-from jcfl.metrics.scores import measured
-from jcfl.metrics.table import HELD_OUT, Place, Score, register_score, score, score_names, scores
+from jcfl.metrics.scores import ANSWERS, measured
+from jcfl.metrics.table import HELD_OUT, VALIDATION, Place, Score, bare_name, register_score, score, score_names, scores
 
 __all__ = [
+    "ANSWERS",
     "HELD_OUT",
+    "VALIDATION",
     "Evaluation",
     "Place",
     "Score",
     "accuracy",
     "ari",
+    "bare_name",
     "cluster_gram",
     "clusterability",
     "clustering",

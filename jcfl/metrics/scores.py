@@ -7,11 +7,17 @@ import numpy as np
 
 from jcfl.metrics import agreement
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1, mean, ratio
-from jcfl.metrics.table import EVERYWHERE, HELD_OUT, Place, Score, add, register_score, scores
+from jcfl.metrics.table import EVERYWHERE, HELD_OUT, VALIDATION, Over, Place, Score, add, register_score, scores
 from jcfl.types import Federation
 
 FIELDS = ("labels", "counts", "losses", "seen")
 """What the device has to hand over of every client so that scores can be computed."""
+
+ANSWERS = ("counts", "losses")
+"""Those of them that say how clients answered some examples."""
+
+CLUSTERING: tuple[Over, ...] = ("present", "held out")
+"""What a score is taken over that does not depend on the examples answered."""
 
 
 def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> dict[str, Any]:
@@ -24,9 +30,10 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
 
     Returns:
         Every registered score over the clients that are in the federation in this round; the same with `held_out_`
-        before the name over clients that never train, where there are any; scores of honest clients, where there are
-        attackers; the scalars that the method measured itself;
-        `labels` and `accuracy_clients`, [m] each. An outcome without `counts` is returned as it is.
+        before the name over clients that never train, where there are any; with `validation_` on validation examples,
+        where `outcome` has their `validation_counts` and `validation_losses`; scores of honest clients, where there are
+        attackers; the scalars that the method measured itself; `labels` and `accuracy_clients`, [m] each. An outcome
+        without `counts` is returned as it is.
     """
     if any(name not in outcome for name in FIELDS):
         return dict(outcome)
@@ -36,12 +43,16 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
     arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
     arrays |= {"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}
     present = ~held_out & (arrive <= round) & (round <= depart)
-    found = {name: value for name, value in outcome.items() if name not in FIELDS}
+    validation = {name: np.asarray(outcome[VALIDATION + name]) for name in ANSWERS if VALIDATION + name in outcome}
+    known = {*FIELDS, *(VALIDATION + name for name in ANSWERS)}
+    found = {name: value for name, value in outcome.items() if name not in known}
     found |= taken(Evaluation.of(arrays, present), "present", "")
     if federation.is_attacked:
         found |= taken(Evaluation.of(arrays, present), "attacked", "")
     if held_out.any():
         found |= taken(Evaluation.of(arrays, held_out), "held out", HELD_OUT)
+    if validation:
+        found |= taken(Evaluation.of(arrays | validation, present), "validation", VALIDATION)
     return found | {"labels": arrays["labels"], "accuracy_clients": accuracy(arrays["counts"]).astype(np.float32)}
 
 
@@ -92,27 +103,39 @@ def loss(clients: Evaluation) -> float:
     return float(ratio(clients.losses[clients.size > 0].sum(dtype=float), clients.size.sum()))
 
 
-@register_score("clusters", unit="clusters", places=("terminal", "report", "clusters", "effect"))
+@register_score("clusters", unit="clusters", over=CLUSTERING, places=("terminal", "report", "clusters", "effect"))
 def clusters(clients: Evaluation) -> int:
     """The number of clusters that serve somebody."""
     return agreement.clusters(clients.labels)
 
 
-@register_score("purity", better="higher", places=("terminal", "report", "effect"))
+@register_score("purity", better="higher", over=CLUSTERING, places=("terminal", "report", "effect"))
 def purity(clients: Evaluation) -> float:
     """The share of clients that belong to the largest group of their cluster."""
     return agreement.purity(clients.labels, clients.groups)
 
 
 @register_score(
-    "ari", title="adjusted Rand index", short="ARI", better="higher", places=("terminal", "report", "clusters")
+    "ari",
+    title="adjusted Rand index",
+    short="ARI",
+    better="higher",
+    over=CLUSTERING,
+    places=("terminal", "report", "clusters"),
 )
 def ari(clients: Evaluation) -> float:
     """The adjusted Rand index of clusters and true groups."""
     return agreement.ari(clients.labels, clients.groups)
 
 
-@register_score("nmi", title="normalised mutual information", short="NMI", better="higher", places=("report",))
+@register_score(
+    "nmi",
+    title="normalised mutual information",
+    short="NMI",
+    better="higher",
+    over=CLUSTERING,
+    places=("report",),
+)
 def nmi(clients: Evaluation) -> float:
     """The normalised mutual information of clusters and true groups."""
     return agreement.nmi(clients.labels, clients.groups)
@@ -145,7 +168,7 @@ def f1_pooled(clients: Evaluation) -> float:
     return float(f1(clients.counts.sum(0)))
 
 
-@register_score("pair_purity", title="pair purity", better="higher", places=())
+@register_score("pair_purity", title="pair purity", better="higher", over=CLUSTERING, places=())
 def pair_purity(clients: Evaluation) -> float:
     """The share of same-group pairs inside a cluster, averaged over clusters by size."""
     return agreement.pair_purity(clients.labels, clients.groups)

@@ -20,8 +20,17 @@ EVERYWHERE: tuple[Place, ...] = ("terminal", "report", "report, held out", "curv
 HELD_OUT = "held_out_"
 """The prefix of a score's name where it is taken over the clients that never train."""
 
-Over = Literal["present", "held out", "attacked"]
-"""The clients that a score is taken over."""
+VALIDATION = "validation_"
+"""The prefix of a score's name where it is taken on validation examples, not on test examples."""
+
+WHERE = {HELD_OUT: "held-out clients", VALIDATION: "validation examples"}
+"""What a prefix adds to a score's title."""
+
+Over = Literal["present", "held out", "attacked", "validation"]
+"""The clients that a score is taken over, with their test examples or with their validation examples."""
+
+OVER: tuple[Over, ...] = ("present", "held out", "validation")
+"""What a score is taken over unless it says otherwise."""
 
 Function = Callable[[Evaluation], float]
 
@@ -33,7 +42,8 @@ class Score:
     """One score.
 
     `over` says which clients it is taken over: those in the federation in the evaluated round ("present"), those that
-    never train ("held out"), or both, each on its own; "attacked" is as "present", in federations with attackers only.
+    never train ("held out"), or both, each on its own; "attacked" is as "present", in federations with attackers only;
+    "validation" is as "present" with the clients' validation examples, in federations that have some.
     Without a `function` the method measures the score itself.
     """
 
@@ -42,7 +52,7 @@ class Score:
     short: str = ""  # as the head of a column
     unit: Literal["", "%", "clusters"] = ""  # "%": a share, shown times 100; "clusters": a whole number
     better: Literal["higher", "lower"] | None = None  # None: neither
-    over: tuple[Over, ...] = ("present", "held out")
+    over: tuple[Over, ...] = OVER
     places: tuple[Place, ...] = ()
     function: Function | None = None
     meaning: str = ""  # in one sentence
@@ -70,7 +80,7 @@ def register_score(
     short: str = "",
     unit: Literal["", "%", "clusters"] = "",
     better: Literal["higher", "lower"] | None = None,
-    over: tuple[Over, ...] = ("present", "held out"),
+    over: tuple[Over, ...] = OVER,
     places: tuple[Place, ...] = EVERYWHERE,
 ) -> Callable[[Function], Function]:
     """Put the decorated function into the table of scores under `name`.
@@ -91,7 +101,8 @@ def register_score(
         short: the head of its column; by default the title.
         unit: "%" for a share, "clusters" for a whole number.
         better: whether higher or lower values are better; a sweep can choose its best point only by such a score.
-        over: the clients it is taken over; over those held out its key begins with `held_out_`.
+        over: the clients it is taken over; over those held out its key begins with `held_out_`, on validation examples
+            with `validation_`.
         places: the tables and plots that show it.
     """
 
@@ -122,27 +133,35 @@ def scores(place: Place | None = None) -> dict[str, Score]:
 
 
 def score(name: str) -> Score:
-    """The score under a key of a history, with or without `held_out_`; one that nobody registered has no unit.
+    """The score under a key of a history, with or without a prefix; one that nobody registered has no unit.
 
-    >>> score("held_out_loss").better, score("zebra_stripes").title
-    ('lower', 'zebra stripes')
+    >>> score("held_out_loss").better, score("validation_f1_micro").title, score("zebra_stripes").title
+    ('lower', 'F1, validation examples', 'zebra stripes')
     """
-    table, outside = scores(), name.startswith(HELD_OUT)
-    bare = name.removeprefix(HELD_OUT)
-    one = table.get(bare) or filled(Score(bare))
-    return held_out(one) if outside else one
+    bare = bare_name(name)
+    one, prefix = scores().get(bare) or filled(Score(bare)), name.removesuffix(bare)
+    if not prefix:
+        return one
+    title, short = (f"{text}, {WHERE[prefix]}" for text in (one.title, one.short))
+    return replace(one, name=name, title=title, short=short)
+
+
+def bare_name(name: str) -> str:
+    """A score's name without a prefix.
+
+    >>> bare_name("validation_loss"), bare_name("loss")
+    ('loss', 'loss')
+    """
+    return name.removeprefix(next((prefix for prefix in WHERE if name.startswith(prefix)), ""))
 
 
 def score_names() -> list[str]:
     """The names that scores of an evaluation may have, in the order in which files have them."""
     table = scores().values()
-    return [one.name for one in table] + [HELD_OUT + one.name for one in table if "held out" in one.over]
-
-
-def held_out(one: Score) -> Score:
-    """A score as it is called over the clients that never train."""
-    title, short = (f"{text}, held-out clients" for text in (one.title, one.short))
-    return replace(one, name=HELD_OUT + one.name, title=title, short=short)
+    outside, kept = ("held out", HELD_OUT), ("validation", VALIDATION)
+    return [one.name for one in table] + [
+        prefix + one.name for over, prefix in (outside, kept) for one in table if over in one.over
+    ]
 
 
 def filled(one: Score) -> Score:

@@ -22,9 +22,9 @@ METRICS = "metrics.jsonl"
 
 NAMES = (
     "config.yaml", METRICS, "clusters.npz", "federation.npz", "summary.json", "comparison.json", "checkpoints", "runs",
-    "sweep.yaml", "sweep.json",
+    "sweep.yaml", "sweep.json", "tune.json",
 )  # fmt: skip
-"""What a run, a comparison or a sweep leaves: a folder with one of these is taken."""
+"""What a run, a comparison, a sweep or a search leaves: a folder with one of these is taken."""
 
 AGAIN = (METRICS, "clusters.npz", "federation.npz", "summary.json")
 """The files that a resumed run writes again from its checkpoint."""

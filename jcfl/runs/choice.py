@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.core.quality import keeps_models
-from jcfl.data.federation import assembled, packed
+from jcfl.data.federation import assembled
+from jcfl.data.partition import packed
 from jcfl.errors import InputError, shown
 from jcfl.registry import keywords_checked
 from jcfl.results import History, deviation

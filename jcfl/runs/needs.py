@@ -60,7 +60,8 @@ def needs(config: Config, federation: Federation, context: Context, states: int,
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
     _, local = context.trainer.rows_and_steps(context.population.width)
-    answers = 4 * federation.classes * int(np.size(federation.test.rows)) * side_by_side
+    answered = sum(np.size(split.rows) for name, split in federation.splits.items() if name != "train")
+    answers = 4 * federation.classes * answered * side_by_side
     examples = math.prod(federation.x.shape) * federation.x.dtype.itemsize
     owners = bytes_of(federation.replace(x=()))
     mapped = target().is_cpu and is_shared(federation.x)

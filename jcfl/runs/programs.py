@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jcfl.core.evaluation import with_validation
 from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
 from jcfl.runs.devices import cores, keys_on_devices, on_every_device
 from jcfl.types import Algorithm, Array, Federation, State
@@ -133,7 +134,8 @@ def compiling(
     init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
     init = jax.jit(init, out_shardings=where)
     step = several(lambda state, scalars, federation: make(scalars).step(state, federation), (0, 0, None))
-    evaluate = several(lambda state, scalars, federation: make(scalars).evaluate(state, federation), (0, 0, None))
+    judge = lambda state, scalars, federation: with_validation(make(scalars).evaluate)(state, federation)
+    evaluate = several(judge, (0, 0, None))
 
     def advance(state: State, scalars: Scalars, federation: Federation, until: Array) -> State:
         sound = lambda state: (state.failed < 0).all(-1).any() | (not stop_early)

@@ -26,12 +26,13 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     """The arrays of federation.npz.
 
     Returns:
-        `train`, `test` [m, c]: how many examples of every class each client has. `groups`, `held_out`, `arrive`,
-        `depart` [m]: as in the federation, and `hostile` [m] where clients attack. `compared` [n]: the clients that
-        are compared, all of them or a sample drawn by the run's seed. `cosine` [n (n - 1) / 2] float32: the upper
-        triangle, row by row, of the cosines between their gradients at the first seed's initial model, over all their
-        training examples (StoCFL's Ψ at its usual anchor). `pictured` [p]: some of these clients. `images`
-        [p, h, w, ch]: one training image of each, as it is stored; p is 0 if examples are not images.
+        `train`, `test`, and `validation` where there is one [m, c]: how many examples of every class each client has.
+        `groups`, `held_out`, `arrive`, `depart` [m]: as in the federation, and `hostile` [m] where clients attack.
+        `compared` [n]: the clients that are compared, all of them or a sample drawn by the run's seed. `cosine`
+        [n (n - 1) / 2] float32: the upper triangle, row by row, of the cosines between their gradients at the first
+        seed's initial model, over all their training examples (StoCFL's Ψ at its usual anchor). `pictured` [p]: some of
+        these clients. `images` [p, h, w, ch]: one training image of each, as it is stored; p is 0 if examples are not
+        images.
     """
     federation, config = plan.federation, plan.config
     task, m = plan.context.task, plan.context.population.clients
@@ -43,7 +44,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     key = stream(jax.random.key(config.seed), Stream.MODEL)
     compared = np.sort(order)
     return {
-        **{split: label_counts(federation, split).astype(np.int32) for split in ("train", "test")},
+        **{split: label_counts(federation, split).astype(np.int32) for split in federation.splits},
         **{name: np.asarray(getattr(federation, name)) for name in ("groups", "held_out", "arrive", "depart")},
         **({"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}),
         "compared": compared.astype(np.int32),

@@ -59,11 +59,18 @@ class Federation(struct.PyTreeNode):
     std: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     name: str = struct.field(pytree_node=False, default="")
     hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
+    validation: Split | tuple[()] = ()  # examples to choose by, on which nobody trains; () where there are none
 
     @property
     def is_attacked(self) -> bool:
         """Whether it is known which clients attack."""
         return not isinstance(self.hostile, tuple)
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Each split by its name: `train`, `test`, and `validation` where there is one."""
+        own = {} if isinstance(self.validation, tuple) else {"validation": self.validation}
+        return {"train": self.train, "test": self.test} | own
 
     def available(self, round: Array) -> Array:
         """The clients that can be asked in a round: not held out, arrived, and not departed. [m] bool"""

@@ -169,7 +169,7 @@ def facts_by_name(word: str, beside: Iterable[str] = ()) -> list[Facts]:
     Raises:
         InputError: no piece has this name; the nearest name, or the nearest word `beside` them, is offered.
     """
-    name = word.removeprefix(metrics.HELD_OUT)  # scores are described once, over whichever clients they are taken
+    name = metrics.bare_name(word)  # scores are described once, over whatever they are taken
     kinds = [kind for kind in KINDS if name in names(kind)]
     if not kinds:
         raise unknown("kind or name", word, [*titles(), *beside, *(one for kind in KINDS for one in names(kind))])

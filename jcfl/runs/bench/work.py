@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl.data.federation import assembled, packed
+from jcfl.data.federation import assembled
+from jcfl.data.partition import packed
 from jcfl.runs.compiling import seconds_of
 from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Models, Split, State

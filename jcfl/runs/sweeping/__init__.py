@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import TrainingError, unknown
+from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.nested import plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
@@ -26,6 +26,9 @@ from jcfl.runs.sweeping.groups import Training
 from jcfl.runs.sweeping.points import Over, Point, Points, points
 from jcfl.types import Federation
 
+ASK = "keep a share of the training examples for it, such as scenario.validation=0.1"
+"""What to do where there are no validation examples."""
+
 
 @dataclass
 class Sweep:
@@ -36,11 +39,14 @@ class Sweep:
     by: str  # the score that decides which is best
     compilations: int  # how often a program was compiled
 
-    def best(self) -> int | None:
-        """The point with the best mean score at the last evaluation; None where none has one.
+    @property
+    def chosen(self) -> str:
+        """How the best point is chosen, in words. One chosen on test examples is too good to report."""
+        on = "best on validation" if self.by.startswith(metrics.VALIDATION) else "oracle (chosen on test)"
+        return f"{on} by {self.by}"
 
-        Scores are those on test examples. The score of the best of many points is therefore too high to report.
-        """
+    def best(self) -> int | None:
+        """The point with the best mean score at the last evaluation, see `chosen`; None where none has one."""
         sign = -1 if metrics.score(self.by).better == "lower" else 1
         means = [sign * one.summary.get(self.by, {}).get("mean", math.nan) for one in self.histories]
         means = [math.nan if "failed" in one.summary else mean for mean, one in zip(means, self.histories, strict=True)]
@@ -61,7 +67,7 @@ def sweep(
     what: Federation | Config | Mapping[str, Any] | str | Path,
     over: Over | None = None,
     *,
-    by: str = "accuracy_micro",
+    by: str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     allow_versions: bool = False,
@@ -77,7 +83,8 @@ def sweep(
     Args:
         what: as for `jcfl.run`, or a sweep's file; methods to compare are ignored.
         over: values by dotted key, `{"method.lam": [0, 0.05], "train.lr": [0.1, 0.2]}`, or a list of points.
-        by: the registered score by which the best point is chosen.
+        by: the registered score by which the best point is chosen; by default accuracy, on validation examples where
+            every point has some (`scenario.validation`), else on test examples: then the best point is an oracle.
         out: the sweep's folder; each point has an ordinary run's folder under `runs`.
         resume: whether to go on with the sweep that `out` holds; points that are complete are not run again.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
@@ -88,7 +95,8 @@ def sweep(
         InputError: a point is wrong; nothing has been trained or written.
         TrainingError: at every point a model is no longer finite.
     """
-    refuse_score(by)
+    if by is not None:
+        refuse_score(by)
     folder = destination(out) if out is not None else None
     with claimed(folder, new=not resume) if folder is not None else nullcontext():
         return carried_out(points(what, over, **given), by, folder, resume, allow_versions, on_progress)
@@ -102,12 +110,17 @@ def refuse_score(by: str) -> None:
 
 
 def carried_out(
-    whole: Points, by: str, folder: Path | None, resume: bool, allow_versions: bool, on_progress: OnProgress | None
+    whole: Points,
+    by: str | None,
+    folder: Path | None,
+    resume: bool,
+    allow_versions: bool,
+    on_progress: OnProgress | None,
 ) -> Sweep:
     """A sweep that has been trained, in a folder that this process has claimed; see `sweep`."""
     whole = whole._replace(points=[begun(folder if resume else None, point) for point in whole.points])
     training = Training(whole, folder, on_progress or (lambda progress: None), allow_versions)
-    training.check()
+    by = chosen_score(by, training.check())
     if training.files is not None:
         training.files.renew()
         training.files.put_text("sweep.yaml", whole.text())
@@ -120,6 +133,21 @@ def carried_out(
     if all("failed" in one.summary for one in found.histories):
         raise TrainingError(f"every point failed; the first: {found.histories[0].summary['failed']}")
     return found
+
+
+def chosen_score(by: str | None, validated: bool) -> str:
+    """The score that the best point is chosen by.
+
+    Args:
+        by: the score that was asked for, None for accuracy.
+        validated: whether the clients of every point have validation examples.
+
+    Raises:
+        InputError: it is on validation examples, and there are none.
+    """
+    if by is not None and by.startswith(metrics.VALIDATION) and not validated:
+        raise InputError(f"{by}: there are no validation examples; {ASK}")
+    return by or f"{metrics.VALIDATION if validated else ''}accuracy_micro"
 
 
 def begun(folder: Path | None, point: Point) -> Point:
@@ -135,7 +163,9 @@ def begun(folder: Path | None, point: Point) -> Point:
 def write(files: Folder, sweep: Sweep) -> None:
     """Write sweep.json and sweep.csv: every point's values and last scores."""
     rows = sweep.rows()
-    files.put_json("sweep.json", {"by": sweep.by, "compilations": sweep.compilations, "points": rows})
+    files.put_json(
+        "sweep.json", {"by": sweep.by, "chosen": sweep.chosen, "compilations": sweep.compilations, "points": rows}
+    )
     keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
     scores = list(dict.fromkeys(score for one in sweep.histories for score in one.scores))
     columns = [f"{score}_{part}" for score in scores for part in ("mean", "std")]

@@ -41,11 +41,13 @@ CLIENTS = (*FEDERATION, "model", "seed")
 
 
 class Training:
-    """Trains the points of a sweep, group by group."""
+    """Trains the points of a sweep, or of a search, group by group. Points may be added after others have trained."""
 
-    def __init__(self, whole: Points, folder: Path | None, on_progress: OnProgress, allow_versions: bool = False):
+    def __init__(
+        self, whole: Points, folder: Path | None, on_progress: OnProgress, allow_versions: bool, name: str = "sweep"
+    ):
         self.whole, self.folder, self.on_progress = whole, folder, on_progress
-        self.allow_versions = allow_versions
+        self.allow_versions, self.name = allow_versions, name
         self.files = Folder(folder) if folder is not None else None
         self.histories: dict[str, History] = {}
         self.done = 0  # rounds, over all points and seeds
@@ -55,18 +57,29 @@ class Training:
         self.clients = LastMade()
         self.fingerprint = LastMade()
 
-    def check(self) -> None:
-        """Build every point's method, look at what is there of it, and train nothing."""
-        for group in grouped(self.whole.points):
+    def left(self) -> list[Point]:
+        """The points that this process has not trained yet."""
+        return [point for point in self.whole.points if point.name not in self.histories]
+
+    def check(self) -> bool:
+        """Build the method of every point that is left, look at what is there of it, and train nothing.
+
+        Returns:
+            whether the clients of each of them have validation examples.
+        """
+        validated = True
+        for group in grouped(self.left()):
             plan = self.plan(group[0])
+            validated &= "validation" in plan.federation.splits
             for point in group:
                 algorithm_by_options(point.config, plan.context, point.objects)({})
                 self.run(point, plan).look(self.allow_versions)
+        return validated
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
         left = []
-        for point in self.whole.points:
+        for point in self.left():
             found = finished_history(self.folder_of(point), point.config.rounds)
             if found is not None:
                 self.histories[point.name] = found
@@ -129,7 +142,7 @@ class Training:
                     stack.enter_context(results.claimed(run.folder.path, new=False))
                 key = key_text(run.plan.config, CLIENTS)
                 run.begin(lambda: self.clients(key, lambda: representation(run.plan)))
-            watch = lambda progress: self.on_progress(progress._replace(name="sweep"))
+            watch = lambda progress: self.on_progress(progress._replace(name=self.name))
             try:
                 train(part, shared.with_values(values), watch, stop, before=self.done, total=self.total)
             except TrainingError:  # nobody is left; each run knows its own failure

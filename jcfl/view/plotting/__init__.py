@@ -15,6 +15,7 @@ from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
 from jcfl.view.plotting.lines import clusters, curves, effect
 from jcfl.view.plotting.membership import flow, sizes
+from jcfl.view.plotting.search import search
 from jcfl.view.plotting.style import FORMATS, histories, save, titles
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "label_map",
     "samples",
     "save",
+    "search",
     "similarity",
     "sizes",
     "titles",

@@ -144,12 +144,13 @@ def scale_axis(axis: Axes, score: str) -> None:
 
 
 def shown_scores(runs: Sequence[History], place: metrics.Place) -> list[str]:
-    """The scores that a figure shows and that at least one run has.
+    """The scores that a figure shows and that at least one run has, each beside itself on validation examples.
 
     Raises:
         InputError: no run has any of them.
     """
-    found = [name for name in metrics.scores(place) if any(has_score(run, name) for run in runs)]
+    names = [prefix + name for name in metrics.scores(place) for prefix in ("", metrics.VALIDATION)]
+    found = [name for name in names if any(has_score(run, name) for run in runs)]
     if not found:
         raise InputError(f"no run has a score that this plot shows: {', '.join(metrics.scores(place))}")
     return found

@@ -1,0 +1,120 @@
+"""The command that searches options: `jcfl tune`."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Stopped, Track, app
+from jcfl.cli.arguments import configured, destination, option_overrides, separated
+from jcfl.metrics.table import VALIDATION, bare_name, score
+from jcfl.results import cell
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@app.command()
+def tune(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="CONFIG|PRESET", help="What to tune, with all methods in `compare`.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="KEY[=VALUE,VALUE...]",
+            help="What to search: values `train.lr=0.01,0.1`, a range `train.lr={low: 0.01, high: 1, log: true}`, or "
+            "the option's own bounds `method.tau`.",
+            show_default="all options that say where to search",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many trials every method has, at most.")] = 24,
+    sampler: Annotated[str, typer.Option(help="What to try next: random, grid, or tpe (needs Optuna).")] = "random",
+    batch: Annotated[int, typer.Option(min=1, help="How many trials tpe chooses at a time.")] = 8,
+    by: Annotated[
+        str, typer.Option(help="The score to choose by, on validation examples.")
+    ] = f"{VALIDATION}accuracy_micro",
+    test: Annotated[bool, typer.Option("--test", help="At the end, say the best trials' scores on test examples.")] = (
+        False
+    ),
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds every trial has.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder to write.", show_default="runs/NAME-tune", parser=destination, metavar="PATH"),
+    ] = None,
+    data_dir: DataDir = None,
+    allow_versions: AllowVersions = False,
+    track: Track = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all trials as JSON on stdout.")] = False,
+) -> None:
+    """Search the options of a method, and of those compared with it, by the same number of trials each.
+
+    The best trial is chosen on validation examples, which `scenario.validation` keeps; test examples decide nothing.
+    Run it again to go on where it was stopped: what has been run is not run again. Writes tune.json, a figure, and for
+    each method tuned-METHOD.yaml, which `jcfl run` takes.
+    """
+    from jcfl.cli import display
+    from jcfl.results import claimed, writable
+    from jcfl.runs import searching
+    from jcfl.runs.environment import use_cache
+    from jcfl.view import plotting
+
+    names, changes = separated(words, overrides)
+    config = configured(names, changes + option_overrides(seeds, track))
+    config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
+    given = {"made_by": {"command": shlex.join(context.obj)}}
+    use_cache()
+    search = searching.searched(config, given, axes(over), by, trials, batch, sampler)
+    folder = out or Path("runs") / f"{Path(names[0]).stem}-tune"
+    console, progress = display.screen(), display.screen(stderr=True)
+    with claimed(folder, new=False), display.watched(progress, quiet, ["tune"]) as watch:
+        try:
+            found = searching.carried_out(search, folder, allow_versions, watch)
+        except KeyboardInterrupt as error:
+            raise Stopped("interrupted; go on with the same command") from error
+        files = plotting.save(plotting.search(found.rows(), by), folder / "figures" / "search", ["png", "pdf"])
+    tested = found.test_scores() if test else {}
+    if as_json:
+        print(json.dumps(writable({"by": by, "trials": found.rows(), "test": tested}), indent=2))
+    elif not quiet:
+        console.print(shown(found, tested), highlight=False)
+        tuned = [folder / f"tuned-{title}.yaml" for title in found.best()]
+        console.print(f"Written to {', '.join(map(str, [*tuned, *files]))}", **PLAIN)
+
+
+def axes(over: list[str] | None) -> dict[str, Any] | None:
+    """What the options `--over` say to search; None without any."""
+    from jcfl.runs.sweeping.points import key_and_values
+
+    return dict(key_and_values(text) if "=" in text else (text, None) for text in over or []) or None
+
+
+def shown(found: Any, tested: dict[str, Any]) -> "Table":
+    """The best trial of every method: its values, its score, and that on test examples if it was asked for."""
+    from rich.table import Table
+    from rich.text import Text
+
+    best = found.best()
+    keys = list(dict.fromkeys(key for trial in best.values() for key in trial.values))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("method", *keys):
+        table.add_column(Text(title))
+    names = [found.by, *([bare_name(found.by)] if tested else [])]
+    for title in ("trials", *(score(name).title for name in names)):
+        table.add_column(title, justify="right")
+    for method in dict.fromkeys(trial.method for trial in found.trials):
+        number = str(sum(trial.method == method for trial in found.trials))
+        if method not in best:
+            table.add_row(method, *("–" for _ in keys), number, "diverged")
+            continue
+        trial = best[method]
+        values = [Text(str(trial.values.get(key, "–"))) for key in keys]
+        scores = [cell(name, trial.history.summary[name], len(trial.history.seeds)) for name in names]
+        table.add_row(method, *values, number, *scores)
+    return table

@@ -1,0 +1,255 @@
+"""Tuning: the options of one or several methods, each by the same number of trials, chosen on validation examples."""
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from jcfl import metrics
+from jcfl.errors import InputError, TrainingError, unknown
+from jcfl.nested import flat, plain
+from jcfl.registry import keywords_checked
+from jcfl.results import Folder, History, claimed
+from jcfl.results.files import destination
+from jcfl.results.writer import refuse_taken
+from jcfl.runs import loop, sweeping
+from jcfl.runs.config import Config
+from jcfl.runs.plan import config_and_objects
+from jcfl.runs.provenance import differences
+from jcfl.runs.replicas import OnProgress
+from jcfl.runs.searching.samplers import SAMPLERS, Sampler
+from jcfl.runs.searching.space import Axis, Space, spaces
+from jcfl.runs.sweeping.groups import Training
+from jcfl.runs.sweeping.points import Point, Points, points
+from jcfl.types import Federation
+
+TRIALS, BATCH = 24, 8
+"""How many trials every method has, and how many of them train side by side, unless the user says otherwise."""
+
+
+class Trial(NamedTuple):
+    """One try of one method."""
+
+    method: str  # its title
+    values: dict[str, Any]  # by dotted key
+    point: Point  # trials with the same values have the same one
+    history: History
+    score: float  # mean over seeds at the last evaluation; NaN if training diverged
+
+
+class Search(NamedTuple):
+    """What is searched, and how."""
+
+    what: Any
+    given: Mapping[str, Any]
+    config: Config
+    spaces: dict[str, dict[str, Axis]]
+    by: str
+    trials: int
+    batch: int
+    sampler: str
+
+    def record(self) -> dict[str, Any]:
+        """All that decides which trials there are, as YAML has it; the number of trials may grow."""
+        axes = {title: {key: axis._asdict() for key, axis in space.items()} for title, space in self.spaces.items()}
+        how = {"by": self.by, "trials": self.trials, "batch": self.batch, "sampler": self.sampler, "spaces": axes}
+        return plain({**how, "config": self.config.model_dump(exclude={"tuned", "made_by", "data_dir"})})
+
+
+@dataclass
+class Tuning:
+    """Every trial of every method, in their order."""
+
+    trials: list[Trial]
+    by: str  # the score that decides which is best
+    compilations: int  # how often a program was compiled
+
+    def best(self) -> dict[str, Trial]:
+        """The best trial of each method by its title, of equal ones the first; none where all diverged."""
+        sound = [trial for trial in self.trials if not math.isnan(trial.score)]
+        sign = better(self.by)
+        return {
+            title: max((trial for trial in sound if trial.method == title), key=lambda trial: sign * trial.score)
+            for title in dict.fromkeys(trial.method for trial in sound)
+        }
+
+    def configurations(self) -> dict[str, Config]:
+        """The tuned configuration of each method by its title, as `jcfl.run` takes it."""
+        found = {title: trial.point.config for title, trial in self.best().items()}
+        return {title: config.model_copy(update={"made_by": {}, "tuned": None}) for title, config in found.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per trial: method, number from 1, name of the run, whether it is the best, values and score."""
+        best, rows = self.best(), []
+        for title in dict.fromkeys(trial.method for trial in self.trials):
+            own = [trial for trial in self.trials if trial.method == title]
+            for number, trial in enumerate(own, 1):
+                about = {"method": title, "trial": number, "run": trial.point.name, "best": trial is best.get(title)}
+                rows.append(about | {"values": plain(trial.values), "score": trial.score})
+        return rows
+
+    def test_scores(self) -> dict[str, dict[str, float]]:
+        """The same score on test examples of each method's best trial: mean and standard deviation over seeds."""
+        return {title: trial.history.summary[metrics.bare_name(self.by)] for title, trial in self.best().items()}
+
+
+@keywords_checked
+def tune(
+    what: Federation | Config | Mapping[str, Any] | str | Path,
+    over: Space | None = None,
+    *,
+    trials: Annotated[int, Field(ge=1)] = TRIALS,
+    sampler: str = "random",
+    batch: Annotated[int, Field(ge=1)] = BATCH,
+    by: str = f"{metrics.VALIDATION}accuracy_micro",
+    out: Path | str | None = None,
+    allow_versions: bool = False,
+    on_progress: OnProgress | None = None,
+    **given: Any,
+) -> Tuning:
+    """Search the options of a method, and of those compared with it, by the same number of trials each.
+
+    A trial is a run of all rounds and seeds, judged by its score on validation examples at the last evaluation. Scores
+    on test examples decide nothing.
+
+    Args:
+        what: as for `jcfl.run`; it has validation examples, see `scenario.validation`.
+        over: what is searched, by dotted key: a list of values, `[{"low": 0.01, "high": 1, "log": True}]` for a range,
+            or None for the option's own bounds. Without it, all options that say where to search.
+        trials: how many each method has, at most.
+        sampler: `random`, `grid`, or `tpe`, which needs Optuna.
+        batch: of `tpe`, how many trials are chosen at a time and train side by side.
+        by: the registered score to choose by, on validation examples.
+        out: the search's folder; each trial has an ordinary run's folder under `runs`. A search that is there goes on,
+            and with more trials it is continued; what has been run is not run again.
+        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
+        on_progress: called about once a second.
+        **given: the configuration's keys, as for `jcfl.run`: method, compare, train, rounds, seeds, …
+
+    Raises:
+        InputError: an argument is wrong, there are no validation examples, or the folder holds something else; nothing
+            has been trained or written.
+        TrainingError: every trial diverged.
+    """
+    search = searched(what, given, over, by, trials, batch, sampler)
+    folder = destination(out) if out is not None else None
+    with claimed(folder, new=False) if folder is not None else nullcontext():
+        return carried_out(search, folder, allow_versions, on_progress)
+
+
+def searched(
+    what: Any, given: Mapping[str, Any], over: Space | None, by: str, trials: int, batch: int, sampler: str
+) -> Search:
+    """A search, checked; see `tune`."""
+    if sampler not in SAMPLERS:
+        raise unknown("sampler", sampler, SAMPLERS)
+    sweeping.refuse_score(by)
+    if not by.startswith(metrics.VALIDATION):
+        raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
+    config = config_and_objects(what, dict(given))[0]
+    search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler)
+    for title, space in search.spaces.items():
+        for key, axis in space.items():  # a wrong value is found before anything trains
+            for place in axis.places(2):
+                points_of(search, title, [{key: axis.at(place)}])
+    return search
+
+
+def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[Point]:
+    """The points at which one method has some values."""
+    method = search.config.methods[title]
+    own = {} if method.is_placeholder else {"method": method.model_dump()}
+    return points(search.what, chosen, **{**search.given, **own}).points
+
+
+def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress | None) -> Tuning:
+    """A search that has come to its end, in a folder that this process has claimed; see `tune`."""
+    if folder is not None:
+        refuse_other(folder, search.record())
+    whole = Points({}, [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces])
+    report = on_progress or (lambda progress: None)
+    quietly = lambda progress: report(progress._replace(scores={}))  # which are on test examples too
+    training = Training(whole, folder, quietly, allow_versions, "tune")
+    if not training.check():
+        raise InputError(f"tune needs validation examples; {sweeping.ASK}")
+    training.whole = Points({}, [])
+    training.total = len(search.spaces) * search.trials * search.config.rounds * search.config.seeds
+    samplers = {
+        title: SAMPLERS[search.sampler](axes, search.trials, search.batch, search.config.seed)
+        for title, axes in search.spaces.items()
+    }
+    asked = {title: next(sampler) for title, sampler in samplers.items()}  # which refuses what cannot be searched
+    if training.files is not None:
+        training.files.renew()
+        training.files.put_json("tune.json", search.record())
+    stop, found = threading.Event(), []
+    with loop.interruptible(stop, folder is not None):
+        for title, sampler in samplers.items():
+            found += trials_of(search, title, sampler, asked[title], training, stop)
+    tuning = Tuning(found, search.by, training.compilations)
+    if training.files is not None:
+        write(training.files, search, tuning)
+    if not tuning.best():
+        raise TrainingError(f"every trial diverged; the first: {found[0].history.summary['failed']}")
+    return tuning
+
+
+def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds something else than the same search; only its trials may become more."""
+    if not (folder / "tune.json").exists():
+        refuse_taken(folder)
+        return
+    stored = Folder(folder).json("tune.json")
+    old, new = (flat({**one, "trials": None}) for one in ({key: stored.get(key) for key in record}, record))
+    changed = differences(old, new)
+    if changed:
+        raise InputError(
+            f"{folder} holds another search: {'; '.join(changed)}; give the same arguments to go on, or another folder"
+        )
+    if record["trials"] < stored["trials"]:
+        raise InputError(f"{folder} has {stored['trials']} trials; expected at least as many, got {record['trials']}")
+
+
+def trials_of(
+    search: Search, title: str, sampler: Sampler, asked: list[dict[str, Any]], training: Training, stop: threading.Event
+) -> list[Trial]:
+    """All trials of one method, a batch after another, the first of which is `asked`."""
+    known: dict[str, Point] = {}
+    found: list[Trial] = []
+    sign = better(search.by)
+    while True:
+        texts = [json.dumps(plain(values)) for values in asked]
+        new = {text: values for text, values in zip(texts, asked, strict=True) if text not in known}
+        made = points_of(search, title, list(new.values())) if new else []
+        for text, point in zip(new, made, strict=True):
+            known[text] = sweeping.begun(training.folder, point._replace(name=f"{title}-{len(known) + 1:03d}"))
+            training.whole.points.append(known[text])
+        training.check()
+        training.train(stop)
+        for text, values in zip(texts, asked, strict=True):
+            history = training.histories[known[text].name]
+            score = math.nan if "failed" in history.summary else history.summary[search.by]["mean"]
+            found.append(Trial(title, values, known[text], history, math.nan if score is None else score))
+        try:
+            asked = sampler.send([sign * trial.score for trial in found[-len(asked) :]])
+        except StopIteration:
+            return found
+
+
+def better(by: str) -> int:
+    """1 if higher values of a score are better, -1 if lower ones are."""
+    return -1 if metrics.score(by).better == "lower" else 1
+
+
+def write(files: Folder, search: Search, tuning: Tuning) -> None:
+    """Write tune.json, all trials; and tuned-METHOD.yaml, the configuration of each method's best trial."""
+    files.put_json("tune.json", {**search.record(), "results": tuning.rows(), "compilations": tuning.compilations})
+    for title, config in tuning.configurations().items():
+        files.put_text(f"tuned-{title}.yaml", config.text())
+    files.settle()

@@ -1,0 +1,80 @@
+"""Samplers: what a search tries next. Each yields values for some trials, and is sent their scores."""
+
+import itertools
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jcfl.errors import InputError
+from jcfl.runs.searching.space import Axis, Range
+
+Asked = list[dict[str, Any]]
+"""The values of some trials by dotted key; they train side by side."""
+
+Sampler = Generator[Asked, Sequence[float], None]
+"""Yields what to try, and is sent the scores, of which higher ones are better and NaN is a run that diverged."""
+
+
+def grid(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler:
+    """All values, and ranges in as many equal steps as the number of trials allows.
+
+    Raises:
+        InputError: there are more points than trials.
+    """
+    steps = 1
+    while math.prod(len(axis.places(steps + 1)) for axis in axes.values()) <= trials and steps < trials:
+        steps += 1
+    places = [axis.places(steps) for axis in axes.values()]
+    points = math.prod(map(len, places))
+    if points > trials:
+        raise InputError(f"the grid has {points} points; expected at most trials={trials}; give more, or fewer values")
+    yield [at(axes, chosen) for chosen in itertools.product(*places)]
+
+
+def random(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler:
+    """Values drawn at random, each by itself."""
+    rng = np.random.default_rng(seed)
+    yield [at(axes, [axis.drawn(rng) for axis in axes.values()]) for _ in range(trials)]
+
+
+def tpe(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler:
+    """Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), after one batch at random.
+
+    Raises:
+        InputError: Optuna is not installed.
+    """
+    try:
+        import optuna  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError('sampler tpe needs Optuna: pip install "jcfl[tune]"; or take random or grid') from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    known = optuna.distributions
+    spread: dict[str, Any] = {
+        key: known.FloatDistribution(0, 1)
+        if isinstance(axis, Range)
+        else known.CategoricalDistribution(axis.places(trials))
+        for key, axis in axes.items()
+    }
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=batch, multivariate=True, constant_liar=True)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for start in range(0, trials, batch):
+        asked = [study.ask(spread) for _ in range(min(batch, trials - start))]
+        scores = yield [at(axes, [trial.params[key] for key in axes]) for trial in asked]
+        for trial, score in zip(asked, scores, strict=True):
+            diverged = optuna.trial.TrialState.FAIL if math.isnan(score) else None
+            study.tell(trial, None if diverged else score, diverged)
+
+
+SAMPLERS: dict[str, Callable[[Mapping[str, Axis], int, int, int], Sampler]] = {
+    "random": random,
+    "grid": grid,
+    "tpe": tpe,
+}
+"""The samplers by name: of the axes by dotted key, the number of trials, of those side by side, and the seed."""
+
+
+def at(axes: Mapping[str, Axis], places: Sequence[Any]) -> dict[str, Any]:
+    """The values at a place of every axis."""
+    return {key: axis.at(place) for (key, axis), place in zip(axes.items(), places, strict=True)}

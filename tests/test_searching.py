@@ -1,0 +1,176 @@
+"""Tuning: search spaces from options' own bounds, samplers, and a search that goes on and never reads test examples."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+import jcfl
+from jcfl import cli
+from jcfl.data.validation import with_validation
+from jcfl.errors import InputError
+from jcfl.results import load
+from jcfl.runs import config, experiment
+from jcfl.runs.searching.samplers import SAMPLERS
+from jcfl.runs.searching.space import Range, Values, spaces
+from jcfl.view import plotting
+from tests import tiny
+
+TWO = {"scenario": "iid", "method": {"name": "stocfl", "addons": ["con_para"]}, "compare": ["fedavg"]}
+
+
+def test_a_space_comes_from_the_options_or_from_the_user():
+    found = spaces(config.read(TWO), None)
+    rate, weight = Range(0.001, 1.0, log=True), Range(0.001, 1.0, log=True)
+    assert found["fedavg"] == {"train.lr": rate}
+    assert found["stocfl+con_para"] == {
+        "method.tau": Range(0, 1), "method.lam": weight, "method.addons.0.mu": weight, "train.lr": rate,
+    }  # fmt: skip
+    over = {
+        "train.momentum": None,
+        "train.keep_optimizer_state": None,
+        "method.merge": None,
+        "train.epochs": [{"low": 1, "high": 5}],
+        "train.lr": np.array([0.1, 0.2]),
+    }
+    own, other = spaces(config.read(TWO), over).values()
+    assert own["train.momentum"] == Range(0, 0.999) and own["train.keep_optimizer_state"] == Values((False, True))
+    assert own["method.merge"] == Values(("greedy", "single_pass")) and "method.merge" not in other
+    assert own["train.epochs"] == Range(1, 5, whole=True) and own["train.lr"] == Values((0.1, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"train.lrr": None}, "did you mean 'train.lr'"),
+        ({"scenario.clients": [2, 3]}, "unknown option to search 'scenario.clients'"),
+        ({"train.weight_decay": None}, "no lower and upper bound of its own; give values"),
+        ({"train.lr": 0.1}, "expects a list of values"),
+        ({"train.lr": [{"low": 0, "high": 1, "log": True}]}, "expected 0 < low < high"),
+        (["train.lr"], "expected {key: values"),
+        ({}, "nothing to search for stocfl"),
+    ],
+)
+def test_a_space_that_cannot_be_searched_is_refused(over, said):
+    with pytest.raises(InputError, match=said):
+        spaces(config.read(TWO), over)
+
+
+def test_places_are_numbers_that_can_be_read():
+    log, whole = Range(0.001, 1.0, log=True), Range(1, 4, whole=True)
+    assert [log.at(place) for place in (0, 0.5, 1)] == [0.001, 0.03162, 1.0]
+    assert [whole.at(place) for place in whole.places(9)] == [1, 2, 3, 4]
+    assert Range(0, 1).places(1) == [0.5]
+
+
+AXES = {"x": Range(0.0, 1.0), "y": Values(("a", "b"))}
+
+
+def asked(name: str, trials: int, batch: int = 4) -> list[dict]:
+    """What a sampler tries where `a` is better and x should be 0.3."""
+    sampler, found = SAMPLERS[name](AXES, trials, batch, 0), []
+    values = next(sampler)
+    while values:
+        found += values
+        scores = [float("nan") if one["x"] > 0.9 else (one["y"] == "a") - (one["x"] - 0.3) ** 2 for one in values]
+        try:
+            values = sampler.send(scores)
+        except StopIteration:
+            break
+    return found
+
+
+def test_samplers_keep_to_the_number_of_trials():
+    assert asked("grid", 7) == [{"x": x, "y": y} for x in (0.0, 0.5, 1.0) for y in "ab"]
+    with pytest.raises(InputError, match="the grid has 2 points; expected at most trials=1"):
+        asked("grid", 1)
+    assert len(asked("random", 7)) == 7 and asked("random", 9)[:7] == asked("random", 7)
+    assert all(0 <= one["x"] <= 1 and one["y"] in "ab" for one in asked("random", 7))
+
+
+def test_tpe_learns_and_goes_on():
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    found = asked("tpe", 40)
+    assert asked("tpe", 24) == found[:24]
+    late = [one for one in found[-16:] if one["y"] == "a" and abs(one["x"] - 0.3) < 0.2]
+    assert len(late) > 5  # at random it would be 3
+
+
+@functools.cache
+def federation():
+    return with_validation(np.random.default_rng(0), tiny.federation(), 0.3)
+
+
+GIVEN = {"model": {"name": "linear"}, "method": "fedavg", "rounds": 2, "evaluate_every": 2, "budget": 2**30}
+
+
+def test_a_search_chooses_on_validation_and_goes_on(tmp_path):
+    out, over = tmp_path / "tune", {"train.lr": None}
+    found = jcfl.tune(federation(), over, trials=3, out=out, **GIVEN)
+    assert found.compilations == 1
+    scores = [trial.history.summary["validation_accuracy_micro"]["mean"] for trial in found.trials]
+    assert [row["score"] for row in found.rows()] == scores
+    best = found.best()["fedavg"]
+    assert best is found.trials[int(np.argmax(scores))]
+    assert found.test_scores()["fedavg"] == best.history.summary["accuracy_micro"]
+    assert yaml.safe_load((out / "tuned-fedavg.yaml").read_text())["train"]["lr"] == best.values["train.lr"]
+    assert plotting.search(found.rows(), found.by).axes[0].get_lines()[1].get_ydata()[-1] == max(scores)
+    again = jcfl.tune(federation(), over, trials=3, out=out, **GIVEN)
+    assert again.compilations == 0 and again.rows() == found.rows()
+    more = jcfl.tune(federation(), over, trials=5, out=out, **GIVEN)
+    assert more.compilations == 1 and [row["score"] for row in more.rows()][:3] == scores
+    assert json.loads((out / "tune.json").read_text())["results"] == more.rows()
+    assert list(load(out).others) == [f"fedavg-{number:03d}" for number in (2, 3, 4, 5)]
+    for changed, said in (
+        ({"trials": 2}, "has 5 trials; expected at least as many"),
+        ({"trials": 5, "rounds": 3}, "config.rounds was 2, got 3"),
+    ):
+        with pytest.raises(InputError, match=said):
+            jcfl.tune(federation(), over, out=out, **GIVEN | changed)
+
+
+def test_what_diverged_and_what_was_tried_before():
+    given = GIVEN | {"trials": 6, "train": {"epochs": 9}}
+    found = jcfl.tune(federation(), {"train.lr": [0.1, 3e38]}, **given)
+    assert {trial.values["train.lr"]: np.isnan(trial.score) for trial in found.trials} == {0.1: False, 3e38: True}
+    assert len(found.trials) == 6 and len({id(trial.history) for trial in found.trials}) == 2
+    assert found.best()["fedavg"].values == {"train.lr": 0.1}
+
+
+def test_mistakes_are_found_before_anything_trains(tmp_path):
+    for given, said in (
+        ({"by": "accuracy_micro"}, "expected validation_accuracy_micro"),
+        ({"by": "validation_purity"}, "unknown score to choose by"),
+        ({"sampler": "tpa"}, "did you mean 'tpe'"),
+        ({"over": {"train.lr": [0.1, -1]}}, r"greater than 0, got -1 \(point lr=-1\)"),
+        ({"trials": 0}, "greater than or equal to 1"),
+    ):
+        with pytest.raises(InputError, match=said):
+            jcfl.tune(federation(), out=tmp_path / "tune", **GIVEN | given)
+    with pytest.raises(InputError, match=r"needs validation examples; .*scenario.validation=0.1"):
+        jcfl.tune(tiny.federation(), out=tmp_path / "tune", **GIVEN)
+    assert not (tmp_path / "tune").exists()
+    experiment.run(tiny.federation(), out=tmp_path / "run", **GIVEN | {"method": "majority", "rounds": 0})
+    with pytest.raises(InputError, match="already holds a run"):
+        jcfl.tune(federation(), out=tmp_path / "run", **GIVEN)
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", "quickstart", "--set", "method.name=majority", "compare=[]", "model=linear", "rounds=0"]
+    words += ["scenario.validation=0.2", "scenario.clients=10", "--over", "train.lr=0.1,0.2", "--sampler", "grid"]
+    assert cli.status([*words, "--test"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["method", "train.lr", "trials", "accuracy,", "validation", "examples", "accuracy"]
+    assert lines[1].split()[:3] == ["majority", "0.1", "2"]
+    folder = tmp_path / "runs" / "quickstart-tune"
+    assert (folder / "figures" / "search.pdf").stat().st_size > 1000
+    assert cli.status([*words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["trials"]) == 2 and printed["test"] == {}
+    tuned = config.read(folder / "tuned-majority.yaml")
+    assert (tuned.method.name, dict(tuned.train)["lr"], tuned.compare) == ("majority", 0.1, ())
+    assert cli.status(["tune", "quickstart", "--out", "other"]) == 2
+    assert "tune needs validation examples" in capsys.readouterr().err
