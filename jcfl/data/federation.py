@@ -12,7 +12,7 @@ from pydantic import Field
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
 from jcfl.data.dataset import CLASSES as LARGEST
-from jcfl.data.dataset import Dataset, Examples, examples, whole_numbers
+from jcfl.data.dataset import Dataset, Examples, examples, redivided, whole_numbers
 from jcfl.data.partition import NOBODY, Draws, Least, Partition
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
@@ -42,6 +42,10 @@ def federation(
     scale: Annotated[
         Literal["unit", "standard"], Field(description="pixels in [0, 1], or less mean 0.5 and over deviation 0.5")
     ] = "unit",
+    resplit: Annotated[
+        float | None,
+        Field(gt=0, lt=1, description="test examples' share of every class, for a dataset that is split anew"),
+    ] = None,
     **options: Any,
 ) -> Federation:
     """The federation that a scenario makes of a dataset.
@@ -59,6 +63,8 @@ def federation(
         arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
         departures: by round, the share of clients that depart in this round.
         scale: `unit` for pixels in [0, 1]; `standard` for pixels less 0.5, over 0.5, in every channel.
+        resplit: training and test examples are put together and split anew at random; this share of every class is to
+            test on. By default the dataset's own split is used.
         **options: the scenario's own options, `clients` among them.
 
     Returns:
@@ -68,7 +74,9 @@ def federation(
         InputError: an unknown option, a wrong value, or too little data for the request.
     """
     common = {"seed": seed, "min_examples": min_examples, "held_out": held_out, "arrivals": arrivals}
-    common = registry.options("federation", "options", common | {"departures": departures, "scale": scale})
+    common = registry.options(
+        "federation", "options", common | {"departures": departures, "scale": scale, "resplit": resplit}
+    )
     datasets = [dataset] if isinstance(dataset, Dataset) else dataset
     if not isinstance(datasets, list | tuple) or not all(isinstance(one, Dataset) for one in datasets):
         raise InputError(f"expected a dataset or a list of them, got {shown(dataset)}")
@@ -81,7 +89,9 @@ def federation(
     refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
-    draw, top, *streams = np.random.default_rng(common["seed"]).spawn(5)
+    draw, top, *streams, halves = np.random.default_rng(common["seed"]).spawn(6)
+    if common["resplit"]:
+        datasets = [redivided(halves, one, common["resplit"]) for one in datasets]
     made = make(draw, *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
