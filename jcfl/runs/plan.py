@@ -18,7 +18,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import devices, hosts
+from jcfl.runs import devices, hosts, schedules
 from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
@@ -105,7 +105,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     context = make_context(
         federation,
         task_of(config, objects, build, shape, classes),
-        trainer(config.train, objects),
+        trainer(schedules.at_most(config.train), objects),
         config.participation,
         chunk=config.chunk,
         budget=config.budget or max(1, int(devices.over_hosts(memory.memory_budget(), np.min)) // share),
@@ -116,7 +116,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         faults=faults,
         tests_shared=config.evaluate_shared,
     )
-    algorithms = {title: algorithm(method, context, objects) for title, method in config.methods.items()}
+    algorithms = algorithms_of(config, context, objects)
     most = max(state_bytes(item, federation) for item in algorithms.values())
     if config.seeds_in_one is None:
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and most * config.seeds <= SMALL})
@@ -154,7 +154,7 @@ def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
         )
         context = context._replace(task=task)
     context = context._replace(engine=tuned.engine or context.engine, resources=resources)
-    algorithms = {title: algorithm(method, context, plan.objects) for title, method in config.methods.items()}
+    algorithms = algorithms_of(config, context, plan.objects)
     return plan._replace(context=context, algorithms=algorithms)
 
 
@@ -165,7 +165,7 @@ def smaller(plan: Plan) -> Plan | None:
         return None
     resources = resources._replace(chunk=-(-resources.chunk // 2), room=resources.room // 2, tile=None)
     context = plan.context._replace(resources=resources)
-    algorithms = {title: algorithm(method, context, plan.objects) for title, method in plan.config.methods.items()}
+    algorithms = algorithms_of(plan.config, context, plan.objects)
     tuned = plan.config.tuned and {
         title: choice.model_copy(update={"chunk": None, "tile": None}) for title, choice in plan.config.tuned.items()
     }
@@ -194,6 +194,12 @@ def task_of(config: Config, objects: Objects, build: Callable[..., Task], shape,
     if isinstance(objects.model, Task):
         return objects.model
     return models.task(objects.model, shape, classes)
+
+
+def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
+    """The algorithms of a configuration's methods, by title."""
+    alone = {title: config.model_copy(update={"method": method}) for title, method in config.methods.items()}
+    return {title: algorithm_by_options(one, context, objects)({}) for title, one in alone.items()}
 
 
 def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
@@ -277,8 +283,10 @@ def algorithm_by_options(
 ) -> Callable[[Mapping[str, Any]], Algorithm]:
     """The main method's algorithm as a function of values of options, by dotted name.
 
-    JAX can trace this function: it checks nothing, so a value may be an array.
+    JAX can trace this function: it checks nothing, so a value may be an array. Options with values by round change as
+    the algorithm's rounds go on.
     """
+    tables = schedules.tables_of(config.method, config.train)
 
     def make(scalars: Mapping[str, Any]) -> Algorithm:
         method, train = config.method, config.train
@@ -290,7 +298,7 @@ def algorithm_by_options(
         local = trainer(train, objects) if trained else context.trainer
         return algorithm(method, context._replace(trainer=local), objects)
 
-    return make
+    return (lambda scalars: schedules.scheduled(lambda now: make({**scalars, **now}), tables)) if tables else make
 
 
 def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
