@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from jcfl.core.method import Answer, Ballot, Train, Vote
+from jcfl.core.method import Answer, Ballot, Train, Unasked, Vote
 from jcfl.core.terms import Proximal, To
 from jcfl.registry import register
 
@@ -75,9 +75,9 @@ def nothing() -> Train:
 
 
 @register("answer", "cluster")
-def cluster(*, tune: Steps = 0) -> Answer:
+def cluster(*, tune: Steps = 0, unasked: Unasked = "shared") -> Answer:
     """The model of the client's cluster, after local steps if asked for."""
-    return Answer(tune=tune)
+    return Answer(tune=tune, unasked=unasked)
 
 
 @register("answer", "sum")

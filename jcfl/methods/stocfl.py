@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jcfl.core.method import Method, Train
+from jcfl.core.method import Answer, Method, Train, Unasked
 from jcfl.core.terms import Proximal
 from jcfl.grouping.compare import Cosine, NoiseCorrectedCosine
 from jcfl.grouping.describe import Displacement, Gradient
@@ -30,6 +30,7 @@ def stocfl(
         int | None, Field(ge=16, description="Ψ folded to so many numbers, for many clients at a time")
     ] = None,
     capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None,
+    unasked: Unasked = "shared",
 ) -> Method:
     """Clients described by a gradient at a fixed anchor and merged by cosine; cluster models tied to a shared one.
 
@@ -40,7 +41,8 @@ def stocfl(
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
         cluster first seen starts at the current ω (the paper: at ω₀, `start="initial"`). `anchor_steps` and
-        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours.
+        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours. ω
+        answers for a client that was never asked; with `unasked="placed"` its cluster is inferred as in §4.4.
     """
     gradient = Gradient(anchor=anchor, sketch=sketch)
     pull, chained = Proximal(lam, "shared"), shared_update == "sequential"
@@ -51,4 +53,5 @@ def stocfl(
         group=Merge(tau=tau, order=merge, start=start, capacity=capacity),
         when=Arrival(),
         train=Train(terms=(pull,), shared="trained", chained=chained, active=not clustering_only),
+        answer=Answer(unasked=unasked),
     )
