@@ -103,6 +103,7 @@ class Train(Piece):
     Attributes:
         terms: loss terms added to the mean loss of every local step.
         shared: whether the global model ω is the mean of the clients' models, or trained on a copy of its own.
+        shared_terms: loss terms added to the mean loss of every local step of ω, where it is trained.
         distinct: whether the cluster models start from different random initialisations.
         tied: parameters that are averaged over all clients of the cohort, whatever their cluster.
         private: parameters that stay with the client and are never averaged.
@@ -117,6 +118,7 @@ class Train(Piece):
     name: ClassVar[str] = "local"
     terms: tuple[LossTerm, ...] = ()
     shared: Literal["mean", "trained"] = "mean"
+    shared_terms: tuple[LossTerm, ...] = ()
     distinct: bool = False
     tied: Selection = ()
     private: Selection = ()
@@ -142,7 +144,9 @@ class Train(Piece):
         parts += [f"{', '.join(self.tied)} averaged over all clients"] if self.tied else []
         parts += [f"{', '.join(self.private)} kept by the client"] if self.private else []
         parts += ["one client after another"] * self.chained
-        return "; ".join(parts + ["the shared model is trained too"] * (self.shared == "trained"))
+        own = [str(term) for term in self.shared_terms if not term.is_off]
+        also = ", with a ".join(["the shared model is trained too", *own])
+        return "; ".join(parts + [also] * (self.shared == "trained"))
 
 
 class Rule(Protocol):

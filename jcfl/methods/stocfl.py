@@ -19,6 +19,7 @@ def stocfl(
     *,
     tau: Annotated[float, Field(ge=-1, description="merge at this cosine or above; above 1 never merges")] = 0.5,
     lam: Lam = 0.05,
+    mu: Annotated[float, Field(ge=0, description="weight of ω's own proximal term: FedProx as G")] = 0.0,
     similarity: Annotated[Literal["plain", "noise_corrected"], Field(description="how a cosine is formed")] = "plain",
     merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters unite")] = "greedy",
     start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current",
@@ -36,7 +37,8 @@ def stocfl(
 
     Zeng et al. 2023 (arXiv:2303.00897), Alg. 1 and eqs. 2-3. Ψ is computed when a client first takes part; a cluster's
     vector is the sum of Ψ over all its members seen so far; pairs with cosine ≥ τ unite, the most similar first. τ > 1
-    gives Ditto, τ = -1 one cluster: FedAvg for λ = 0.
+    gives Ditto, τ = -1 one cluster: FedAvg for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with `mu`;
+    a robust rule (`aggregate`, or the add-on `robust`) averages ω too.
 
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
@@ -46,12 +48,15 @@ def stocfl(
     """
     gradient = Gradient(anchor=anchor, sketch=sketch)
     pull, chained = Proximal(lam, "shared"), shared_update == "sequential"
+    objective = (Proximal(mu, "shared"),)
     return Method(
         name="stocfl",
         describe=Displacement(anchor=anchor, sketch=sketch, steps=anchor_steps) if anchor_steps else gradient,
         compare={"plain": Cosine(), "noise_corrected": NoiseCorrectedCosine()}[similarity],
         group=Merge(tau=tau, order=merge, start=start, capacity=capacity),
         when=Arrival(),
-        train=Train(terms=(pull,), shared="trained", chained=chained, active=not clustering_only),
+        train=Train(
+            terms=(pull,), shared="trained", shared_terms=objective, chained=chained, active=not clustering_only
+        ),
         answer=Answer(unasked=unasked),
     )
