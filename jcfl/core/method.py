@@ -22,7 +22,7 @@ Weights = Literal["by_size", "equally"]
 """How clients count in an average: by their training examples, or all alike."""
 
 Selection = tuple[str, ...]
-"""Parameters, by the names of layers or by the words head, backbone and norm."""
+"""Parameters, by the names of layers or by the words head, backbone, dense and norm."""
 
 
 class Piece:

@@ -11,7 +11,7 @@ from jcfl.registry import register
 Mu = Annotated[float, Field(ge=0, description="weight of the proximal term")]
 Names = Annotated[
     tuple[str, ...],
-    Field(min_length=1, description="layers by path (block/Dense_0), or the words head, backbone and norm"),
+    Field(min_length=1, description="layers by path (block/Dense_0), or the words head, backbone, dense, norm"),
 ]
 
 
