@@ -196,12 +196,6 @@ def task_of(config: Config, objects: Objects, build: Callable[..., Task], shape,
     return models.task(objects.model, shape, classes)
 
 
-def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
-    """The algorithms of a configuration's methods, by title."""
-    alone = {title: config.model_copy(update={"method": method}) for title, method in config.methods.items()}
-    return {title: algorithm_by_options(one, context, objects)({}) for title, one in alone.items()}
-
-
 def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     """The algorithm that a method's name, options, answers and add-ons describe.
 
@@ -310,6 +304,12 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
     addons = list(getattr(piece, path[0]))
     addons[int(path[1])] = with_option(addons[int(path[1])], path[2:], value)
     return piece.model_copy(update={path[0]: tuple(addons)})
+
+
+def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
+    """The algorithms of a configuration's methods, by title."""
+    alone = {title: config.model_copy(update={"method": method}) for title, method in config.methods.items()}
+    return {title: algorithm_by_options(one, context, objects)({}) for title, one in alone.items()}
 
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
