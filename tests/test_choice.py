@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from jcfl import cli
 from jcfl.errors import InputError
 from jcfl.runs import choice, experiment
 from jcfl.runs.choice import choice_from, choose_k, merits
@@ -153,6 +154,16 @@ def test_every_run_is_as_the_configuration_says(monkeypatch):
         assert (config.rounds, config.seed, config.seeds, config.participation) == (1, 3, 2, 1.0)
         assert (config.track, config.evaluate_first) == ((), False)
         assert (config.train.options["lr"], config.model.options["hidden"]) == (0.3, 4)
+
+
+def test_the_command_prints_what_the_function_finds(capsys):
+    words = ["choose-k", "quickstart", "--set", "scenario.clients=8", "model.hidden=4", "train.epochs=1", "--k", "2"]
+    assert cli.status([*words, "--rounds", "1", "--seeds", "1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["k", "accuracy", "±", "over", "seeds"] and printed[1].split()[:2] == ["*", "2"]
+    assert printed[2] == "k = 2; 100 % of resamples of clients and seeds choose it"
+    assert cli.status([*words[:-1], "2,x"]) == 2
+    assert "expected a list of numbers from 1 to 8" in capsys.readouterr().err
 
 
 def test_distance_needs_the_clients_models():

@@ -58,7 +58,7 @@ TAKES = (
     | dict.fromkeys(["fedsgd", "fedavg", "fedprox", "feddist", "feddws", "feddane", "ditto"], SINGLE)
     | dict.fromkeys(["clustered", "fedadam", "scaffold"], SINGLE)
     | dict.fromkeys(["fedavg_plus", "fedprox_plus"], SINGLE)
-    | {"local": ("finetune", "voting"), "fedem": ("voting", "exclude")}
+    | {"local": ("cam", "finetune", "voting"), "fedem": ("voting", "exclude")}
     | dict.fromkeys(["fesem_ma", "robust_tkm"], tuple(name for name in ADDONS if name != "robust"))
     | {"majority": ()}
 )

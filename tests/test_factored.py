@@ -58,7 +58,7 @@ METHODS = {
     "fesem": ("fesem", {"clusters": 2, "lam": 0.2}, ()),
     "cfl": ("cfl", {}, ()),
     "stocfl": ("stocfl", {"tau": 0.3, "lam": 0.3, "capacity": 4}, ()),
-    "stocfl of many": ("stocfl", {"tau": 0.99, "lam": 0.3}, ()),
+    "stocfl of many": ("stocfl", {"tau": 0.99, "lam": 0.3, "mu": 0.4}, ()),
     "stocfl of halves": ("stocfl", {"tau": 0.3, "similarity": "noise_corrected"}, ()),
     "median": ("fedavg", {}, [{"name": "robust"}]),
     "cam": ("ifca", {"clusters": 2}, [{"name": "cam", "warmup": 1}]),

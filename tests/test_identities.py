@@ -30,8 +30,12 @@ def test_fedprox_without_pull_is_fedavg(fedavg):
     tiny.same(tiny.run(tiny.built("fedprox", tiny.setting(), mu=0.0), TURNS).shared, fedavg.shared, CLOSE)
 
 
-def test_fedprox_pulls(fedavg):
-    pulled = tiny.run(tiny.built("fedprox", tiny.setting(), mu=1.0), TURNS)
+@pytest.fixture(scope="module")
+def pulled():
+    return tiny.run(tiny.built("fedprox", tiny.setting(), mu=1.0), TURNS)
+
+
+def test_fedprox_pulls(fedavg, pulled):
     gap = [np.abs(a - b)[1:].max() for a, b in zip(*map(jax.tree.leaves, (pulled.shared, fedavg.shared)), strict=True)]
     assert max(gap) > 1e-3
 
@@ -49,6 +53,12 @@ def test_stocfl_that_always_merges_is_fedavg(fedavg_sampled):
     assert set(one.labels.ravel()) == {-1, 0}
     tiny.same(jax.tree.map(lambda leaf: leaf[:, 0], one.clusters), fedavg_sampled.shared, CLOSE)
     tiny.same(one.shared, fedavg_sampled.shared, CLOSE)
+
+
+def test_stocfl_takes_fedprox_as_its_global_objective(pulled):
+    """Zeng et al. 2023, §3: G may be any global method's objective."""
+    one = tiny.run(tiny.built("stocfl", tiny.setting(), tau=0.3, lam=0.2, mu=1.0), TURNS)
+    tiny.same(one.shared, pulled.shared, CLOSE)
 
 
 @pytest.mark.parametrize(("participation", "start"), [(1.0, "current"), (0.5, "initial")])

@@ -10,12 +10,17 @@ import pytest
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
-from jcfl import models
+from jcfl import models, registry
+from jcfl.core import local
+from jcfl.core.context import context as make_context
 from jcfl.errors import InputError
 from jcfl.grouping import kernels, kmeans
+from jcfl.grouping.describe import TrainedModel
+from tests import tiny
 
 M, D, K = 30, 3, 4
 SCIPY = {"euclidean": "sqeuclidean", "l1": "cityblock", "cosine": "cosine"}
@@ -408,3 +413,19 @@ def test_a_model_without_convolutions_has_no_layer_distance():
     task = models.task(models.Network(3, hidden=(4,)), (6, 6, 1), 3, name="dense one")
     with pytest.raises(InputError, match="dense one has no convolution"):
         kernels.convolutions(task, (6, 6, 1))
+
+
+def test_models_are_compared_by_chosen_layers():
+    """Ma compares the fully-connected layers (§3.5); `head` is the last of them alone."""
+    task = models.task(models.Network(10, filters=(2,), hidden=(5,), kernel=3), (4, 4, 1), 10)
+    context = make_context(tiny.federation(), task, local.sgd())
+    draw = lambda leaf: jnp.asarray(np.random.default_rng(0).normal(size=(2, *leaf.shape)))
+    stack = jax.tree.map(draw, jax.eval_shape(task.init, jax.random.key(0)))
+    dense = {name: stack["params"][name] for name in ("dense_0", "head")}
+    expected = jax.vmap(lambda part: ravel_pytree(part)[0])(dense)
+    for part in ("dense", ("dense_0", "head")):
+        np.testing.assert_array_equal(TrainedModel(part=part).vectors(context, (), stack), expected)
+    with pytest.raises(InputError, match="unknown layer in part: 'dense_1'; did you mean 'dense_0'"):
+        TrainedModel(part=("dense_1",)).vectors(context, (), stack)
+    found = registry.find("method", "wecfl")(**registry.options("method", "wecfl", {"represent": "dense"}))
+    assert found.describe == TrainedModel(part="dense")

@@ -1,5 +1,6 @@
 """Figures: that they show the numbers of the run, whatever its names and however far it came."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -163,6 +164,22 @@ def test_sizes_stack_to_all_clients(one):
     assert labels_in(axes.get_legend()) == ["none (0)", "3 (10)", "2 (10)", "1 (10)"]
     tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in axes.collections]
     assert tops[-1] == folders.CLIENTS
+
+
+def test_every_cluster_and_every_group_has_its_accuracy_over_rounds(one):
+    """Zeng et al. 2023, Fig. 5."""
+    by_cluster, by_group = plotting.by_cluster(one).axes
+    found = results.load(one)
+    labels, accuracy = folders.moving(), found.accuracy_clients[0]
+    assert labels_in(by_cluster.get_legend()) == ["1", "2", "3", "none"]
+    lines = {line.get_label(): line for line in by_group.lines}
+    assert sorted(lines) == ["group 0", "group 1", "group 2"]
+    last = {line.get_label(): line.get_ydata()[-1] for line in by_cluster.lines}
+    expected = sorted(accuracy[-1, labels[-1] == slot].mean() for slot in (3, 7, 12))
+    np.testing.assert_allclose(sorted(value for value in last.values() if not np.isnan(value)), expected, rtol=1e-6)
+    np.testing.assert_allclose(lines["group 1"].get_ydata(), accuracy[:, folders.GROUPS == 1].mean(1), rtol=1e-6)
+    with pytest.raises(InputError, match="no accuracy for each client"):
+        plotting.by_cluster(dataclasses.replace(found, accuracy_clients=np.zeros((2, 0, 0))))
 
 
 def test_flow_has_a_band_for_every_move(one):

@@ -118,7 +118,25 @@ def test_arrivals_and_departures():
         federation(TABLE, "iid", clients=20, arrivals={5: 0.5, 9: 0.6})
 
 
-# --- scale, placing ---
+# --- split anew, scale, placing ---
+
+
+def test_the_whole_dataset_is_split_anew_by_class():
+    """Bhattacharya and Aridi split 86 to 14 what its publishers split otherwise."""
+    made = federation(TABLE, "iid", clients=6, resplit=0.14, seed=4)
+    trains, tests = (np.concatenate(owned(split)) for split in (made.train, made.test))
+    every, chosen = np.bincount(made.y), np.bincount(made.y[tests])
+    np.testing.assert_array_equal(chosen, np.floor(0.14 * every + 0.5))
+    assert set(trains) | set(tests) == set(range(1200)) and not set(trains) & set(tests)
+    whole = np.concatenate([TABLE.train.x, TABLE.test.x]).astype(np.float32)
+    np.testing.assert_array_equal(np.sort(made.x, 0), np.sort(whole, 0))
+    published = TABLE.test.x.astype(np.float32)
+    assert 0 < np.isin(made.x[tests], published).all(1).sum() < len(tests)
+    again, other = (federation(TABLE, "iid", clients=6, resplit=0.14, seed=seed) for seed in (4, 5))
+    np.testing.assert_array_equal(again.x[again.test.rows], made.x[made.test.rows])
+    assert not np.isin(other.x[other.test.rows], made.x[made.test.rows]).all()
+    with pytest.raises(InputError, match=r"resplit: .*less than 1, got 1"):
+        federation(TABLE, "iid", clients=6, resplit=1)
 
 
 def test_scale():
@@ -158,7 +176,8 @@ def test_real_images_at_the_papers_scale(data_dir):
 
 def test_common_options_are_listed():
     table = registry.schema(registry.find("federation", "options"))
-    assert set(table) == {"seed", "min_examples", "validation", "held_out", "arrivals", "departures", "scale"}
+    shared = {"seed", "min_examples", "validation", "held_out", "arrivals", "departures", "scale", "resplit"}
+    assert set(table) == shared
     assert registry.options("federation", "options", {"arrivals": {"3": 0.2}})["arrivals"] == {3: 0.2}
 
 

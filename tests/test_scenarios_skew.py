@@ -119,3 +119,21 @@ def test_rounding_favours_nobody():
     assert set(made.train.size) == {40}
     assert made.test.size.sum() == 200
     assert 2 <= made.test.size.min() <= made.test.size.max() <= 13  # a third of an example per class: not all or none
+
+
+def test_clients_draw_proportions_of_their_own_after_hsu_et_al():
+    """Equal numbers of examples; proportions Dir(αp) with p that of the dataset, until a class is used up."""
+    made = federation(DATA, "dirichlet", clients=20, alpha=0.5, per="client", min_examples=(1, 0))
+    train, test = label_counts(made), label_counts(made, "test")
+    np.testing.assert_array_equal(train.sum(1), 30)
+    np.testing.assert_array_equal((train.sum(0), test.sum(0)), ([60] * 10, [20] * 10))
+    assert np.abs(test - train / 3).max() <= 1, "a client is tested on the classes that it trains on"
+    spread = {
+        (alpha, per): (label_counts(federation(DATA, "dirichlet", clients=20, alpha=alpha, per=per)) / 30).std()
+        for alpha in (0.5, 1000.0)
+        for per in ("class", "client")
+    }
+    assert spread[0.5, "client"] > 3 * spread[1000.0, "client"]
+    assert spread[0.5, "client"] > spread[0.5, "class"], "Dir(0.5 p) is Dir(0.05, ..., 0.05) for ten equal classes"
+    few = federation(DATA, "dirichlet", clients=7, alpha=1e-4, per="client")
+    assert set(label_counts(few).sum(1)) == {85, 86}

@@ -122,6 +122,24 @@ def test_held_out_clients_go_to_the_nearest_cluster():
     assert (labels[-1] == labels[np.flatnonzero(joined[:-2] == joined[-1])]).all()
 
 
+def test_clients_never_asked_are_placed_where_they_belong():
+    """Zeng et al. infer the cluster of a client that did not take part (§4.4); by default ω answers for it."""
+    setting, data = tiny.setting(0.25), jax.device_put(tiny.federation())
+    shared, placed = (tiny.built("stocfl", setting, tau=0.3, unasked=who) for who in ("shared", "placed"))
+    step, asked, inferred = jax.jit(shared.step), jax.jit(shared.predict), jax.jit(placed.predict)
+    start = shared.init(jax.random.key(0), data)
+    assert (np.asarray(inferred(start, data)[0]) == -1).all(), "there is no cluster yet"
+    state = step(step(start, data), data)
+    labels = np.asarray(state.labels)
+    np.testing.assert_array_equal(asked(state, data)[0], labels)
+    gram = tiny.run(tiny.built("stocfl", tiny.setting(), tau=1.1), 1).memory.gram[-1]  # of all clients' Ψ
+    members = labels[:, None] == np.unique(labels[labels >= 0])  # [m, k]
+    cosine = gram @ members / np.sqrt(np.diag(members.T @ gram @ members))
+    nearest = np.unique(labels[labels >= 0])[cosine.argmax(1)]
+    assert (labels < 0).sum() > 0 and len(set(nearest[labels < 0])) > 1
+    np.testing.assert_array_equal(inferred(state, data)[0], np.where(labels < 0, nearest, labels))
+
+
 def test_too_few_slots_is_written_down():
     states = tiny.run(tiny.built("stocfl", tiny.setting(), tau=0.95, capacity=3), 2)
     assert tuple(states.failed[-1]) == (0, -2)

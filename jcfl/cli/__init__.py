@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
-from jcfl.cli import comparing, measuring, reproducing, training, tuning, verifying, viewing
+from jcfl.cli import choosing, comparing, measuring, reproducing, training, tuning, verifying, viewing
 from jcfl.cli.app import Stopped, app, complain
 from jcfl.errors import InputError, Notice, TrainingError
 
-COMMANDS = (training, tuning, viewing, comparing, reproducing, verifying, measuring)
+COMMANDS = (training, tuning, viewing, comparing, choosing, reproducing, verifying, measuring)
 """The modules that add commands to the application when they are imported."""
 
 

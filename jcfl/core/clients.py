@@ -23,9 +23,14 @@ KeptStates = dict[str, Callable[[Model], Any]]
 
 
 def terms(method: Method, task: Task) -> list[Term]:
-    """The loss terms of a method as functions."""
+    """The loss terms of a method's cluster models as functions."""
     given = [term.build(task) for term in method.train.terms]
     return given + ([Correction().build(task)] if method.train.control or method.train.correction else [])
+
+
+def shared_terms(method: Method, task: Task) -> list[Term]:
+    """The loss terms of ω as functions."""
+    return [term.build(task) for term in method.train.shared_terms if not term.is_off]
 
 
 def client(method: Method, context: Context, task: Task | None = None) -> Client:
@@ -40,7 +45,7 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
     task = task or context.task
     train, added, usual = method.train, method.is_summed, trainer(method, context)
     cluster_loss = objective(task, terms(method, task), partner=shared if added else None)
-    shared_loss = objective(task, partner=own if added else None)
+    shared_loss = objective(task, shared_terms(method, task), partner=own if added else None)
     if train.models == "all":
         return soft.client(task, usual)
     private = parts.names(context.task, train.private, "private")

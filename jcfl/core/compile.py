@@ -68,6 +68,8 @@ def check(method: Method, context: Context) -> None:
             f"{name}: cam adds the shared model's logits, so a pull towards it has no meaning; set lam=0, "
             f"got {pulls.weight}"  # pyright: ignore[reportAttributeAccessIssue]
         )
+    if train.shared_terms and not method.trains_shared:
+        raise InputError(f"{name}: the shared model is not trained, so its loss terms have no meaning")
     soft = train.models == "all"
     if soft != (method.answer.model == "mixture"):
         raise InputError(

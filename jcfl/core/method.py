@@ -22,7 +22,7 @@ Weights = Literal["by_size", "equally"]
 """How clients count in an average: by their training examples, or all alike."""
 
 Selection = tuple[str, ...]
-"""Parameters, by the names of layers or by the words head, backbone and norm."""
+"""Parameters, by the names of layers or by the words head, backbone, dense and norm."""
 
 
 class Piece:
@@ -103,6 +103,7 @@ class Train(Piece):
     Attributes:
         terms: loss terms added to the mean loss of every local step.
         shared: whether the global model ω is the mean of the clients' models, or trained on a copy of its own.
+        shared_terms: loss terms added to the mean loss of every local step of ω, where it is trained.
         distinct: whether the cluster models start from different random initialisations.
         tied: parameters that are averaged over all clients of the cohort, whatever their cluster.
         private: parameters that stay with the client and are never averaged.
@@ -117,6 +118,7 @@ class Train(Piece):
     name: ClassVar[str] = "local"
     terms: tuple[LossTerm, ...] = ()
     shared: Literal["mean", "trained"] = "mean"
+    shared_terms: tuple[LossTerm, ...] = ()
     distinct: bool = False
     tied: Selection = ()
     private: Selection = ()
@@ -142,7 +144,9 @@ class Train(Piece):
         parts += [f"{', '.join(self.tied)} averaged over all clients"] if self.tied else []
         parts += [f"{', '.join(self.private)} kept by the client"] if self.private else []
         parts += ["one client after another"] * self.chained
-        return "; ".join(parts + ["the shared model is trained too"] * (self.shared == "trained"))
+        own = [str(term) for term in self.shared_terms if not term.is_off]
+        also = ", with a ".join(["the shared model is trained too", *own])
+        return "; ".join(parts + [also] * (self.shared == "trained"))
 
 
 class Rule(Protocol):
@@ -201,6 +205,12 @@ Ballot = Annotated[
 ]
 
 
+Unasked = Annotated[
+    Literal["shared", "placed"],
+    Field(description="who answers for a client that was never asked: ω, or the cluster it is placed in"),
+]
+
+
 class Vote(NamedTuple):
     """Independent runs that answer together with this one."""
 
@@ -217,17 +227,20 @@ class Answer(Piece):
         model: the model of its cluster; `sum` adds the logits of ω; `mixture` weighs the probabilities of all cluster
             models by the client's membership; `majority` ignores models: the client's own most frequent class.
         tune: local steps that a client trains its model for before it predicts.
+        unasked: who answers for a client that was never asked: ω, or the cluster in which the grouping places it.
         vote: runs beside this one whose class probabilities, or logits, are averaged with it.
     """
 
     name: ClassVar[str] = "answer"
     model: Literal["cluster", "sum", "mixture", "majority"] = "cluster"
     tune: int = 0
+    unasked: Unasked = "shared"
     vote: Vote | None = None
 
     def __str__(self) -> str:
         """The model that predicts, then fine-tuning and votes."""
         parts = [ANSWERS[self.model]] + [f"after {self.tune} local steps"] * bool(self.tune)
+        parts += ["clients never asked placed in a cluster"] * (self.unasked == "placed")
         return ", ".join(parts + [f"with {self.vote.copies} more to vote"] if self.vote else parts)
 
 

@@ -13,15 +13,15 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jcfl.errors import InputError, unknown
 from jcfl.types import Model, Task
 
-WORDS = ("head", "backbone", "norm")
-"""What can stand for the names of layers: the classifier, everything else, the normalisation layers."""
+WORDS = ("head", "backbone", "dense", "norm")
+"""What can stand for the names of layers: the classifier, everything else, the dense layers, those that normalise."""
 
 
 def names(task: Task, selection: Sequence[str], what: str) -> tuple[str, ...]:
     """The layers that a selection means, each by its path in the model's variables: `head`, `block/BatchNorm_0`.
 
     Args:
-        selection: layers by their paths, or the words head, backbone and norm.
+        selection: layers by their paths, or the words head, backbone, dense and norm.
         what: the option that holds it, for the message.
 
     Raises:
@@ -35,6 +35,7 @@ def names(task: Task, selection: Sequence[str], what: str) -> tuple[str, ...]:
     meant = {
         "head": tuple(name for name in params if name in task.head),
         "backbone": tuple(name for name in params if name not in task.head),
+        "dense": dense(params),
         "norm": normalisation(model),
     }
     found: list[str] = []
@@ -45,6 +46,13 @@ def names(task: Task, selection: Sequence[str], what: str) -> tuple[str, ...]:
             raise InputError(f"{what}: the model has no {word} among its layers {', '.join(params)}")
         found += [name for name in ((word,) if word in known else meant[word]) if name not in found]
     return tuple(found)
+
+
+def dense(params: Any) -> tuple[str, ...]:
+    """The paths of the layers whose kernel is a matrix."""
+    leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
+    kernels = (leaf for leaf, array in leaves.items() if leaf[-1] == "kernel" and array.ndim == 2)
+    return tuple("/".join(leaf[:-1] or leaf) for leaf in kernels)
 
 
 def normalisation(model: Model) -> tuple[str, ...]:

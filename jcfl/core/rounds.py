@@ -201,7 +201,7 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         make=partial(clients.client, method, context),
         task=context.task,
         trainer=clients.trainer(method, context),
-        terms=clients.terms(method, context.task),
+        terms=clients.terms(method, context.task) + clients.shared_terms(method, context.task),
         shared=method.trains_shared,
         alone=not (train.correction or train.control or train.chained or train.private or train.models == "all")
         and not context.faults.reliability.is_partial,

@@ -4,14 +4,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from jcfl.core.method import Answer, Ballot, Train, Vote
+from jcfl.core.method import Answer, Ballot, Train, Unasked, Vote
 from jcfl.core.terms import Proximal, To
 from jcfl.registry import register
 
 Mu = Annotated[float, Field(ge=0, description="weight of the proximal term")]
 Names = Annotated[
     tuple[str, ...],
-    Field(min_length=1, description="layers by path (block/Dense_0), or the words head, backbone and norm"),
+    Field(min_length=1, description="layers by path (block/Dense_0), or the words head, backbone, dense, norm"),
 ]
 
 
@@ -75,9 +75,9 @@ def nothing() -> Train:
 
 
 @register("answer", "cluster")
-def cluster(*, tune: Steps = 0) -> Answer:
+def cluster(*, tune: Steps = 0, unasked: Unasked = "shared") -> Answer:
     """The model of the client's cluster, after local steps if asked for."""
-    return Answer(tune=tune)
+    return Answer(tune=tune, unasked=unasked)
 
 
 @register("answer", "sum")

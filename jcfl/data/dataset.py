@@ -1,7 +1,7 @@
 """Datasets: labelled examples in NumPy arrays, for training and for testing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,19 @@ def array(values: Any, what: str, where: str | Path) -> np.ndarray:
         return np.asarray(values)
     except Exception as error:  # what was given may be of any class, which converts itself
         raise InputError(f"{where}: {what} are no array ({next(iter(str(error).splitlines()), '')})") from error
+
+
+def redivided(rng: np.random.Generator, dataset: Dataset, fraction: float) -> Dataset:
+    """The dataset with its examples split at random, a share of every class for testing, whatever its own split is."""
+    parts = [part for part in (dataset.train, dataset.test) if len(part)] or [dataset.train]
+    need = sum(part.x.nbytes for part in parts)
+    refuse_beyond_memory(f"{dataset.name}, split anew", 2 * need, "leave resplit out")
+    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+    users = [part.user for part in parts if part.user is not None]
+    user = np.concatenate(users) if len(users) == len(parts) else None
+    tests = random_share(y, fraction, seed=int(rng.integers(2**31)))
+    halves = (Examples(x[half], y[half], None if user is None else user[half]) for half in (~tests, tests))
+    return replace(dataset, **dict(zip(("train", "test"), halves, strict=True)))
 
 
 def random_share(strata: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
-from jcfl.data.dataset import Dataset, Examples, examples, whole_numbers
+from jcfl.data.dataset import Dataset, Examples, examples, redivided, whole_numbers
 from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
@@ -19,8 +19,9 @@ from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.types import NEVER, Federation, Split
 
-VALIDATION = 6
-"""The random stream of validation examples among those of a federation's seed, after the attackers'."""
+VALIDATION, RESPLIT = 6, 7
+"""The random streams of validation examples and of a new split, among those of a federation's seed. The attackers' is
+before them."""
 
 COUNTS = 24
 """Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are answered."""
@@ -48,6 +49,10 @@ def federation(
     scale: Annotated[
         Literal["unit", "standard"], Field(description="pixels in [0, 1], or less mean 0.5 and over deviation 0.5")
     ] = "unit",
+    resplit: Annotated[
+        float | None,
+        Field(gt=0, lt=1, description="test examples' share of every class, for a dataset that is split anew"),
+    ] = None,
     **options: Any,
 ) -> Federation:
     """The federation that a scenario makes of a dataset.
@@ -67,6 +72,8 @@ def federation(
         arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
         departures: by round, the share of clients that depart in this round.
         scale: `unit` for pixels in [0, 1]; `standard` for pixels less 0.5, over 0.5, in every channel.
+        resplit: training and test examples are put together and split anew at random; this share of every class is to
+            test on. By default the dataset's own split is used.
         **options: the scenario's own options, `clients` among them.
 
     Returns:
@@ -75,7 +82,7 @@ def federation(
     Raises:
         InputError: an unknown option, a wrong value, or too little data for the request.
     """
-    common = {"seed": seed, "min_examples": min_examples, "validation": validation}
+    common = {"seed": seed, "min_examples": min_examples, "validation": validation, "resplit": resplit}
     common |= {"held_out": held_out, "arrivals": arrivals}
     common = registry.options("federation", "options", common | {"departures": departures, "scale": scale})
     datasets = [dataset] if isinstance(dataset, Dataset) else dataset
@@ -90,7 +97,9 @@ def federation(
     refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
-    draw, top, *streams = np.random.default_rng(common["seed"]).spawn(VALIDATION + 1)
+    draw, top, *streams = np.random.default_rng(common["seed"]).spawn(RESPLIT + 1)
+    if common["resplit"]:
+        datasets = [redivided(streams[RESPLIT - 2], one, common["resplit"]) for one in datasets]
     made = make(draw, *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
@@ -99,7 +108,7 @@ def federation(
         whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
         made = _owned(topped_up(top, made, common["min_examples"]))
         whole = _from_partition(made, classes, name)
-    whole = with_validation(streams[-1], checked(whole), common["validation"], made.source)
+    whole = with_validation(streams[VALIDATION - 2], checked(whole), common["validation"], made.source)
     return _scaled(_with_attendance(whole, streams[:3], common), common["scale"])
 
 

@@ -65,7 +65,7 @@ def rotated(
     """Images rotated by an angle of the group's own (Rotated MNIST, Rotated CIFAR).
 
     Zeng et al. turn copies of the whole set by 0, 90, 180 and 270 degrees (the default), CIFAR by 0 and 180
-    (`groups=2`); Bhattacharya and Aridi turn equal shares of it (`copies=False`).
+    (`groups=2`). Bhattacharya and Aridi turn copies too (eq. 4).
 
     Deviations:
         Bhattacharya and Aridi print 360 g/(k+1) (eq. 3) and use 360 g/k in their code: `spacing` chooses.

@@ -101,9 +101,26 @@ def rotated_pathological(
 
 
 @register("scenario", "dirichlet")
-def dirichlet(rng: np.random.Generator, dataset: Dataset, *, clients: Count = 200, alpha: Alpha = 0.1) -> Partition:
-    """Each class spread over the clients by proportions drawn from Dir(α) (Ma, A.2, client-wise, α = 0.1)."""
-    shares = rng.dirichlet(np.full(clients, alpha), dataset.classes)  # [c, m]
+def dirichlet(
+    rng: np.random.Generator,
+    dataset: Dataset,
+    *,
+    clients: Count = 200,
+    alpha: Alpha = 0.1,
+    per: Annotated[
+        Literal["class", "client"],
+        Field(description="class: each is spread over the clients by Dir(α); client: each draws classes by Dir(αp)"),
+    ] = "class",
+) -> Partition:
+    """Each class spread over the clients by proportions drawn from Dir(α) (Ma, A.2, client-wise, α = 0.1).
+
+    With `per="client"`, each client draws proportions of the classes from Dir(αp), with p those of the dataset, and all
+    have equally many examples (Hsu et al. 2019, whom Ma cites). A client goes on without a class that is used up.
+    """
+    if per == "class":
+        shares = rng.dirichlet(np.full(clients, alpha), dataset.classes)  # [c, m]
+    else:
+        shares = _own_draws(rng, np.bincount(dataset.train.y, minlength=dataset.classes), clients, alpha)
     return _by_class(rng, dataset, shares, np.full(clients, NOBODY))
 
 
@@ -217,6 +234,23 @@ def _by_class(rng: np.random.Generator, dataset: Dataset, shares: np.ndarray, gr
     examples = pool(dataset)
     owner = random_owners(rng, examples.y, examples.trains, shares)
     return Partition(examples.x, examples.y, examples.trains, owner, groups, examples.source)
+
+
+def _own_draws(rng: np.random.Generator, left: np.ndarray, clients: int, alpha: float) -> np.ndarray:
+    """How many examples of every class each client draws, from `left` [c] that there are. `[c, m]`"""
+    sizes = left.sum() // clients + (np.arange(clients) < left.sum() % clients)
+    present = np.flatnonzero(left)
+    proportions = np.zeros((clients, len(left)))
+    proportions[:, present] = rng.dirichlet(alpha * left[present] / left.sum(), clients)
+    drawn = np.zeros((clients, len(left)), int)
+    for client, size in enumerate(sizes):
+        while (need := size - drawn[client].sum()) > 0:
+            chances = np.where(left > 0, proportions[client], 0)
+            chances = chances if chances.sum() > 0 else left.astype(float)  # all its classes are used up
+            taken = np.minimum(rng.multinomial(need, chances / chances.sum()), left)
+            drawn[client] += taken
+            left = left - taken
+    return drawn.T.astype(float)
 
 
 def _workable_shares(rng: np.random.Generator, dataset: Dataset, need: np.ndarray, alpha: float) -> np.ndarray:

@@ -15,7 +15,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
-from jcfl.core import chunks, describing
+from jcfl.core import chunks, describing, parts
 from jcfl.core.context import Context
 from jcfl.core.describing import Description
 from jcfl.core.method import Describe, Source
@@ -27,7 +27,7 @@ from jcfl.grouping.kernels import convolutions
 from jcfl.registry import register
 from jcfl.types import Array, Clients, Federation, Key, Models, State, Task
 
-Part = Literal["whole", "head", "backbone", "kernels", "first_kernel"]
+Part = Literal["whole", "head", "backbone", "dense", "kernels", "first_kernel"]
 """What of a trained model is compared."""
 
 DescribeClients = Callable[[Any, Federation, Array], Array]
@@ -203,8 +203,11 @@ class TrainedModel(OfUpload):
 
     name: ClassVar[str] = "model"
     part: Annotated[
-        Part,
-        Field(description="of the model: all parameters, the classifier, all others, convolution kernels, the first"),
+        Part | tuple[str, ...],
+        Field(
+            description="all parameters, the classifier, all others, dense layers, convolution kernels, the first, or "
+            "layers by name"
+        ),
     ] = "whole"
     epochs: Epochs = None
 
@@ -212,13 +215,16 @@ class TrainedModel(OfUpload):
         """The part of a model that is compared.
 
         Raises:
-            InputError: `part` means convolution kernels, and the model has none.
+            InputError: `part` means layers that the model does not have.
         """
         if self.part in ("kernels", "first_kernel"):
             shape = context.population.shape
             return convolutions(context.task, shape, only_first=self.part == "first_kernel")
-        parts = {"whole": lambda task: everything, "head": head, "backbone": backbone}
-        return parts[self.part](context.task)
+        known = {"whole": lambda task: everything, "head": head, "backbone": backbone}
+        if self.part in known:
+            return known[self.part](context.task)
+        layers = parts.names(context.task, (self.part,) if isinstance(self.part, str) else self.part, "part")
+        return lambda model: parts.part_of(model, layers)["params"]
 
     def vectors(self, context: Context, sent: Models, models: Models) -> Array:
         """The part of each model as a vector."""

@@ -104,9 +104,11 @@ def cam(
     """Clustered additive modelling: the shared model's logits are added to the cluster's (Ma 2023, Alg. 5).
 
     Both are trained in parallel, each with the other frozen at the broadcast. Groups that go by loss go by the loss of
-    the sum (eq. 7.2). The method's own rounds begin after the warm-up.
+    the sum (eq. 7.2). The method's own rounds begin after the warm-up. Where every client is alone, the shared model is
+    added to its own model (§7.1: any structure); where all have one model, there would be two of the same.
     """
-    refuse_without_clusters(method, "cam")
+    if not method.group.alone:
+        refuse_without_clusters(method, "cam")
     by_models = isinstance(method.group, KMeans) and not isinstance(method.when, Once)
     phases = (Phase(warmup, "alone" if by_models else "shared"),) if warmup else ()
     return replace(method.with_answer(model="sum"), before=(*method.before, *phases))

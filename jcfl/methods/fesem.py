@@ -34,6 +34,11 @@ def fesem(
     its last local model; one that has not taken part is not counted, and begins in the cluster whose model fits its
     data best. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster takes the farthest
     client.
+
+    Deviations:
+        λ weighs a term of the loss, so a step goes a share ηλ of the way to the centre. Ma (2023, eq. 7.13, with CAM)
+        prints a share λ: give λ/η for it, which is exact for SGD without momentum. Its factor n_i/n before the gradient
+        is left out.
     """
     return Method(
         name="fesem",

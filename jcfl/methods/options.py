@@ -19,7 +19,10 @@ SharedUpdate = Annotated[
     Literal["parallel", "sequential"],
     Field(description="clients start from the same shared model, or each from the previous one's"),
 ]
-Represent = Annotated[Literal["whole", "head"], Field(description="what of a model is compared")]
+Represent = Annotated[
+    Literal["whole", "head", "dense"] | tuple[str, ...],
+    Field(description="what of a model is compared: all, the last dense layer, all dense layers, or layers by name"),
+]
 Rate = Annotated[float, Field(gt=0, le=1, description="how far the server goes towards the mean, ε")]
 Runs = Annotated[int, Field(ge=2, description="independent runs that vote")]
 Iterations = Annotated[int, Field(ge=1, description="assignments a round")]

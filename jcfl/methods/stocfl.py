@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jcfl.core.method import Method, Train
+from jcfl.core.method import Answer, Method, Train, Unasked
 from jcfl.core.terms import Proximal
 from jcfl.grouping.compare import Cosine, NoiseCorrectedCosine
 from jcfl.grouping.describe import Displacement, Gradient
@@ -26,6 +26,7 @@ def stocfl(
         ),
     ] = 0.5,
     lam: Lam = 0.05,
+    mu: Annotated[float, Field(ge=0, description="weight of ω's own proximal term: FedProx as G")] = 0.0,
     similarity: Annotated[Literal["plain", "noise_corrected"], Field(description="how a cosine is formed")] = "plain",
     merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters unite")] = "greedy",
     start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current",
@@ -37,25 +38,32 @@ def stocfl(
         int | None, Field(ge=16, description="Ψ folded to so many numbers, for many clients at a time")
     ] = None,
     capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None,
+    unasked: Unasked = "shared",
 ) -> Method:
     """Clients described by a gradient at a fixed anchor and merged by cosine; cluster models tied to a shared one.
 
     Zeng et al. 2023 (arXiv:2303.00897), Alg. 1 and eqs. 2-3. Ψ is computed when a client first takes part; a cluster's
     vector is the sum of Ψ over all its members seen so far; pairs with cosine ≥ τ unite, the most similar first. τ > 1
-    gives Ditto, τ = -1 one cluster: FedAvg for λ = 0.
+    gives Ditto, τ = -1 one cluster: FedAvg for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with `mu`;
+    a robust rule (`aggregate`, or the add-on `robust`) averages ω too.
 
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
         cluster first seen starts at the current ω (the paper: at ω₀, `start="initial"`). `anchor_steps` and
-        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours.
+        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours. ω
+        answers for a client that was never asked; with `unasked="placed"` its cluster is inferred as in §4.4.
     """
     gradient = Gradient(anchor=anchor, sketch=sketch)
     pull, chained = Proximal(lam, "shared"), shared_update == "sequential"
+    objective = (Proximal(mu, "shared"),)
     return Method(
         name="stocfl",
         describe=Displacement(anchor=anchor, sketch=sketch, steps=anchor_steps) if anchor_steps else gradient,
         compare={"plain": Cosine(), "noise_corrected": NoiseCorrectedCosine()}[similarity],
         group=Merge(tau=tau, order=merge, start=start, capacity=capacity),
         when=Arrival(),
-        train=Train(terms=(pull,), shared="trained", chained=chained, active=not clustering_only),
+        train=Train(
+            terms=(pull,), shared="trained", shared_terms=objective, chained=chained, active=not clustering_only
+        ),
+        answer=Answer(unasked=unasked),
     )

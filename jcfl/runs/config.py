@@ -15,12 +15,15 @@ from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
-from jcfl.runs import titles
+from jcfl.runs import schedules, titles
 from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Reliability, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability")
 """The sections that name a registered piece and give its options."""
+
+SCHEDULED = ("method", "addon", "train")
+"""The pieces whose real numbers may be given by round."""
 
 RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")}
 """Pairs of keys of which only one can be set: an override of one removes the other."""
@@ -251,7 +254,8 @@ def completed(section: str, piece: Any) -> Any:
     given = piece.options
     beside = (*QUESTIONS, *OPTIONAL) if section == "method" else ()
     answers = {question: given.pop(question) for question in QUESTIONS if question in beside and question in given}
-    found = registry.options(section, piece.name, given, registry.shared(section), beside)
+    checked_options = schedules.options if section in SCHEDULED else registry.options
+    found = checked_options(section, piece.name, given, registry.shared(section), beside)
     found |= {question: answer(question, value) for question, value in answers.items() if value is not None}
     changes = {"addons": tuple(completed("addon", item) for item in piece.addons)} if isinstance(piece, Method) else {}
     return type(piece).model_validate({**dict(piece), **found, **changes})

@@ -18,7 +18,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import devices, hosts
+from jcfl.runs import devices, hosts, schedules
 from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
@@ -105,7 +105,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     context = make_context(
         federation,
         task_of(config, objects, build, shape, classes),
-        trainer(config.train, objects),
+        trainer(schedules.at_most(config.train), objects),
         config.participation,
         chunk=config.chunk,
         budget=config.budget or max(1, int(devices.over_hosts(memory.memory_budget(), np.min)) // share),
@@ -291,8 +291,10 @@ def algorithm_by_options(
 ) -> Callable[[Mapping[str, Any]], Algorithm]:
     """The main method's algorithm as a function of values of options, by dotted name.
 
-    JAX can trace this function: it checks nothing, so a value may be an array.
+    JAX can trace this function: it checks nothing, so a value may be an array. Options with values by round change as
+    the algorithm's rounds go on.
     """
+    tables = schedules.tables_of(config.method, config.train)
 
     def make(scalars: Mapping[str, Any]) -> Algorithm:
         method, train = config.method, config.train
@@ -304,7 +306,7 @@ def algorithm_by_options(
         local = trainer(train, objects) if trained else context.trainer
         return algorithm(method, context._replace(trainer=local), objects)
 
-    return make
+    return (lambda scalars: schedules.scheduled(lambda now: make({**scalars, **now}), tables)) if tables else make
 
 
 def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
@@ -319,8 +321,9 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
 
 
 def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
-    """The algorithms of all methods by title."""
-    return {title: algorithm(method, context, objects) for title, method in config.methods.items()}
+    """The algorithms of a configuration's methods, by title."""
+    alone = {title: config.model_copy(update={"method": method}) for title, method in config.methods.items()}
+    return {title: algorithm_by_options(one, context, objects)({}) for title, one in alone.items()}
 
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> int:

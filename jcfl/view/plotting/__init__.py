@@ -14,13 +14,14 @@ from jcfl.results import History
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
 from jcfl.view.plotting.lines import clusters, curves, effect
-from jcfl.view.plotting.membership import flow, sizes
+from jcfl.view.plotting.membership import by_cluster, flow, sizes
 from jcfl.view.plotting.search import search
 from jcfl.view.plotting.style import FORMATS, histories, save, titles
 
 __all__ = [
     "FIGURES",
     "FORMATS",
+    "by_cluster",
     "clients",
     "clusters",
     "curves",
@@ -42,7 +43,9 @@ __all__ = [
 SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect)}
 """Figures that show several runs together."""
 
-SINGLE = {function.__name__: function for function in (embedding, similarity, sizes, flow, samples, heatmap)}
+SINGLE = {
+    function.__name__: function for function in (embedding, similarity, by_cluster, sizes, flow, samples, heatmap)
+}
 """Figures that show one run."""
 
 FIGURES: dict[str, Callable[..., Figure]] = SEVERAL | SINGLE

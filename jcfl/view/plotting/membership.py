@@ -1,5 +1,6 @@
-"""Figures of the clients in clusters: sizes over rounds, and moves between clusters."""
+"""Figures of the clients in clusters: sizes and accuracies over rounds, and moves between clusters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
+from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.view.plotting.cosines import labels_of, remove_axes
-from jcfl.view.plotting.style import COLUMN, NOBODY, colour, figure, panels, ranked, whole_numbers
+from jcfl.view.plotting.style import COLUMN, NOBODY, colour, figure, in_per_cent, matched, panels, ranked, whole_numbers
 
 SHOWN = 8
 """The most clusters that are drawn one by one; the others are drawn as one."""
@@ -46,6 +48,41 @@ def sizes(run: History, seed: int | None = None) -> Figure:
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "handlelength": 1}
     axis.legend(handles=entries[::-1], title="cluster (clients)", title_fontsize=7, **place)
     return shown
+
+
+@figure(single=True)
+def by_cluster(run: History, seed: int | None = None, columns: int | None = None) -> Figure:
+    """The mean accuracy of each cluster's clients against rounds, and that of each true group's (Zeng et al., Fig. 5).
+
+    Args:
+        run: a history or a folder.
+        seed: the seed whose clients are shown; the first by default.
+        columns: panels in a row.
+    """
+    own = ranked(labels_of(run, seed))
+    if not run.accuracy_clients.size:
+        raise InputError(f"{run.name} has no accuracy for each client")
+    accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
+    groups, named = matched(own[-1], run.groups), lambda kind: f"group {run.groups[groups == kind][0]}"
+    shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
+    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name)
+    if len(axes) > 1:
+        draw_means(axes[1], run.rounds, accuracy, np.where(groups < 0, -1, groups)[None], named)
+    return shown
+
+
+def draw_means(
+    axis: Axes, rounds: np.ndarray, accuracy: np.ndarray, labels: np.ndarray, name: Callable[[int], str]
+) -> None:
+    """Draw a line for every label: the mean accuracy [e, m] of the clients that have it, [e, m] or [1, m]."""
+    for kind in (kind for kind in np.unique(labels)[np.argsort(np.unique(labels) < 0, kind="stable")]):
+        there = (labels == kind) & ~np.isnan(accuracy)
+        mean = np.where(there, accuracy, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
+        axis.plot(rounds, mean, color=cluster_colour(kind), marker="o" if len(rounds) < 3 else None, label=name(kind))
+    axis.set(xlabel="round", ylabel="accuracy")
+    whole_numbers(axis.xaxis)
+    in_per_cent(axis.yaxis)
+    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1)
 
 
 @figure(single=True)

@@ -41,6 +41,10 @@ CAPTIONS = {
         "Cosine similarity of clients",
         "Between gradients at the initial model; ordered by cluster, whose colours are on the left.",
     ),
+    "by_cluster": (
+        "Accuracy by cluster",
+        "The mean over the clients that are in the cluster after the round, or in the true group.",
+    ),
     "sizes": ("Cluster sizes", "Clients in each cluster after each evaluated round."),
     "flow": ("Clients between clusters", "At the rounds between which most clients moved."),
     "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),

@@ -1,0 +1,102 @@
+"""Options that change during training: `{round: value}` in place of a real number, each value from its round on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jcfl import registry
+from jcfl.errors import InputError, shown
+from jcfl.runs.sections import Method, Piece
+from jcfl.types import Algorithm, Array, Federation, State
+
+Table = Mapping[int, float]
+"""Values by the round from which they hold; the first is round 0."""
+
+MOST = 1000
+"""The most values of an option in a run."""
+
+
+def options(kind: str, name: str, given: Mapping[str, Any], *more: Any) -> dict[str, Any]:
+    """As `jcfl.registry.options`, but an option that is a real number may be a table; every value of it is checked.
+
+    Raises:
+        InputError: as `jcfl.registry.options`, or a table that does not begin in round 0, or is too long.
+    """
+    numbers = {one.name for one in registry.parameters(registry.find(kind, name)) if is_real(one)}
+    tables = {key: by_round(key, given[key]) for key in given if key in numbers and is_table(given[key])}
+    moments = sorted({0, *(moment for table in tables.values() for moment in table)})
+    at = {moment: registry.options(kind, name, {**given, **values_at(tables, moment)}, *more) for moment in moments}
+    return at[0] | {key: {moment: at[moment][key] for moment in table} for key, table in tables.items()}
+
+
+def is_real(parameter: Any) -> bool:
+    """Whether an option takes real numbers."""
+    said = registry.entry(parameter)
+    return "number" in (one.get("type") for one in (said, *said.get("anyOf", ())))
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a mapping of rounds."""
+    return isinstance(value, Mapping) and bool(value) and all(str(key).isdecimal() for key in value)
+
+
+def by_round(key: str, table: Mapping[Any, Any]) -> dict[int, Any]:
+    """A table with its rounds as numbers, in order."""
+    if len(table) > MOST or any(len(str(moment)) > 9 for moment in table):
+        raise InputError(f"{key}: expected at most {MOST} rounds of at most 9 digits, got {shown(table)}")
+    found = dict(sorted((int(moment), value) for moment, value in table.items()))
+    if 0 not in found:
+        raise InputError(f"{key}: values by round begin in round 0, got {shown(table)}; expected {{0: …, …}}")
+    return found
+
+
+def values_at(tables: Mapping[str, Mapping[int, Any]], moment: int) -> dict[str, Any]:
+    """The value that every table has in a round."""
+    return {key: table[max(start for start in table if start <= moment)] for key, table in tables.items()}
+
+
+def tables_of(method: Method, train: Piece) -> dict[str, Table]:
+    """The tables among the options of a method, its add-ons and its trainer, by dotted name."""
+    addons = {f"method.addons.{i}": addon for i, addon in enumerate(method.addons)}
+    pieces = {"method": method, **addons, "train": train}
+    own = {f"{name}.{key}": value for name, piece in pieces.items() for key, value in piece.options.items()}
+    return {name: value for name, value in own.items() if is_table(value)}
+
+
+def at_most(piece: Piece) -> Any:
+    """A piece with the largest value in place of each table."""
+    return piece.model_copy(
+        update={key: max(value.values()) for key, value in piece.options.items() if is_table(value)}
+    )
+
+
+def scheduled(make: Callable[[Mapping[str, Any]], Algorithm], tables: Mapping[str, Table]) -> Algorithm:
+    """The algorithm whose options have the values of each round; an evaluation has those of the round before it.
+
+    What is said of it without a round, such as its costs, is said for the largest values.
+
+    Args:
+        make: an algorithm with some values of options, by dotted name; JAX traces it.
+    """
+    rounds = {name: jnp.asarray(list(table)) for name, table in tables.items()}
+    values = {name: jnp.asarray([*table.values()], float) for name, table in tables.items()}
+
+    def at(moment: Array) -> Algorithm:
+        place = {name: jnp.searchsorted(begins, moment, side="right") - 1 for name, begins in rounds.items()}
+        return make({name: values[name][place[name]] for name in tables})
+
+    def step(state: State, federation: Federation) -> State:
+        try:
+            return at(state.round).step(state, federation)
+        except TypeError as error:  # JAX's, where code branches on a value
+            names = ", ".join(tables)
+            raise InputError(f"{names}: cannot change during training ({str(error).splitlines()[0]})") from error
+
+    before = lambda state: jnp.maximum(state.round - 1, 0)
+    return make({name: max(table.values()) for name, table in tables.items()})._replace(
+        init=at(jnp.asarray(0)).init,
+        step=step,
+        predict=lambda state, federation: at(before(state)).predict(state, federation),
+        evaluate=lambda state, federation: at(before(state)).evaluate(state, federation),
+    )

@@ -1,0 +1,64 @@
+"""Options with values by round: the rounds are those of the values, and what has no meaning is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from jcfl import registry
+from jcfl.errors import InputError
+from jcfl.methods.fedavg import fedprox
+from jcfl.runs import config, experiment, sweeping
+from tests import tiny
+
+TRAIN = {"epochs": 1, "batch_size": 4}
+GIVEN = {"model": tiny.task(), "rounds": 4, "budget": 2**30, "evaluate_every": 4}
+
+
+def test_each_round_has_its_values():
+    """Zeng et al. change λ during training (§4.3)."""
+    lam, lr = {"0": 0.0, 2: 0.4}, {0: 0.5, 3: 0.1}
+    method = {"name": "stocfl", "tau": 0.2, "lam": lam}
+    found = experiment.run(tiny.federation(), method=method, train={"lr": lr, **TRAIN}, **GIVEN)
+    data = jax.device_put(tiny.federation())
+    made = lambda lam, lr: tiny.built("stocfl", tiny.setting(lr=lr, **TRAIN), tau=0.2, lam=lam)
+    step = jax.jit(lambda state, lam, lr: made(lam, lr).step(state, data))
+    state = made(0.1, 0.1).init(jax.random.key(0), data)
+    for now in ((0.0, 0.5), (0.0, 0.5), (0.4, 0.5), (0.4, 0.1)):
+        state = step(state, *now)
+    last = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (found.state.shared, found.state.clusters))
+    tiny.same(last, (state.shared, state.clusters), 1e-6)
+
+
+def test_a_sweep_goes_over_values_and_tables():
+    over = {"method.mu": [0.5, {0: 0.0, 1: 0.5}], "train.lr": [0.3]}
+    found = sweeping.sweep(tiny.federation(), over, **{**GIVEN, "rounds": 2}, method="fedprox", train=TRAIN)
+    assert [point.config.method.options["mu"] for point in found.points] == [0.5, {0: 0.0, 1: 0.5}]
+    one, other = (history["loss"][0, -1] for history in found.histories)
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("method.lam={3: 0.1}", r"lam: values by round begin in round 0, got {3: 0.1}; expected {0: …, …}"),
+        ("method.lam={0: 0.1, 3: -1}", r"lam: input should be greater than or equal to 0, got -1"),
+        ("method.lam={0: a}", r"lam: input should be a valid number.*got 'a'"),
+        ("method.capacity={0: 3}", r"capacity: input should be a valid integer"),
+        ("scenario.held_out={0: 0.1}", r"held_out: input should be a valid number"),
+        ("method.lam={0: 0, 99999999999: 1}", r"lam: expected at most 1000 rounds of at most 9 digits"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(words, said):
+    with pytest.raises(InputError, match=said):
+        config.read({"scenario": "iid", "method": "stocfl"}, [words])
+
+
+def test_an_option_on_which_code_branches_cannot_change(monkeypatch):
+    monkeypatch.setitem(registry._TABLES["method"], "branching", branching)
+    with pytest.raises(InputError, match=r"method.mu: cannot change during training"):
+        experiment.run(tiny.federation(), method={"name": "branching", "mu": {0: 0.1, 1: 0.2}}, **GIVEN)
+
+
+def branching(*, mu: float = 0.1):
+    """A method that looks at its option."""
+    return fedprox(mu=mu if mu < 1 else 1.0)
