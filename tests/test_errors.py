@@ -1,8 +1,8 @@
 import pytest
 
 from jcfl import cli, errors
-from jcfl.cli import display
 from jcfl.errors import InputError, printable
+from jcfl.runs import bars
 
 HOSTILE = "a\x1b]0;owned\x07\u202eb\x9b2J\r\udcff.npz"
 SHOWN = r"a\x1b]0;owned\x07\u202eb\x9b2J\r\udcff.npz"
@@ -20,7 +20,7 @@ def test_no_command_prints_what_a_terminal_obeys(capsys):
     assert capsys.readouterr().err == f"jcfl: no file {SHOWN}\n"
     assert cli.status(["list", HOSTILE]) == 2
     assert capsys.readouterr().err.rstrip("\n").isprintable()
-    display.screen().print(f"Written to {HOSTILE}\nand more", highlight=False, markup=False)
+    bars.screen().print(f"Written to {HOSTILE}\nand more", highlight=False, markup=False)
     lines = capsys.readouterr().out.split("\n")
     assert len(lines) == 3 and r"a\x1b]0;owned" in lines[0] and all(map(str.isprintable, lines))
 

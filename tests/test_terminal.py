@@ -11,7 +11,7 @@ from rich.console import Console
 from jcfl import cli, registry
 from jcfl.cli import display
 from jcfl.errors import InputError
-from jcfl.runs import config
+from jcfl.runs import bars, config
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import planned
 from jcfl.view import facts, options
@@ -174,17 +174,30 @@ def test_shells_complete(monkeypatch, capsys, typed, offered):
 
 def test_a_bar_shows_which_method_comes_next():
     there = console()
-    with display.watched(there, methods=["one", "two"]) as watch:
+    with bars.watched(there, methods=["one", "two"]) as watch:
         watch(Progress("one", 0, 2, 2, 2, {"accuracy_micro": 0.5, "clusters": 1.0}))
     shown = there.file.getvalue()
     assert "accuracy 50.00%, 1 cluster " in shown
     assert shown.index("one") < shown.index("two")
 
 
+@pytest.mark.parametrize(
+    ("progress", "is_seen", "other", "drawn"),
+    [(None, True, None, True), (None, False, None, False), (None, True, print, False), (True, False, print, True),
+     (False, True, None, False)],
+)  # fmt: skip
+def test_a_run_in_python_shows_its_progress_where_somebody_sees_it(monkeypatch, progress, is_seen, other, drawn):
+    there = console() if is_seen else console(_environ={"TERM": "dumb"})
+    monkeypatch.setattr(bars, "screen", lambda stderr: there)
+    with bars.shown(progress, other) as watch:
+        watch(Progress("one", 0, 2, 2, 2, {}))
+    assert ("one" in there.file.getvalue()) == drawn
+
+
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}])
 def test_a_dumb_terminal_gets_lines(environment):
     there = console(_environ=environment)
-    with display.watched(there) as watch:
+    with bars.watched(there) as watch:
         watch(Progress("one", 0, 0, 0, 2, {}))
         watch(Progress("one", 0, 2, 2, 2, {"accuracy_micro": 0.5, "clusters": 0.0}))
     assert there.file.getvalue() == "one: compiling\none: round 2/2, accuracy 50.00%\n"

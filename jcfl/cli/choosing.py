@@ -38,9 +38,8 @@ def choose_k(
     """
     from rich.table import Table
 
-    from jcfl.cli import display
     from jcfl.results import writable
-    from jcfl.runs import choice
+    from jcfl.runs import bars, choice
     from jcfl.runs.environment import use_cache
     from jcfl.runs.yamltext import value_of
 
@@ -66,7 +65,7 @@ def choose_k(
         shown.add_column(title, justify="right")
     for k, (mean, spread) in found.scores.items():
         shown.add_row("*" * (k == found.k), str(k), f"{mean:.4g}", f"{spread:.2g}" if seeds > 1 else "–")
-    console = display.screen()
+    console = bars.screen()
     console.print(shown, highlight=False)
     sure = f"{100 * found.confidence:.0f} % of resamples of clients and seeds choose it"
     console.print(f"k = {found.k}; {sure}", highlight=False)

@@ -43,8 +43,8 @@ def compare(
     figures as PDF and PNG.
     """
     from jcfl import registry
-    from jcfl.cli import display
     from jcfl.results import writable
+    from jcfl.runs import bars
     from jcfl.view import comparing, plotting
     from jcfl.view.comparing import files, tables
 
@@ -57,7 +57,7 @@ def compare(
     if as_json:
         print(json.dumps(writable(found), indent=2))
         return
-    console = display.screen()
+    console = bars.screen()
     for grid in tables.grids(found):
         console.print(f"{grid.title}", **{**PLAIN, "style": "bold"})
         console.print(shown(grid), highlight=False)

@@ -1,144 +1,16 @@
-"""What a run looks like on a terminal, and in plain lines where there is none."""
+"""What runs, sweeps and pieces look like on a terminal."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderHook
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.segment import Segment
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jcfl.errors import printable
 from jcfl.metrics.table import score, scores
 from jcfl.results import cell
-from jcfl.runs import loop
 from jcfl.view.facts import Facts
 from jcfl.view.options import Option
-
-PLAIN_EVERY = 10.0
-"""Seconds between plain lines."""
-
-Watch = Callable[[loop.Progress], None]
-
-
-@contextmanager
-def watched(console: Console, quiet: bool = False, methods: Sequence[str] = ()) -> Iterator[Watch]:
-    """What to call with a run's progress: a bar on a terminal, lines elsewhere, nothing if `quiet`.
-
-    Args:
-        methods: those to come, in their order, so that the next one is seen to be prepared.
-    """
-    if quiet:
-        yield lambda progress: None
-    elif animated(console):
-        with bar(console, methods) as watch:
-            yield watch
-    else:
-        yield Lines(console)
-
-
-def screen(stderr: bool = False) -> Console:
-    """The terminal, or in its place one so wide that a line of ours stays a line."""
-    console = Console(stderr=stderr)
-    console = console if console.is_terminal else Console(stderr=stderr, width=160)
-    console.push_render_hook(Harmless())
-    return console
-
-
-class Harmless(RenderHook):
-    """Writes out what a terminal would obey in text that is printed, such as a name from a stranger's file."""
-
-    def process_renderables(self, renderables: list[Any]) -> list[Any]:
-        """What is printed in place of `renderables`."""
-        return [Printable(one) for one in renderables]
-
-
-class Printable(NamedTuple):
-    """Something printed with its text, but not its colours, made harmless."""
-
-    content: Any
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        """The pieces of text that Rich prints."""
-        for text, style, control in console.render(self.content, options):
-            safe = text if control else "\n".join(map(printable, text.split("\n")))
-            yield Segment(safe, style, control)
-
-
-def animated(console: Console) -> bool:
-    """Whether the console can move its cursor."""
-    return console.is_terminal and not console.is_dumb_terminal
-
-
-@contextmanager
-def bar(console: Console, methods: Sequence[str]) -> Iterator[Watch]:
-    """A progress bar for every method, one below the other; the next one pulses while it is compiled."""
-    name, scores = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[scores]}", markup=False)
-    columns = name, BarColumn(24), MofNCompleteColumn(), scores, TimeRemainingColumn(elapsed_when_finished=True)
-    with Progress(*columns, console=console) as shown:
-        tasks: dict[str, Any] = {}
-        coming = iter(methods)
-
-        def prepare(name: str | None) -> None:
-            if name is not None and name not in tasks:
-                tasks[name] = shown.add_task(name, total=None, start=False, scores="compiling")
-
-        def watch(progress: loop.Progress) -> None:
-            prepare(progress.name)
-            task = tasks[progress.name]
-            shown.start_task(task)
-            shown.update(task, total=progress.total, completed=progress.done, scores=brief(progress.scores))
-            if progress.done == progress.total:
-                prepare(next((name for name in coming if name not in tasks), None))
-
-        prepare(next(coming, None))
-        yield watch
-
-
-class Lines:
-    """Progress in plain lines, at most one every few seconds and one at the end of each method."""
-
-    def __init__(self, console: Console):
-        self.console = console
-        self.said = 0.0
-        self.starts: dict[str, Start] = {}
-
-    def __call__(self, progress: loop.Progress) -> None:
-        """Say where the run is, if it is time to."""
-        now = time.monotonic()
-        start = self.starts.setdefault(progress.name, Start(now, progress.done))
-        if now - self.said < PLAIN_EVERY and progress.done < progress.total:
-            return
-        self.said = now
-        left = remaining(now - start.time, progress.done - start.done, progress.total - progress.done)
-        where = f"round {progress.done}/{progress.total}" if progress.done or not progress.total else "compiling"
-        parts = [f"{progress.name}: {where}", brief(progress.scores), left]
-        self.console.print(", ".join(part for part in parts if part), highlight=False, soft_wrap=True)
-
-
-class Start(NamedTuple):
-    """When a method was first heard of, and how far it was."""
-
-    time: float
-    done: int
-
-
-def remaining(seconds: float, done: int, left: int) -> str:
-    """The time left, at the speed so far."""
-    return f"{seconds / done * left:.0f} s left" if done and left else ""
-
-
-def brief(scores: Mapping[str, float]) -> str:
-    """The latest scores in a few words."""
-    parts = []
-    if "accuracy_micro" in scores:
-        parts.append(f"accuracy {scores['accuracy_micro']:.2%}")
-    if scores.get("clusters"):
-        parts.append(f"{scores['clusters']:.0f} cluster{'s' * (scores['clusters'] != 1)}")
-    return ", ".join(parts)
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -40,13 +40,12 @@ def reproduce(
     Run it again to go on where it was stopped: what has been run is not run again. Writes TABLE-BUDGET.md, .tex, .json
     and a figure.
     """
-    from jcfl.cli import display
     from jcfl.results.files import writing
-    from jcfl.runs import devices, reproducing
+    from jcfl.runs import bars, devices, reproducing
     from jcfl.runs.environment import use_cache
     from jcfl.view import reproduction
 
-    console = display.screen()
+    console = bars.screen()
     if as_list:
         console.print(listing(), highlight=False)
         return
@@ -55,7 +54,7 @@ def reproduce(
     use_cache()
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
-    with display.watched(display.screen(stderr=True), quiet) as watch:
+    with bars.watched(bars.screen(stderr=True), quiet) as watch:
         settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch)
         try:
             found = reproducing.reproduce(table, budget, only or [], settings)

@@ -112,7 +112,7 @@ def train(
     from jcfl.cli import display
     from jcfl.results import writable
     from jcfl.results.writer import refuse_taken
-    from jcfl.runs import devices, experiment, hosts
+    from jcfl.runs import bars, devices, experiment, hosts
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import planned
 
@@ -123,11 +123,11 @@ def train(
         refuse_taken(out)
     plan = planned(config)
     quiet = quiet or not hosts.is_first()
-    console, progress = display.screen(), display.screen(stderr=True)
+    console, progress = bars.screen(), bars.screen(stderr=True)
     with (
         devices.claimed(out, is_new, stem) as folder,
         stopping("run", folder),
-        display.watched(progress, quiet, list(plan.config.methods)) as watch,
+        bars.watched(progress, quiet, list(plan.config.methods)) as watch,
     ):
         history = experiment.execute(plan, folder, watch, keep_state=False, allow_versions=allow_versions)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}
@@ -186,7 +186,7 @@ def sweep(
     """
     from jcfl.cli import display
     from jcfl.results import claimed
-    from jcfl.runs import sweeping
+    from jcfl.runs import bars, sweeping
     from jcfl.runs.environment import use_cache
 
     names, changes = separated(words, overrides)
@@ -204,11 +204,11 @@ def sweep(
     if by is not None:
         sweeping.refuse_score(by)
     whole = sweeping.points(what, grid(over), **settings)
-    console, progress = display.screen(), display.screen(stderr=True)
+    console, progress = bars.screen(), bars.screen(stderr=True)
     with (
         claimed(resume or out, resume is None, stem) as folder,
         stopping("sweep", folder),
-        display.watched(progress, quiet, ["sweep"]) as watch,
+        bars.watched(progress, quiet, ["sweep"]) as watch,
     ):
         found = sweeping.carried_out(whole, by, folder, resume is not None, allow_versions, watch)
         drawn = draw_effect(found, folder)

@@ -59,9 +59,8 @@ def tune(
     Run it again to go on where it was stopped: what has been run is not run again. Writes tune.json, a figure, and for
     each method tuned-METHOD.yaml, which `jcfl run` takes.
     """
-    from jcfl.cli import display
     from jcfl.results import claimed, writable
-    from jcfl.runs import searching
+    from jcfl.runs import bars, searching
     from jcfl.runs.environment import use_cache
     from jcfl.view import plotting
 
@@ -72,8 +71,8 @@ def tune(
     use_cache()
     search = searching.searched(config, given, axes(over), by, trials, batch, sampler)
     folder = out or Path("runs") / f"{Path(names[0]).stem}-tune"
-    console, progress = display.screen(), display.screen(stderr=True)
-    with claimed(folder, new=False), display.watched(progress, quiet, ["tune"]) as watch:
+    console, progress = bars.screen(), bars.screen(stderr=True)
+    with claimed(folder, new=False), bars.watched(progress, quiet, ["tune"]) as watch:
         try:
             found = searching.carried_out(search, folder, allow_versions, watch)
         except KeyboardInterrupt as error:

@@ -30,10 +30,9 @@ def verify(
     from rich.table import Table
     from rich.text import Text
 
-    from jcfl.cli import display
-    from jcfl.runs import verifying
+    from jcfl.runs import bars, verifying
 
-    console = display.screen()
+    console = bars.screen()
     found = verifying.files(folder)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     shown.add_column("folder")
@@ -57,13 +56,12 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
     from rich.table import Table
     from rich.text import Text
 
-    from jcfl.cli import display
-    from jcfl.runs import verifying
+    from jcfl.runs import bars, verifying
     from jcfl.runs.environment import use_cache
 
     use_cache()
-    console = display.screen()
-    with display.watched(display.screen(stderr=True), quiet) as watch:
+    console = bars.screen()
+    with bars.watched(bars.screen(stderr=True), quiet) as watch:
         found = verifying.figures(folder, data_dir, watch)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("run", "evaluations", "again"):

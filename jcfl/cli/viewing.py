@@ -38,14 +38,14 @@ def list_command(
     """Say what there is to run, in one line each; or all about one: options, bounds, defaults, an example."""
     from jcfl import registry
     from jcfl.cli import display
-    from jcfl.runs import config
+    from jcfl.runs import bars, config
     from jcfl.view import facts
 
     registry.load()
     if as_json:
         print(json.dumps(everything(), indent=2))
         return
-    console, titles, presets = display.screen(), kinds(), config.presets()
+    console, titles, presets = bars.screen(), kinds(), config.presets()
     if what is not None and what in presets:
         console.print(config.source_text(what)[0].rstrip(), markup=False)
         return
@@ -105,8 +105,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a run before it trains: its clients, their labels, how far guessing gets, and what the run needs."""
-    from jcfl.cli import display
-    from jcfl.runs import plan
+    from jcfl.runs import bars, plan
     from jcfl.view import show
 
     config = configured(*separated(words, overrides))
@@ -123,7 +122,7 @@ def show(
     if as_json:
         print(json.dumps(show.facts(federation) | {"needs": told}, indent=2))
         return
-    console = display.screen()
+    console = bars.screen()
     console.print(show.table(federation), highlight=False)
     console.print(line, **PLAIN)
     if file is not None:
@@ -144,7 +143,7 @@ def plot(
     Figures: curves, clusters, clients and effect lay runs over each other; embedding, similarity, by_cluster, sizes,
     flow, samples and heatmap show one. --figure can be given several times, or be a list with commas.
     """
-    from jcfl.cli import display
+    from jcfl.runs import bars
     from jcfl.view import plotting
 
     runs = plotting.histories(folders)
@@ -152,7 +151,7 @@ def plot(
     endings = [ending for ending in formats.split(",") if ending]
     refuse_unknown(chosen, endings)
     folder = out or (folders[0] / "figures" if len(folders) == 1 else Path("figures"))
-    console = display.screen()
+    console = bars.screen()
     for stem, figure in plotting.drawn(runs, chosen):
         if isinstance(figure, InputError) and chosen:
             raise InputError(f"{stem}: {figure}")
@@ -171,8 +170,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page on a run, or on several side by side, that needs no network and no other file."""
-    from jcfl.cli import display
     from jcfl.results import writing
+    from jcfl.runs import bars
     from jcfl.view import plotting
     from jcfl.view.report import page
 
@@ -183,7 +182,7 @@ def report(
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
-    display.screen().print(f"Written to {file}", **PLAIN)
+    bars.screen().print(f"Written to {file}", **PLAIN)
 
 
 def refuse_unknown(figures: list[str], formats: list[str]) -> None:

@@ -99,6 +99,7 @@ def choose_k(
             train=config.train.model_dump() if objects.train is None else objects.train,
             rounds=rounds,
             evaluate_every=max(rounds, 1),
+            progress=False,
             seed=seed,
             seeds=seeds,
             **{key: getattr(config, key) for key in KEPT_KEYS},

@@ -18,7 +18,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
-from jcfl.runs import devices, hosts, loop, programs, trackers, tuning
+from jcfl.runs import bars, devices, hosts, loop, programs, trackers, tuning
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
 from jcfl.runs.provenance import differences, fingerprint, settings
@@ -48,6 +48,7 @@ def run(
     resume: bool = False,
     allow_versions: bool = False,
     on_progress: OnProgress | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> History:
     """Train a method on a federation and return what was measured.
@@ -69,6 +70,8 @@ def run(
         resume: whether to go on with the run that `out` holds.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
+        progress: whether a bar is shown, or lines where stderr is no terminal; by default a bar on a terminal and in a
+            notebook, unless `on_progress` is given.
         **settings: the configuration's other keys.
 
     Raises:
@@ -79,14 +82,17 @@ def run(
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
     config, objects = config_and_objects(what, {key: value for key, value in given.items() if value is not None})
     folder = destination(out) if out is not None else None
+    watched = bars.shown(progress, on_progress, list(config.methods))
     if folder is None:
-        return execute(planned(config, objects), None, on_progress)
+        plan = planned(config, objects)
+        with watched as watch:
+            return execute(plan, None, watch)
     config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}})
     plan = planned(config, objects)
     if not resume:
         refuse_taken(folder)
-    with devices.claimed(folder, new=not resume):
-        return execute(plan, folder, on_progress, allow_versions=allow_versions)
+    with devices.claimed(folder, new=not resume), watched as watch:
+        return execute(plan, folder, watch, allow_versions=allow_versions)
 
 
 def resumed(folder: Path, config: Config | None = None) -> Config:

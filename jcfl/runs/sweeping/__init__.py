@@ -19,7 +19,7 @@ from jcfl.nested import plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import destination
-from jcfl.runs import experiment, loop
+from jcfl.runs import bars, experiment, loop
 from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.sweeping.groups import Training
@@ -72,6 +72,7 @@ def sweep(
     resume: bool = False,
     allow_versions: bool = False,
     on_progress: OnProgress | None = None,
+    progress: bool | None = None,
     **given: Any,
 ) -> Sweep:
     """Train a method at every point of a grid, or of a list, of options.
@@ -89,6 +90,7 @@ def sweep(
         resume: whether to go on with the sweep that `out` holds; points that are complete are not run again.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
+        progress: whether a bar is shown, as for `jcfl.run`.
         **given: the configuration's keys, as for `jcfl.run`: method, train, rounds, seeds, …
 
     Raises:
@@ -99,7 +101,9 @@ def sweep(
         refuse_score(by)
     folder = destination(out) if out is not None else None
     with claimed(folder, new=not resume) if folder is not None else nullcontext():
-        return carried_out(points(what, over, **given), by, folder, resume, allow_versions, on_progress)
+        found = points(what, over, **given)
+        with bars.shown(progress, on_progress, ["sweep"]) as watch:
+            return carried_out(found, by, folder, resume, allow_versions, watch)
 
 
 def refuse_score(by: str) -> None:
