@@ -1,9 +1,5 @@
 """States of clients on the host: the figures that they have on the device, resumed elsewhere, and what is refused."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -48,7 +44,8 @@ def same(one, two, tolerance=0.0):
 def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
     """Clients arrive late and depart, and the models are gone through three at a time.
 
-    With the tests' flags, XLA rounds the last digit differently in programs that differ in a gather.
+    With the tests' flags, XLA rounds the last digit differently in programs that differ in a gather; `test_large` has
+    the test without them.
     """
     monkeypatch.setattr(onhost, "AT_A_TIME", 3 * 4 * 172)
     on_device, on_host = (run(CASES[name], client_states=place) for place in ("device", "host"))
@@ -57,27 +54,11 @@ def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
     same(on_device, on_host, 1e-6)
 
 
-EXACT = """
-import jcfl
-jcfl.use_cache()
-from tests.test_client_states import CASES, run, same
-
-same(*(run(CASES["ditto"], client_states=place) for place in ("host", "device")))
-print("the same")
-"""
-
-
-def test_figures_are_the_same_bit_for_bit_as_xla_usually_compiles():
-    env = os.environ | {"XLA_FLAGS": ""}
-    done = subprocess.run([sys.executable, "-c", EXACT], env=env, capture_output=True, text=True, timeout=300)
-    assert "the same" in done.stdout, done.stderr
-
-
 def test_a_run_goes_on_with_states_elsewhere(tmp_path, monkeypatch):
     """In a file as well, where they take more of the memory than they may."""
     monkeypatch.setattr(onhost, "SHARE", 2**60)
     whole = run(CASES["fesem"])
-    for first, then in (("host", "device"), ("device", "host"), ("host", "host")):
+    for first, then in (("host", "device"), ("device", "host")):
         out = tmp_path / f"{first}-{then}"
         run(CASES["fesem"], client_states=first, rounds=2, out=out)
         same(whole, run(CASES["fesem"], client_states=then, out=out, resume=True), 1e-6)

@@ -72,9 +72,12 @@ def test_figures_are_those_with_examples_on_the_device(given):
 EXACT = """
 import jcfl
 jcfl.use_cache()
+from tests import test_client_states
 from tests.test_large import CASES, attended, run, same
 
 same(*(run(attended(1), **CASES[1], examples=place) for place in ("host", "device")))
+ditto = test_client_states.CASES["ditto"]
+test_client_states.same(*(test_client_states.run(ditto, client_states=place) for place in ("host", "device")))
 print("the same")
 """
 
