@@ -6,6 +6,7 @@ describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("
 `{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -182,8 +183,36 @@ def reproduction(name: str, table: Table) -> str:
     return f"| `{name}` | {cell(f'{numbers.source}: {numbers.caption}')} | {' | '.join(hours)} | {links or '–'} |"
 
 
+def verdicts() -> str:
+    """The claims of each kind in the tables that have been run."""
+    kinds = ("reproduced", "not reproduced", "not judged", "cannot be run here", "not run")
+    head = [f"| table | claims | {' | '.join(kinds)} | seeds |", f"|---|---|{'---:|' * len(kinds)}---|"]
+    rows = []
+    for file in sorted((ROOT / "docs" / "reproduction").glob("*.json")):
+        found = json.loads(file.read_text("utf-8"))
+        for what, counts in found["counts"].items():
+            if counts:
+                numbers = " | ".join(str(counts.get(kind, "–")) for kind in kinds)
+                seeds = len(found["made"]["seeds"]) if found["made"] else 0
+                rows.append(f"| [{found['table']}]({file.stem}.md), {found['source']} | {what} | {numbers} | {seeds} |")
+    return "\n".join([*head, *rows])
+
+
+def doubts() -> str:
+    """The printed cells that the papers themselves make doubtful, and why."""
+    rows = ["| printed in | rows | cells | what is doubtful |", "|---|---|---:|---|"]
+    for table in shipped().values():
+        for one in table.given.printed.suspect:
+            cells = sum(len(columns) for columns in one.cells.values())
+            names = "all" if len(one.cells) == len(table.given.printed.rows) else ", ".join(one.cells)
+            rows.append(f"| {table.given.printed.source} | {cell(names)} | {cells} | {cell(one.why)} |")
+    return "\n".join(rows)
+
+
 SUBSTITUTIONS = {
     **{"method": about_method, "answers": answers, "pieces": all_pieces, "table": listed, "file": part},
     "reproductions": reproductions,
+    "verdicts": verdicts,
+    "doubts": doubts,
 }
 """The functions that pages call."""

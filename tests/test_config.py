@@ -171,3 +171,15 @@ def test_what_is_given_by_keyword_may_be_all_that_was_missing():
         config_and_objects({"scenario": {"name": "rotated", "clients": 8}}, {})
     with pytest.raises(InputError, match="rounds"):
         config_and_objects({"round": 1}, {"method": "majority"})
+
+
+def test_a_path_in_a_file_is_relative_to_that_file(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x.npz").touch()
+    file = tmp_path / "there" / "mine.yaml"
+    file.write_text(
+        "data: [{name: arrays, path: x.npz}, {name: arrays, path: elsewhere.npz}, digits]\nmethod: fedavg\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = config.loaded("there/mine.yaml")["data"]
+    assert found == [{"name": "arrays", "path": "there/x.npz"}, {"name": "arrays", "path": "elsewhere.npz"}, "digits"]

@@ -4,7 +4,7 @@ import importlib.resources
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -120,10 +120,30 @@ def loaded(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         InputError: no such file or preset, text that is not YAML, an unknown key.
     """
     settings = dict(source) if isinstance(source, Mapping) else parsed(*source_text(source))
+    if isinstance(source, str | Path) and os.path.isfile(source):
+        settings |= {"data": beside(Path(source).parent, settings["data"])} if "data" in settings else {}
     for key in settings:
         if key not in Config.model_fields:
             raise unknown("key", key, Config.model_fields)
     return settings
+
+
+def beside(folder: Path, data: Any) -> Any:
+    """The section `data` of a file in a folder: a relative path of it is taken from there, if there is such a file."""
+    if isinstance(data, list | tuple):
+        return [beside(folder, one) for one in data]
+    registry.load()
+    if not isinstance(data, Mapping) or data.get("name") not in registry.names("data"):
+        return data
+    paths = {item.name for item in registry.parameters(registry.find("data", data["name"])) if is_path(item.annotation)}
+    found = {key: folder / data[key] for key in paths & data.keys() if isinstance(data[key], str)}
+    return {**data, **{key: str(path) for key, path in found.items() if path.exists()}}
+
+
+def is_path(annotation: Any) -> bool:
+    """Whether an option is a path, or may be none."""
+    kinds = {annotation, *get_args(annotation)}
+    return Path in kinds or any(is_path(kind) for kind in get_args(annotation) if get_args(kind))
 
 
 def presets() -> dict[str, str]:
