@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
+from flax import linen as nn
 
+import jcfl
 from jcfl import registry
 from jcfl.data import federation, from_arrays, from_clients, label_counts, load, place
 from jcfl.data.partition import Partition, pool
@@ -272,3 +274,25 @@ def test_a_scenario_that_returns_rows_out_of_range_is_refused(monkeypatch, row, 
     monkeypatch.setitem(registry._TABLES["scenario"], "wrong", scenario)
     with pytest.raises(InputError, match=said):
         federation(from_arrays(X, Y), "wrong", min_examples=(1, 0))
+
+
+class Slides(nn.Module):
+    """A convolution along the steps of series."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.relu(nn.Conv(3, (5,), strides=2)(x)).mean(1))
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_series_keep_their_axes_and_are_convolved_along_their_steps(tmp_path, in_file):
+    rng = np.random.default_rng(0)
+    x, y, clients = rng.normal(size=(40, 16, 3)).astype(np.float32), np.arange(40) % 2, np.arange(40) // 10
+    x += y[:, None, None] * np.sin(np.arange(16))[:, None].astype(np.float32)
+    if in_file:
+        np.save(tmp_path / "x.npy", x)
+        x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    federation = from_clients(x, y, clients, series=True)
+    assert federation.x.shape == (40, 16, 3) and from_clients(x, y, clients).x.shape == (40, 16, 3, 1)
+    found = jcfl.run(federation, method="fedavg", model=Slides(), rounds=1, train={"epochs": 1, "batch_size": 4})
+    assert found["accuracy_micro"].shape == (1, 1)

@@ -42,6 +42,7 @@ def arrays(
     test: Annotated[float, Field(gt=0, lt=1, description="the share to test on, where there is no x_test")] = 0.2,
     classes: Annotated[int | None, Field(ge=2, description="how many there are; else counted in the labels")] = None,
     seed: Annotated[int, Field(ge=0, lt=2**64, description="of the draw of the test set")] = 0,
+    series: Annotated[bool, Field(description="x [n, t, c] holds series of t steps, and not grey images")] = False,
 ) -> Dataset:
     """Your own arrays: x, y and, if you like, clients (also called users), groups, x_test, y_test, clients_test.
 
@@ -64,9 +65,8 @@ def arrays(
     x, y, clients, groups = (named.get(key) for key in ("x", "y", "clients", "groups"))
     apart = tuple(named[key] for key in ("x_test", "y_test", "clients_test") if key in named)
     assert x is not None and y is not None
-    return from_arrays(
-        x, y, clients, test=apart or test, classes=classes, groups=groups, seed=seed, name=place.stem, where=place
-    )
+    more: dict[str, Any] = {"seed": seed, "name": place.stem, "where": place, "series": series}
+    return from_arrays(x, y, clients, test=apart or test, classes=classes, groups=groups, **more)
 
 
 def from_arrays(
@@ -80,11 +80,13 @@ def from_arrays(
     seed: int = 0,
     name: str = "arrays",
     where: str | Path = "from_arrays",
+    series: bool = False,
 ) -> Dataset:
     """A dataset from arrays, with natural clients if their ids are given.
 
     Args:
-        x: uint8 pixels (0..255) or floats; images of one channel may come without its axis. `[n, ...]`
+        x: uint8 pixels (0..255) or floats; images of one channel may come without its axis, so `[n, h, w]` are images
+            unless `series` is set. `[n, ...]`
         y: whole numbers from 0. `[n]`
         clients: the owner of every example, any ids that can be sorted. `[n]`
         test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays
@@ -94,6 +96,7 @@ def from_arrays(
         seed: of the draw of the test set.
         name: what the dataset is called.
         where: the name of the arrays in errors.
+        series: whether `x` [n, t, c] holds series of t steps of c numbers; `nn.Conv(features, (5,))` slides along t.
 
     Raises:
         InputError: arrays that do not fit together, NaN or infinite values, labels out of range.
@@ -113,7 +116,7 @@ def from_arrays(
     parts = (
         _with_test_set(x, y, users, test, classes, where) if apart else _split_by_share(x, y, users, test, seed, where)
     )
-    return _dataset(parts, classes, groups, name, where)
+    return _dataset(parts, classes, groups, name, where, series)
 
 
 def _with_test_set(
@@ -143,7 +146,7 @@ def _split_by_share(
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 
 
-def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: str | Path) -> Dataset:
+def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: str | Path, series: bool) -> Dataset:
     shapes = [part[0].shape[1:] for part in parts]
     if shapes[0] != shapes[1]:
         raise InputError(f"{where}: examples to train on have the shape {shapes[0]}, those to test on {shapes[1]}")
@@ -158,10 +161,10 @@ def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: st
             raise InputError(f"{where}: {groups.size} groups for {len(ids)} clients; expected one for each")
         groups = whole_numbers(groups, "group", where, (-1, CLASSES), lambda i: f"client {ids.tolist()[i]!r}")
     train, test = (
-        examples(_channelled(x), y, user, classes=classes, where=f"{where} ({side})")
+        examples(x if series else _channelled(x), y, user, classes=classes, where=f"{where} ({side})")
         for (x, y, _), user, side in zip(parts, users, ("train", "test"), strict=True)
     )
-    return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32))
+    return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32), series)
 
 
 def _channelled(x: np.ndarray) -> np.ndarray:  # [n, h, w] -> [n, h, w, 1]

@@ -26,6 +26,7 @@ def from_clients(
     classes: int | None = None,
     name: str = "arrays",
     min_examples: tuple[int, int] = (1, 1),
+    series: bool = False,
     **options: Any,
 ) -> Federation:
     """The federation of a user's own arrays.
@@ -34,7 +35,8 @@ def from_clients(
     federation owns rows of the file. The clients' examples are those of an array in memory.
 
     Args:
-        x: [n, ...] images [n, h, w] or [n, h, w, c], or features [n, d]; uint8 pixels or floats.
+        x: [n, ...] images [n, h, w] or [n, h, w, c], features [n, d], or series [n, t, c] if `series` is set; uint8
+            pixels or floats.
         y: [n] labels 0 .. classes-1.
         clients: [n] the client of every example, numbers or names. Client i of the federation is the i-th of them in
             ascending order.
@@ -46,6 +48,7 @@ def from_clients(
         classes: the number of classes; the largest label plus one unless given.
         name: what the federation is called.
         min_examples: the fewest (training, test) examples of a client.
+        series: whether `x` [n, t, c] holds series of t steps of c numbers, and not grey images.
         **options: those of `federation`: `seed`, `validation`, `held_out`, `arrivals`, `departures`, `scale`.
 
     Returns:
@@ -59,7 +62,7 @@ def from_clients(
         raise InputError(f"name: expected text, got {shown(name)}")
     if whole_map(x) is not None and x_test is None:
         own = {"x_test": x_test, "y_test": y_test, "clients_test": clients_test, "test_fraction": test_fraction}
-        own |= {"groups": groups, "classes": classes, "name": name, "min_examples": min_examples}
+        own |= {"groups": groups, "classes": classes, "name": name, "min_examples": min_examples, "series": series}
         return _of_rows(features(x, name, of_clients(owners(clients, name))), y, clients, **own, **options)
     given = [part is not None for part in (x_test, y_test, clients_test)]
     if any(given) != all(given):
@@ -76,6 +79,7 @@ def from_clients(
         seed=options.get("seed", 0),
         name=name,
         where=name,
+        series=series,
     )
     made = federation(whole, "natural", min_examples=min_examples, **options)
     if len(made.groups) < min(len(names), int(options.get("clients") or len(names))):
@@ -89,12 +93,13 @@ def from_clients(
 def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) -> Federation:
     """As `from_clients`, with `x` [n, ...] itself as the pool: numbers of its rows are shared out in place of them."""
     numbers = np.arange(len(x), dtype=np.uint32).view(np.uint8)  # of rows, as examples of four pixels
-    made = from_clients(numbers.reshape(-1, 4) if x.ndim == 2 else numbers.reshape(-1, 1, 1, 4), y, clients, **options)
+    as_pixels = numbers.reshape(-1, 4) if x.ndim == 2 else numbers.reshape(-1, 1, 1, 4)
+    made = from_clients(as_pixels, y, clients, **options | {"series": False})
     row = np.ascontiguousarray(made.x).view(np.uint32).reshape(-1).astype(np.int32)  # of the file, in the pool's order
     labels = np.zeros(len(x), np.int32)  # of rows that nobody owns too
     labels[row] = made.y
     splits = {name: split.replace(rows=row[split.rows]) for name, split in made.splits.items()}
-    x = x[..., None] if x.ndim == 3 else x
+    x = x[..., None] if x.ndim == 3 and not options["series"] else x
     return made.replace(x=x, y=labels, mean=made.mean[:1], std=made.std[:1], **splits)
 
 

@@ -37,6 +37,7 @@ class Dataset:
     test: Examples
     classes: int
     group_of_user: np.ndarray | None = None  # [users] int32, the true group of every natural client, where it is known
+    series: bool = False  # whether examples [n, t, c] are series of t steps, and not grey images [n, h, w]
 
     def __post_init__(self) -> None:
         """Refuse halves that are not of one task, and a number of classes that labels cannot have."""

@@ -122,22 +122,23 @@ def place(federation: Federation) -> Federation:
 
 
 def _shaped(dataset: Dataset) -> Dataset:
-    """The dataset with checked arrays, and a channel axis on grey images."""
+    """The dataset with checked arrays, and a channel axis on grey images, which series are not."""
     axes = dataset.train.x.ndim
     if axes not in (2, 3, 4):
         raise InputError(
-            f"{dataset.name}: expected images [n, h, w, c] or [n, h, w] or features [n, d], got {axes} axes"
+            f"{dataset.name}: expected images [n, h, w, c] or [n, h, w], series [n, t, c] or features [n, d], got "
+            f"{axes} axes"
         )
     train, test = (
-        _checked(part, dataset.classes, f"{dataset.name}, {half}")
+        _checked(part, dataset.classes, f"{dataset.name}, {half}", dataset.series)
         for part, half in ((dataset.train, "train"), (dataset.test, "test"))
     )
     return replace(dataset, train=train, test=test)
 
 
-def _checked(part: Examples, classes: int, where: str) -> Examples:
+def _checked(part: Examples, classes: int, where: str, series: bool) -> Examples:
     """The examples, checked unless there are none, because the scenario `natural` needs no test set."""
-    x = part.x[..., None] if part.x.ndim == 3 else part.x
+    x = part.x[..., None] if part.x.ndim == 3 and not series else part.x
     return examples(x, part.y, part.user, classes=classes, where=where) if len(part) else replace(part, x=x)
 
 

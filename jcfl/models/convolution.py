@@ -1,6 +1,7 @@
 """Convolutions as matrix products, because XLA runs the convolutions of many clients at once as slow grouped ones."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from jcfl.types.target import target
 Lowering = Literal["patches", "native"]
 Chosen = Literal["auto", "patches", "native"]
 LAYOUT = ("NHWC", "HWIO", "NHWC")
+SERIES = ("NWC", "WIO", "NWC")
 
 
 def lowering(backend: str) -> Lowering:
@@ -29,8 +31,8 @@ def lowering(backend: str) -> Lowering:
 def convolution(how: Chosen = "auto", *, windows: bool = False) -> Callable[..., Array]:
     """A function that `flax.linen.Conv` and `flax.nnx.Conv` can call in place of `jax.lax.conv_general_dilated`.
 
-    It computes a convolution of images without strides, dilation or groups as one matrix product. It leaves every other
-    convolution to XLA.
+    It computes a convolution of images or of series as one matrix product, with strides and a dilated kernel too. It
+    leaves convolutions in groups, transposed ones, and those of other layouts to XLA.
 
     Args:
         how: `auto` means what `lowering` chooses for the target, see `jcfl.types.target`.
@@ -56,17 +58,24 @@ def convolved(
 ) -> Array:
     """The convolution of `x` [n, h, w, c] by a kernel [kh, kw, c, o], with the arguments of `conv_general_dilated`.
 
+    Or of series [n, t, c] by a kernel [k, c, o].
+
     Returns:
-        [n, h', w', o], or the windows of it.
+        [n, h', w', o], or the windows of it; [n, t', o].
     """
     how = lowering(target().platform) if how == "auto" else how
-    dense = all(set(each or (1,)) == {1} for each in (window_strides, lhs_dilation, rhs_dilation))
-    images = x.ndim == 4 and x.size and dimension_numbers == lax.conv_dimension_numbers(x.shape, kernel.shape, LAYOUT)
-    plain = dense and images and feature_group_count == 1 and set(more.values()) <= {None}
-    if how == "patches" and plain:
+    layout = {3: SERIES, 4: LAYOUT}.get(x.ndim)
+    usual = layout is not None and dimension_numbers == lax.conv_dimension_numbers(x.shape, kernel.shape, layout)
+    plain = usual and x.size and feature_group_count == 1 and set(more.values()) <= {None}
+    if how == "patches" and plain and set(lhs_dilation or (1,)) == {1}:
+        steps, gaps = (tuple(each or (1,) * (x.ndim - 2)) for each in (window_strides, rhs_dilation))
+        reach = [(k - 1) * gap + 1 for k, gap in zip(kernel.shape, gaps, strict=False)]
         named = isinstance(padding, str)
-        pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding) if named else padding
-        return product(x, kernel, pads, precision, windows)
+        pads = lax.padtype_to_pads(x.shape[1:-1], reach, steps, padding) if named else padding
+        if set(steps + gaps) == {1} and x.ndim == 4:
+            return product(x, kernel, pads, precision, windows)
+        out = strided(x, kernel, pads, steps, gaps, precision)
+        return windowed(out) if windows and even(out) else out
     stretch = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, "dimension_numbers": dimension_numbers}
     more |= stretch | {"feature_group_count": feature_group_count, "precision": precision}
     out = lax.conv_general_dilated(x, kernel, window_strides, padding, **more)
@@ -93,6 +102,37 @@ def product(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], precision:
     y = y.reshape(-1, *tiles, t, t, o).transpose(0, 1, 3, 2, 4, 5)
     y = y.reshape(-1, tiles[0] * t, tiles[1] * t, o)[:, : sides[0], : sides[1]]
     return windowed(y) if windows and even(y) else y
+
+
+def strided(
+    x: Array,
+    kernel: Array,
+    pads: Sequence[tuple[int, int]],
+    steps: Sequence[int],
+    gaps: Sequence[int],
+    precision: Any,
+) -> Array:
+    """The convolution of images or series as one matrix product: a row for every place of the output.
+
+    Args:
+        steps: how far the places are apart, along each axis.
+        gaps: how far the kernel's numbers are apart.
+    """
+    *sizes, c, o = kernel.shape
+    x = jnp.pad(x, [(0, 0), *pads, (0, 0)])
+    shape = zip(x.shape[1:-1], sizes, steps, gaps, strict=True)
+    sides = [max((size - (k - 1) * gap - 1) // step + 1, 0) for size, k, step, gap in shape]
+    if not math.prod(sides):
+        return jnp.zeros((x.shape[0], *sides, o), x.dtype)
+
+    def seen(place: Sequence[int]) -> Array:
+        """What one number of the kernel meets at all places. [n, *sides, c]"""
+        first = [at * gap for at, gap in zip(place, gaps, strict=True)]
+        last = [begin + (side - 1) * step + 1 for begin, side, step in zip(first, sides, steps, strict=True)]
+        return lax.slice(x, (0, *first, 0), (x.shape[0], *last, c), (1, *steps, 1))
+
+    rows = jnp.concatenate([seen(place) for place in itertools.product(*map(range, sizes))], -1)
+    return lax.dot_general(rows, kernel.reshape(-1, o), (((rows.ndim - 1,), (0,)), ((), ())), precision=precision)
 
 
 def tile(kh: int, kw: int, c: int, o: int) -> int:
