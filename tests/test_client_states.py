@@ -71,10 +71,14 @@ def test_seeds_do_not_see_the_rows_of_those_before(tmp_path):
 
 
 def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):
-    built = lambda **given: plan.planned(*plan.config_and_objects(attended(), {"model": tiny.task(), **given}))
+    built = lambda **given: plan.planned(
+        *plan.config_and_objects(attended(), {"model": tiny.task(), "participation": 0.5, **given})
+    )
     assert built(method="fesem").config.client_states == "device"
     monkeypatch.setattr(context, "free_memory", lambda: 4 * 8 * 4 * 171)  # a quarter of it holds no eight models
     assert built(method="fesem").config.client_states == "host"
+    with pytest.raises(InputError, match="fesem keeps the last model of each of 8 clients"):
+        built(method="fesem", participation=1.0)  # whose cohort does not fit either
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,12 @@ def check(method: Method, context: Context) -> None:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
     if isinstance(rule, Matched) and train.private:
         raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
-    keeps_models = method.group.alone or "model" in method.group.keeps(method, context)
-    if keeps_models and not context.resources.states_on_host:
-        advice = "set client_states: host, or take fewer clients or a smaller model"
-        refuse_too_large(f"{name} keeps the last model", context, model_bytes(context.task), advice)
+    grouped = "model" in method.group.keeps(method, context)
+    if method.group.alone or grouped:
+        population, resources, each = context.population, context.resources, model_bytes(context.task)
+        if resources.states_on_host:
+            most = population.cohort if grouped else resources.chunk
+            refuse_too_large(f"{name} trains the model", most, each, "take fewer clients at a time or a smaller model")
+        else:
+            advice = "set client_states: host, or take fewer clients or a smaller model"
+            refuse_too_large(f"{name} keeps the last model", population.clients, each, advice)
