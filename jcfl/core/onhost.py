@@ -89,10 +89,10 @@ def with_rows(kept: Models, cohort: Cohort, rows: Models, after: Any = ()) -> Mo
     Args:
         after: what was made of rows as they were before, see `HostRows.put`.
     """
-    place = jnp.where(cohort.present, cohort.who, trees.count(kept))
+    place = lambda m: jnp.where(cohort.present, cohort.who, m)
     if isinstance(kept, HostRows):
-        return kept.put(place, rows, after)
-    return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, rows)
+        return kept.put(place(kept.count), rows, after)
+    return jax.tree.map(lambda old, new: old.at[place(old.shape[0])].set(new, mode="drop"), kept, rows)
 
 
 def rows_at_a_time(models: Models, like: Model) -> int:

@@ -18,7 +18,7 @@ from jcfl.grouping.batch import Clustering, Labels, Nearest
 from jcfl.grouping.compare import L2, Distances, refuse_no_mean
 from jcfl.grouping.describe import TrainedModel
 from jcfl.grouping.losses import Clusters, refuse_more_clusters_than_clients
-from jcfl.grouping.when import Once
+from jcfl.grouping.when import Once, Window
 from jcfl.registry import register
 from jcfl.types import Array, Models
 
@@ -85,7 +85,8 @@ class KMeans(Clustering):
         """
         when, rule = method.when, method.aggregate.rule
         plain = (self.iterations or 1) == 1 and not self.refit and self.centre == "mean" and self.trim == 0
-        if not (plain and type(when) is Every and isinstance(rule, Mean) and not method.before):
+        first = isinstance(when, Every) or (isinstance(when, Window) and when.first == 0)
+        if not (plain and first and isinstance(rule, Mean) and not method.before):
             return None
         compare, describe = method.compare, method.describe
         if not isinstance(describe, TrainedModel) or type(compare) is not L2:
