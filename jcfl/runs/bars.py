@@ -23,14 +23,14 @@ def shown(progress: bool | None, on_progress: Watch | None, methods: Sequence[st
     """What a run in Python calls with its progress.
 
     Args:
-        progress: whether it is shown on stderr, or under a notebook's cell; None: where somebody sees it move, and
-            nothing else is called.
+        progress: whether it is shown on stderr, or under a notebook's cell; None: on a terminal that moves its cursor,
+            if nothing else is called. A notebook would keep every state of the bar, so there it is shown if asked for.
         on_progress: what else is called.
         methods: those to come.
     """
     also = on_progress or (lambda progress: None)
     console = screen(stderr=True)
-    seen = animated(console) and on_progress is None
+    seen = animated(console) and not console.is_jupyter and on_progress is None
     with watched(console, not (seen if progress is None else progress), methods) as watch:
         yield lambda progress: (watch(progress), also(progress))[0]
 

@@ -70,8 +70,8 @@ def run(
         resume: whether to go on with the run that `out` holds.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
-        progress: whether a bar is shown, or lines where stderr is no terminal; by default a bar on a terminal and in a
-            notebook, unless `on_progress` is given.
+        progress: whether a bar is shown, or lines where stderr is no terminal; by default a bar on a terminal, unless
+            `on_progress` is given. `progress=True` shows it in a notebook.
         **settings: the configuration's other keys.
 
     Raises:
