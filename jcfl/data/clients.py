@@ -94,7 +94,8 @@ def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) 
     """As `from_clients`, with `x` [n, ...] itself as the pool: numbers of its rows are shared out in place of them."""
     numbers = np.arange(len(x), dtype=np.uint32).view(np.uint8)  # of rows, as examples of four pixels
     as_pixels = numbers.reshape(-1, 4) if x.ndim == 2 else numbers.reshape(-1, 1, 1, 4)
-    made = from_clients(as_pixels, y, clients, **options | {"series": False})
+    given: dict[str, Any] = options | {"series": False}
+    made = from_clients(as_pixels, y, clients, **given)
     row = np.ascontiguousarray(made.x).view(np.uint32).reshape(-1).astype(np.int32)  # of the file, in the pool's order
     labels = np.zeros(len(x), np.int32)  # of rows that nobody owns too
     labels[row] = made.y
