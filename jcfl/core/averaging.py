@@ -142,10 +142,15 @@ def sorted_by(group: Array, leaf: Array) -> Array:
 def mean_by(group: Array, weights: Array, rows: Models, like: Models) -> Models:
     """The weighted mean of every cluster's rows, in the dtypes of `like` [k, ...]; zero for a cluster without rows."""
     k = trees.count(like)
+    share = shares(group, weights, k)
+    return jax.tree.map(lambda leaf, kept: rounded(sum_by(group, share, leaf, k), kept), rows, like)
+
+
+def shares(group: Array, weights: Array, k: int) -> Array:
+    """Weights [s] as shares of their clusters' totals; zero for rows in no cluster (a `group` of k or more). [s]"""
     weights = jnp.where(group < k, weights, 0.0)
     total = jnp.zeros(k, weights.dtype).at[group].add(weights, mode="drop")
-    share = weights / jnp.where(total > 0, total, 1.0)[jnp.minimum(group, k - 1)]  # [s]
-    return jax.tree.map(lambda leaf, kept: rounded(sum_by(group, share, leaf, k), kept), rows, like)
+    return weights / jnp.where(total > 0, total, 1.0)[jnp.minimum(group, k - 1)]
 
 
 def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:

@@ -191,11 +191,16 @@ def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
 def participants_of(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Participants, Array]:
     """A cohort's clients with their weights, and the weight of every cluster [k]. Absent clients have weight 0."""
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
-    weights = jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
+    weights = weights_of(cohort, federation, weigh)
     labels = jnp.maximum(state.labels[cohort.who], 0)
     total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
     near = weights / jnp.where(total > 0, total, 1.0)[labels]
     return Participants(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
+
+
+def weights_of(cohort: Cohort, federation: Federation, weigh: Weigh) -> Array:
+    """The weights of a cohort's clients; zero for those that are absent. [s]"""
+    return jnp.where(cohort.present, weigh(federation.train.size[cohort.who]), 0.0)
 
 
 def trained_clusters(participants: Participants, state: State) -> Array:

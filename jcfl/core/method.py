@@ -191,6 +191,11 @@ class Aggregate(Piece):
     server: Any = None
     exclude: Any = None
 
+    @property
+    def goes_all_the_way(self) -> bool:
+        """Whether the rate is 1 and no traced value, so that the old model does not count."""
+        return isinstance(self.rate, float) and self.rate == 1.0
+
     def __str__(self) -> str:
         """The rule and how clients count in it, then what the server does with its result."""
         counts = {"by_size": "clients weighted by size", "equally": "clients weighted equally"}[self.weights]

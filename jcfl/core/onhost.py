@@ -56,7 +56,7 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
         InputError: the line names it.
     """
     train, aggregate, alone = method.train, method.aggregate, method.group.alone
-    is_mean = isinstance(aggregate.rule, Mean) and aggregate.server is None and _is_one(aggregate.rate)
+    is_mean = isinstance(aggregate.rule, Mean) and aggregate.server is None and aggregate.goes_all_the_way
     looks = faults.looks_at_uploads(context.faults, aggregate.exclude)
     reasons = {
         "it has a phase before its own rounds": bool(method.before),
@@ -71,11 +71,6 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is not None:
         raise InputError(f"client_states: host is not possible for {method.name}: {reason}; set client_states: device")
-
-
-def _is_one(rate: Any) -> bool:
-    """Whether the server goes all the way to the aggregate, whatever the round."""
-    return isinstance(rate, float) and rate == 1.0
 
 
 def begun(table: HostTable | None, row: Model, count: int) -> Models:
@@ -123,8 +118,7 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
     """
     k, m = trees.count(default), group.size
     like = jax.tree.map(lambda leaf: leaf[0], default)
-    total = jnp.zeros(k, weights.dtype).at[group].add(weights, mode="drop")
-    near = weights / jnp.where(total > 0, total, 1.0)[jnp.minimum(group, k - 1)]
+    near = averaging.shares(group, weights, k)
     wide = sizes / jnp.maximum(sizes.sum(), 1)
 
     def add(sums: tuple[Models, Model], part: tuple[Array, ...]) -> tuple[tuple[Models, Model], None]:

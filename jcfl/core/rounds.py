@@ -12,7 +12,7 @@ from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
-from jcfl.core.engine import Sums
+from jcfl.core.engine import Sums, weights_of
 from jcfl.core.method import Method
 from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
 from jcfl.errors import InputError
@@ -264,7 +264,7 @@ def grouped(
         return state, Sums(clusters, weight, sums.shared if method.trains_shared else mean)
     clusters, weight = server.aggregate(method, bound, state, members, federation, models)
     if "model" in state.clients and not method.trains_shared:
-        size = jnp.where(members.present, server.by_size(federation.train.size[members.who]), 0.0)
+        size = weights_of(members, federation, server.by_size)
         sums = sums._replace(shared=trees.mean(size / jnp.maximum(size.sum(), 1), models))
     return state, sums._replace(clusters=clusters, weight=weight)
 

@@ -10,7 +10,7 @@ from jcfl import trees
 from jcfl.core import averaging, onhost, parts
 from jcfl.core.aggregates import Bound
 from jcfl.core.clients import sums_shared
-from jcfl.core.engine import Sums, Weigh
+from jcfl.core.engine import Sums, Weigh, weights_of
 from jcfl.core.method import Method
 from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Cohort, Federation, Model, Models, State
@@ -82,12 +82,16 @@ def aggregate(
     Args:
         bound: the averaging rule for the run; None for the weighted mean.
     """
-    labels = state.labels[members.who]
-    weigh = WEIGHTS[method.aggregate.weights]
-    weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
-    total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
+    labels, weights, total = weighed(method, state, members, federation)
     rule = averaging.weighted_mean if bound is None else bound(federation, members.who)
     return rule(labels, weights, models, state.clusters), total
+
+
+def weighed(method: Method, state: State, members: Cohort, federation: Federation) -> tuple[Array, Array, Array]:
+    """The cohort's labels [s] and weights [s], and what weighs in each cluster [k]."""
+    labels = state.labels[members.who]
+    weights = weights_of(members, federation, WEIGHTS[method.aggregate.weights])
+    return labels, weights, jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
 
 
 def means_of_kept(
@@ -97,18 +101,16 @@ def means_of_kept(
 
     The clients' models are gone through some at a time, as they may be on the host. [k, ...], [k], [...]
     """
-    size, labels, k = federation.train.size[members.who], state.labels[members.who], trees.count(state.clusters)
-    counted = lambda weigh: jnp.where(members.present, weigh(size), 0.0)
-    weights = counted(WEIGHTS[method.aggregate.weights])
-    total = jnp.zeros(k).at[labels].add(weights)
-    group = averaging.present_labels(labels, weights, k)
-    clusters, mean = onhost.means(group, weights, counted(by_size), models, state.clusters)
+    labels, weights, total = weighed(method, state, members, federation)
+    group = averaging.present_labels(labels, weights, total.size)
+    sizes = weights_of(members, federation, by_size)
+    clusters, mean = onhost.means(group, weights, sizes, models, state.clusters)
     return clusters, total, mean
 
 
 def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
     """ω by the method's own rule, from the copies of it that the cohort trained."""
-    weights = jnp.where(cohort.present, by_size(federation.train.size[cohort.who]), 0.0)
+    weights = weights_of(cohort, federation, by_size)
     rule, default = bound(federation, cohort.who), trees.stack(state.shared, 1)
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
@@ -147,7 +149,7 @@ def stepped(
 ) -> tuple[Models, dict[str, Any]]:
     """Models after the server went from the old ones [k, ...] towards the aggregates `new`, and its new states."""
     rate = method.aggregate.rate
-    if not (isinstance(rate, float) and rate == 1.0):
+    if not method.aggregate.goes_all_the_way:
         new = jax.tree.map(lambda a, b: a + rate * (b - a), old, new)
     if name not in server:
         return new, server

@@ -11,6 +11,7 @@ from jcfl.data.dataset import (
     CLASSES,
     Dataset,
     array,
+    channelled,
     examples,
     features,
     joined,
@@ -161,14 +162,10 @@ def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: st
             raise InputError(f"{where}: {groups.size} groups for {len(ids)} clients; expected one for each")
         groups = whole_numbers(groups, "group", where, (-1, CLASSES), lambda i: f"client {ids.tolist()[i]!r}")
     train, test = (
-        examples(x if series else _channelled(x), y, user, classes=classes, where=f"{where} ({side})")
+        examples(channelled(x, series), y, user, classes=classes, where=f"{where} ({side})")
         for (x, y, _), user, side in zip(parts, users, ("train", "test"), strict=True)
     )
     return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32), series)
-
-
-def _channelled(x: np.ndarray) -> np.ndarray:  # [n, h, w] -> [n, h, w, 1]
-    return x[..., None] if x.ndim == 3 else x
 
 
 def _count(ids: Any) -> int:

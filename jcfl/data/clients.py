@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jcfl.data.arrays import from_arrays
-from jcfl.data.dataset import features, joined, of_clients, owners
+from jcfl.data.dataset import channelled, features, joined, of_clients, owners
 from jcfl.data.federation import federation
 from jcfl.errors import InputError, shown
 from jcfl.types import Federation
@@ -100,7 +100,7 @@ def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) 
     labels = np.zeros(len(x), np.int32)  # of rows that nobody owns too
     labels[row] = made.y
     splits = {name: split.replace(rows=row[split.rows]) for name, split in made.splits.items()}
-    x = x[..., None] if x.ndim == 3 and not options["series"] else x
+    x = channelled(x, options["series"])
     return made.replace(x=x, y=labels, mean=made.mean[:1], std=made.std[:1], **splits)
 
 

@@ -128,6 +128,11 @@ def features(x: Any, where: str | Path, named: Callable[[int], str] = "example {
     return x
 
 
+def channelled(x: np.ndarray, series: bool) -> np.ndarray:
+    """Grey images [n, h, w] with an axis for their channel [n, h, w, 1]; all else, and series [n, t, c], as it is."""
+    return x[..., None] if x.ndim == 3 and not series else x
+
+
 def labels(
     y: Any, where: str | Path, classes: int | None = None, named: Callable[[int], str] = "example {}".format
 ) -> np.ndarray:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
-from jcfl.data.dataset import Dataset, Examples, examples, redivided, whole_numbers
+from jcfl.data.dataset import Dataset, Examples, channelled, examples, redivided, whole_numbers
 from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
@@ -97,19 +97,19 @@ def federation(
     refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
-    draw, top, *streams = np.random.default_rng(common["seed"]).spawn(RESPLIT + 1)
+    streams = np.random.default_rng(common["seed"]).spawn(RESPLIT + 1)
     if common["resplit"]:
-        datasets = [redivided(streams[RESPLIT - 2], one, common["resplit"]) for one in datasets]
-    made = make(draw, *datasets, **own)
+        datasets = [redivided(streams[RESPLIT], one, common["resplit"]) for one in datasets]
+    made = make(streams[0], *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
         whole = _from_draws(made, classes, name)
     else:
         whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
-        made = _owned(topped_up(top, made, common["min_examples"]))
+        made = _owned(topped_up(streams[1], made, common["min_examples"]))
         whole = _from_partition(made, classes, name)
-    whole = with_validation(streams[VALIDATION - 2], checked(whole), common["validation"], made.source)
-    return _scaled(_with_attendance(whole, streams[:3], common), common["scale"])
+    whole = with_validation(streams[VALIDATION], checked(whole), common["validation"], made.source)
+    return _scaled(_with_attendance(whole, streams[2:5], common), common["scale"])
 
 
 def place(federation: Federation) -> Federation:
@@ -138,7 +138,7 @@ def _shaped(dataset: Dataset) -> Dataset:
 
 def _checked(part: Examples, classes: int, where: str, series: bool) -> Examples:
     """The examples, checked unless there are none, because the scenario `natural` needs no test set."""
-    x = part.x[..., None] if part.x.ndim == 3 and not series else part.x
+    x = channelled(part.x, series)
     return examples(x, part.y, part.user, classes=classes, where=where) if len(part) else replace(part, x=x)
 
 

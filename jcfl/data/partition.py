@@ -19,6 +19,9 @@ from jcfl.types import Split
 NOBODY = -1
 """The owner of an example without a client, and the group of a client whose true group is not known."""
 
+ITSELF = np.zeros(0, np.int32)
+"""The `source` of a pool in which no example is a copy of another."""
+
 TABLE = 8
 """Bytes of a number in the tables by which examples are shared out."""
 
@@ -40,7 +43,7 @@ class Pool(NamedTuple):
     y: np.ndarray  # [N]
     trains: np.ndarray  # [N] bool, for training; the others are for testing
     part: np.ndarray  # [N] int, the version of the data an example belongs to
-    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
+    source: np.ndarray = ITSELF  # [N] the dataset's example that each is a copy of
 
 
 class Partition(NamedTuple):
@@ -51,7 +54,7 @@ class Partition(NamedTuple):
     trains: np.ndarray  # [N] bool
     owner: np.ndarray  # [N] int, the client that owns an example, -1 for nobody
     groups: np.ndarray  # [m] int, -1 where not known
-    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
+    source: np.ndarray = ITSELF  # [N] the dataset's example that each is a copy of
 
 
 class Draws(NamedTuple):
@@ -62,7 +65,7 @@ class Draws(NamedTuple):
     train: np.ndarray  # [m, n] int32, every client's training examples
     test: np.ndarray  # [m, t] int32
     groups: np.ndarray  # [m] int, -1 where not known
-    source: np.ndarray = np.zeros(0, np.int32)  # [N] the dataset's example that each is a copy of; [0] if none is one
+    source: np.ndarray = ITSELF  # [N] the dataset's example that each is a copy of
 
 
 def packed(rows: np.ndarray, sizes: np.ndarray) -> Split:

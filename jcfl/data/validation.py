@@ -5,12 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.data.partition import packed
+from jcfl.data.partition import ITSELF, packed
 from jcfl.errors import InputError
 from jcfl.types import Federation
-
-ITSELF = np.zeros(0, np.int32)
-"""In place of the examples' sources: none is a copy of another."""
 
 
 def with_validation(

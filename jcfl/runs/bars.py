@@ -32,7 +32,12 @@ def shown(progress: bool | None, on_progress: Watch | None, methods: Sequence[st
     console = screen(stderr=True)
     seen = animated(console) and not console.is_jupyter and on_progress is None
     with watched(console, not (seen if progress is None else progress), methods) as watch:
-        yield lambda progress: (watch(progress), also(progress))[0]
+
+        def both(progress: loop.Progress) -> None:
+            watch(progress)
+            also(progress)
+
+        yield both
 
 
 @contextmanager

@@ -54,14 +54,9 @@ class HostTable:
     def column(self, index: int, who: np.ndarray) -> np.ndarray:
         """Some rows of one leaf. [..., *leaf]"""
         array, new = self.arrays[index], self.replaced[who]
-        if who.ndim == 1 and new.all() and (np.diff(who) == 1).all():
-            return array[who[0] : who[0] + who.size]
-        if not isinstance(array, np.memmap):
-            rows = np.take(array, who, 0)
-        else:  # the others are not read: a file would give memory to their empty pages
-            rows = np.empty((*who.shape, *array.shape[1:]), array.dtype)
-            rows[new] = array[who[new]]
+        rows = np.empty((*who.shape, *array.shape[1:]), array.dtype)
         rows[~new] = self.first[index]
+        rows[new] = array[who[new]]  # the others are not read: a file would give memory to their empty pages
         return rows
 
     def read(self, turn: Any, who: Any) -> Any:
