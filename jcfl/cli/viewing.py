@@ -78,7 +78,7 @@ def everything() -> dict[str, Any]:
     for kind, title in facts.KINDS.items():
         table[title] = {name: entry(kind, name) for name in facts.names(kind)}
     fields = config.Config.model_fields.items()
-    keys = {key: item.description or "" for key, item in fields if key not in (*config.SECTIONS, "tuned", "made_by")}
+    keys = {key: item.description or "" for key, item in fields if key not in (*config.SECTIONS, *config.FILLED_IN)}
     return writable(plain({**table, "keys": keys, PRESETS: config.presets()}))
 
 
@@ -140,8 +140,9 @@ def plot(
 ) -> None:
     """Draw the figures of runs, each made from their folders alone.
 
-    Figures: curves, clusters, clients and effect lay runs over each other; embedding, similarity, by_cluster, sizes,
-    flow, samples and heatmap show one. --figure can be given several times, or be a list with commas.
+    Figures: curves, clusters, clients and effect lay runs over each other; decision, embedding, similarity,
+    by_cluster, sizes, flow, samples and heatmap show one. --figure can be given several times, or be a list with
+    commas.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting

@@ -10,6 +10,7 @@ The tree of streams, with what each is folded by:
     seed                          jax.random.key(config.seed)
     ├── MODEL                     the initial model; this key itself draws ω₀
     │   └── START[cluster]        one initial model per cluster, where a method asks for distinct ones
+    ├── PILOT                     how clients' data are divided where options are `auto`
     ├── VOTE[copy]                the seed of one of the runs that vote beside a method
     └── RUN                       `State.key`
         ├── ROUND[round]          one round
@@ -57,6 +58,7 @@ class Stream(Enum):
 
     MODEL = Place("seed", 0)
     RUN = Place("seed", 1)
+    PILOT = Place("seed", 2**31 - 19)
     VOTE = Place("seed", 2**31 - 6, ("copy",))
     START = Place("MODEL", None, ("cluster",))
     ROUND = Place("RUN", None, ("round",))

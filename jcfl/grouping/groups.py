@@ -17,7 +17,7 @@ from jcfl.grouping import density, kmeans, linkage, spectral
 from jcfl.grouping.batch import Clustering, Labels, Nearest
 from jcfl.grouping.compare import L2, Distances, refuse_no_mean
 from jcfl.grouping.describe import TrainedModel
-from jcfl.grouping.losses import Clusters, refuse_more_clusters_than_clients
+from jcfl.grouping.losses import AUTO, Clusters, refuse_more_clusters_than_clients
 from jcfl.grouping.when import Once, Window
 from jcfl.registry import register
 from jcfl.types import Array, Models
@@ -26,8 +26,10 @@ REACH = 100
 """The most updates of the centres in a run of K-means from new seeds."""
 
 Capacity = Annotated[int, Field(ge=1, description="most clusters, where their number is found")]
-Count = Annotated[int | None, Field(ge=1, description="number of clusters, or")]
-Threshold = Annotated[float | None, Field(ge=0, description="distance at which merging stops")]
+Count = Annotated[int | None, Field(ge=1, description="number of clusters, or", json_schema_extra=AUTO)]
+Threshold = Annotated[
+    float | None, Field(ge=0, description="distance at which merging stops", json_schema_extra={"auto": "cut"})
+]
 
 
 @register("group", "kmeans")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,10 @@ from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Clients, Cohort, Federation, Grouping, Key, Model, Models, State, Task
 
-Clusters = Annotated[int, Field(ge=1, description="number of clusters K")]
+AUTO: Any = {"auto": "clusters"}
+"""A number of clusters that may be decided by the clients' gradients."""
+
+Clusters = Annotated[int, Field(ge=1, description="number of clusters K", json_schema_extra=AUTO)]
 
 
 @register("describe", "losses")

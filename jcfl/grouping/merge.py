@@ -35,7 +35,12 @@ class Merge(Clustering):
     """Clusters unite while the cosine of their sums is at least τ; their number is found (Zeng et al. 2023)."""
 
     name: ClassVar[str] = "merge"
-    tau: Annotated[float, Field(ge=-1, description="merge at this cosine or above; above 1 never merges")] = 0.5
+    tau: Annotated[
+        float,
+        Field(
+            ge=-1, description="merge at this cosine or above; above 1 never merges", json_schema_extra={"auto": "tau"}
+        ),
+    ] = 0.5
     order: Annotated[
         Literal["greedy", "single_pass"], Field(description="the most similar pair first, or all similar pairs at once")
     ] = "greedy"

@@ -9,7 +9,7 @@ from jcfl.errors import InputError
 from jcfl.grouping.bipartition import Bipartition
 from jcfl.grouping.compare import L1, L2, Cosine
 from jcfl.grouping.describe import Update
-from jcfl.grouping.groups import Linkage
+from jcfl.grouping.groups import Count, Linkage, Threshold
 from jcfl.grouping.when import Once, Settled
 from jcfl.registry import register
 
@@ -17,8 +17,13 @@ from jcfl.registry import register
 @register("method", "cfl")
 def cfl(
     *,
-    eps1: Annotated[float, Field(ge=0, description="split below this norm of the mean update")] = 0.4,
-    eps2: Annotated[float, Field(ge=0, description="and above this largest norm")] = 0.6,
+    eps1: Annotated[
+        float,
+        Field(ge=0, description="split below this norm of the mean update", json_schema_extra={"auto": "settled"}),
+    ] = 0.4,
+    eps2: Annotated[
+        float, Field(ge=0, description="and above this largest norm", json_schema_extra={"auto": "apart"})
+    ] = 0.6,
     relative: Annotated[bool, Field(description="eps1, eps2 as fractions of the first round's norms")] = True,
     gamma: Annotated[float, Field(ge=0, le=1, description="gap criterion; 0 is off")] = 0.0,
     min_round: Annotated[int, Field(ge=0, description="no split before this round")] = 0,
@@ -47,8 +52,8 @@ def cfl(
 def flhc(
     *,
     at: Annotated[int, Field(ge=0, description="the round in which clients are grouped")] = 10,
-    clusters: Annotated[int | None, Field(ge=1, description="number of clusters, or")] = None,
-    distance_threshold: Annotated[float | None, Field(ge=0, description="distance at which merging stops")] = None,
+    clusters: Count = None,
+    distance_threshold: Threshold = None,
     metric: Literal["euclidean", "manhattan", "cosine"] = "euclidean",
     linkage: Literal["average", "complete", "single"] = "average",
     capacity: Annotated[int, Field(ge=1, description="most clusters with a threshold")] = 64,

@@ -16,13 +16,13 @@ from jcfl.errors import InputError, shown
 from jcfl.registry import keywords_checked
 from jcfl.results import History, deviation
 from jcfl.runs import experiment
-from jcfl.runs.config import Config
+from jcfl.runs.config import FITTED, Config
 from jcfl.runs.plan import config_and_objects, federation_of
 from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
 
-KEPT_KEYS = ("engine", "devices", "examples", "client_states", "chunk", "budget", "seeds_in_one")
+KEPT_KEYS = ("engine", "devices", *FITTED)
 """The keys of a configuration, besides model and train, that every short run keeps."""
 
 USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)

@@ -15,7 +15,7 @@ from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
-from jcfl.runs import schedules, titles
+from jcfl.runs import schedules, titles, undecided
 from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Reliability, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
@@ -27,6 +27,12 @@ SCHEDULED = ("method", "addon", "train")
 
 RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")}
 """Pairs of keys of which only one can be set: an override of one removes the other."""
+
+FITTED = ("examples", "client_states", "chunk", "budget", "seeds_in_one")
+"""The keys that fit a run to the machine's memory."""
+
+FILLED_IN = ("tuned", "decided", "made_by")
+"""The keys that a run fills in."""
 
 KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
 """The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
@@ -82,6 +88,9 @@ class Config(BaseModel):
     tuned: Annotated[
         dict[str, Tuned] | None, Field(description="how each method trains on this machine, filled in by a run")
     ] = None
+    decided: Annotated[
+        dict[str, Any] | None, Field(description="what each option that was auto was decided by, filled in by a run")
+    ] = None
     made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}
 
     @classmethod
@@ -96,8 +105,8 @@ class Config(BaseModel):
         return dict(zip(titles.unique([method.title for method in methods]), methods, strict=True))
 
     def flat(self) -> dict[str, Any]:
-        """Every value under its dotted name, without `tuned` and `made_by`, which the run fills in."""
-        return flat(self.model_dump(exclude={"tuned", "made_by"}))
+        """Every value under its dotted name, without what a run fills in."""
+        return flat(self.model_dump(exclude={*FILLED_IN}))
 
     def text(self) -> str:
         """The configuration as YAML, with the value of every option."""
@@ -120,8 +129,8 @@ def loaded(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         InputError: no such file or preset, text that is not YAML, an unknown key.
     """
     settings = dict(source) if isinstance(source, Mapping) else parsed(*source_text(source))
-    if isinstance(source, str | Path) and os.path.isfile(source):
-        settings |= {"data": beside(Path(source).parent, settings["data"])} if "data" in settings else {}
+    if isinstance(source, str | Path) and os.path.isfile(source) and "data" in settings:
+        settings["data"] = beside(Path(source).parent, settings["data"])
     for key in settings:
         if key not in Config.model_fields:
             raise unknown("key", key, Config.model_fields)
@@ -275,7 +284,7 @@ def completed(section: str, piece: Any) -> Any:
     beside = (*QUESTIONS, *OPTIONAL) if section == "method" else ()
     answers = {question: given.pop(question) for question in QUESTIONS if question in beside and question in given}
     checked_options = schedules.options if section in SCHEDULED else registry.options
-    found = checked_options(section, piece.name, given, registry.shared(section), beside)
+    found = undecided.options(checked_options, section, piece.name, given, registry.shared(section), beside)
     found |= {question: answer(question, value) for question, value in answers.items() if value is not None}
     changes = {"addons": tuple(completed("addon", item) for item in piece.addons)} if isinstance(piece, Method) else {}
     return type(piece).model_validate({**dict(piece), **found, **changes})
@@ -287,4 +296,4 @@ def answer(question: str, value: Any) -> dict[str, Any]:
         raise InputError(f"method.{question}: expected a name or {{name: …, options}}, got {value!r}")
     given = {"name": value} if isinstance(value, str) else dict(value)
     name, kind = given.pop("name"), KINDS[question]
-    return {"name": name, **registry.options(kind, name, given)}
+    return {"name": name, **undecided.options(registry.options, kind, name, given)}

@@ -18,7 +18,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
-from jcfl.runs import bars, devices, hosts, loop, programs, trackers, tuning
+from jcfl.runs import automatic, bars, devices, hosts, loop, programs, trackers, tuning
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
 from jcfl.runs.provenance import differences, fingerprint, settings
@@ -87,7 +87,7 @@ def run(
         plan = planned(config, objects)
         with watched as watch:
             return execute(plan, None, watch)
-    config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}})
+    config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}, "decided": None})
     plan = planned(config, objects)
     if not resume:
         refuse_taken(folder)
@@ -105,6 +105,7 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     stored = stored.model_copy(update={"tuned": stored.tuned or {}})  # not chosen anew in the middle of a run
     if config is None:
         return stored
+    config = automatic.as_stored(config, stored)
     changed = differences(settings(stored.model_dump()), settings(config.model_dump()))
     if changed:
         raise InputError(f"a resumed run keeps its configuration; {'; '.join(changed)} (rounds may change)")

@@ -18,7 +18,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import devices, hosts, schedules
+from jcfl.runs import automatic, devices, hosts, schedules
 from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
@@ -101,10 +101,12 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         hosts.agree({"the fingerprint of the clients' data": fingerprint(federation)[:12]})
     shape, classes = shapes(federation)
     build = lambda name, /, **options: models.build(name, shape, classes, **options)
+    task = task_of(config, objects, build, shape, classes)
+    config = automatic.decided(config, federation, task)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
         federation,
-        task_of(config, objects, build, shape, classes),
+        task,
         trainer(schedules.at_most(config.train), objects),
         config.participation,
         chunk=config.chunk,

@@ -10,7 +10,7 @@ import numpy as np
 
 from jcfl.errors import InputError
 from jcfl.nested import flat, plain
-from jcfl.runs.config import Config
+from jcfl.runs.config import FILLED_IN, FITTED, Config
 from jcfl.runs.environment import versions
 from jcfl.types import Federation
 
@@ -20,14 +20,9 @@ LOOSE = (
     "track",
     "checkpoint_every",
     "devices",
-    "examples",
-    "client_states",
-    "chunk",
-    "budget",
-    "seeds_in_one",
+    *FITTED,
     "autotune",
-    "tuned",
-    "made_by",
+    *FILLED_IN,
 )
 """The keys of a configuration that do not decide what a run's figures are."""
 

@@ -152,7 +152,8 @@ class Run:
         """The history until now with its summary, both written."""
         found = self.history_so_far()
         failure = {"failed": str(self.failed)} if self.failed is not None else {}
-        found.summary = results.final(found) | self.timing() | failure
+        decided = (self.plan.config.decided or {}).get(self.plan.config.method.title)
+        found.summary = results.final(found) | self.timing() | ({"decided": decided} if decided else {}) | failure
         if self.folder is not None:
             self.order()
             if not self.clock.rounds:  # the run was complete already, and was timed when it was made

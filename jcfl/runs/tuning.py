@@ -89,7 +89,9 @@ def of_method(plan: Plan, title: str) -> Plan:
     method = config.methods[title]
     if several:
         found = {method.title: one} if one != Tuned() else {}
-        config = config.model_copy(update={"method": method, "compare": (), "tuned": config.tuned and found})
+        decided = {method.title: config.decided[title]} if title in (config.decided or {}) else None
+        own = {"tuned": config.tuned and found, "decided": decided}
+        config = config.model_copy(update={"method": method, "compare": (), **own})
     part = plan._replace(config=config, algorithms={title: plan.algorithms[title]})
     return with_tuned(part, one)
 

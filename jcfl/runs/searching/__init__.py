@@ -19,7 +19,7 @@ from jcfl.results import Folder, History, claimed
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import loop, sweeping
-from jcfl.runs.config import Config
+from jcfl.runs.config import FILLED_IN, Config
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
@@ -59,7 +59,7 @@ class Search(NamedTuple):
         """All that decides which trials there are, as YAML has it; the number of trials may grow."""
         axes = {title: {key: axis._asdict() for key, axis in space.items()} for title, space in self.spaces.items()}
         how = {"by": self.by, "trials": self.trials, "batch": self.batch, "sampler": self.sampler, "spaces": axes}
-        return plain({**how, "config": self.config.model_dump(exclude={"tuned", "made_by", "data_dir"})})
+        return plain({**how, "config": self.config.model_dump(exclude={*FILLED_IN, "data_dir"})})
 
 
 @dataclass
@@ -72,24 +72,33 @@ class Tuning:
 
     def best(self) -> dict[str, Trial]:
         """The best trial of each method by its title, of equal ones the first; none where all diverged."""
-        sound = [trial for trial in self.trials if not math.isnan(trial.score)]
         sign = better(self.by)
-        return {
-            title: max((trial for trial in sound if trial.method == title), key=lambda trial: sign * trial.score)
-            for title in dict.fromkeys(trial.method for trial in sound)
+        sound = {
+            title: [trial for trial in trials if not math.isnan(trial.score)]
+            for title, trials in self.by_method().items()
         }
+        return {title: max(trials, key=lambda trial: sign * trial.score) for title, trials in sound.items() if trials}
+
+    def by_method(self) -> dict[str, list[Trial]]:
+        """The trials of each method by its title."""
+        found: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            found.setdefault(trial.method, []).append(trial)
+        return found
 
     def configurations(self) -> dict[str, Config]:
         """The tuned configuration of each method by its title, as `jcfl.run` takes it."""
         found = {title: trial.point.config for title, trial in self.best().items()}
-        return {title: config.model_copy(update={"made_by": {}, "tuned": None}) for title, config in found.items()}
+        return {
+            title: config.model_copy(update={"made_by": {}, "tuned": None, "decided": None})
+            for title, config in found.items()
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per trial: method, number from 1, name of the run, whether it is the best, values and score."""
         best, rows = self.best(), []
-        for title in dict.fromkeys(trial.method for trial in self.trials):
-            own = [trial for trial in self.trials if trial.method == title]
-            for number, trial in enumerate(own, 1):
+        for title, trials in self.by_method().items():
+            for number, trial in enumerate(trials, 1):
                 about = {"method": title, "trial": number, "run": trial.point.name, "best": trial is best.get(title)}
                 rows.append(about | {"values": plain(trial.values), "score": trial.score})
         return rows

@@ -18,8 +18,8 @@ from jcfl import results
 from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
 from jcfl.nested import flat, plain
 from jcfl.results import Folder, History
-from jcfl.runs import trackers
-from jcfl.runs.config import Config
+from jcfl.runs import automatic, trackers
+from jcfl.runs.config import FITTED, Config
 from jcfl.runs.environment import made_by
 from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, state_bytes
 from jcfl.runs.programs import Family, Scalars, family
@@ -67,6 +67,7 @@ class Training:
         Returns:
             whether the clients of each of them have validation examples.
         """
+        self.decide()
         validated = True
         for group in grouped(self.left()):
             plan = self.plan(group[0])
@@ -75,6 +76,17 @@ class Training:
                 algorithm_by_options(point.config, plan.context, point.objects)({})
                 self.run(point, plan).look(self.allow_versions)
         return validated
+
+    def decide(self) -> None:
+        """Put values in place of every option that is `auto`."""
+        for index, point in enumerate(self.whole.points):
+            if automatic.is_open(point.config):
+                self.whole.points[index] = point._replace(config=self.decided(point))
+
+    def decided(self, point: Point) -> Config:
+        """A point's configuration as its plan decides it, without what depends on the machine."""
+        found = self.plan(point).config
+        return point.config.model_copy(update={key: getattr(found, key) for key in ("method", "decided")})
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
@@ -166,9 +178,7 @@ class Training:
 
     def run(self, point: Point, plan: Plan) -> Run:
         """A point's run."""
-        machine = {
-            key: getattr(plan.config, key) for key in ("examples", "client_states", "chunk", "budget", "seeds_in_one")
-        }
+        machine = {key: getattr(plan.config, key) for key in FITTED}
         machine["made_by"] = made_by(point.config.made_by)
         config = point.config.model_copy(update=machine)
         algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))

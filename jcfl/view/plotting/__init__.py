@@ -13,6 +13,7 @@ from jcfl.errors import InputError, unknown
 from jcfl.results import History
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
+from jcfl.view.plotting.decision import decision
 from jcfl.view.plotting.lines import clusters, curves, effect
 from jcfl.view.plotting.membership import by_cluster, flow, sizes
 from jcfl.view.plotting.search import search
@@ -25,6 +26,7 @@ __all__ = [
     "clients",
     "clusters",
     "curves",
+    "decision",
     "drawn",
     "effect",
     "embedding",
@@ -44,7 +46,8 @@ SEVERAL = {function.__name__: function for function in (curves, clusters, client
 """Figures that show several runs together."""
 
 SINGLE = {
-    function.__name__: function for function in (embedding, similarity, by_cluster, sizes, flow, samples, heatmap)
+    function.__name__: function
+    for function in (decision, embedding, similarity, by_cluster, sizes, flow, samples, heatmap)
 }
 """Figures that show one run."""
 

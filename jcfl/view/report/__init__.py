@@ -33,6 +33,11 @@ CAPTIONS = {
     ),
     "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
     "heatmap": ("Labels", "The share of each client's training examples that has a label."),
+    "decision": (
+        "What was decided by itself",
+        "How far gradients of one half of the clients' training data are from their cluster's mean gradient of the "
+        "other half, by the threshold; the dashed line is where it was set.",
+    ),
     "embedding": (
         "Clients, near each other where alike",
         "t-SNE of the cosine distances between clients' gradients at the initial model.",
