@@ -191,6 +191,12 @@ def sweep() -> Iterator[tuple[str, Figure]]:
         yield "figures/effect", plotting.effect(found.histories)
 
 
+def decision() -> Iterator[tuple[str, Figure]]:
+    """What quickstart's threshold was decided by."""
+    history = jcfl.run("quickstart", compare=[], rounds=1, progress=False)
+    yield "figures/decision", plotting.decision(history)
+
+
 def search() -> Iterator[tuple[str, Figure]]:
     """Three methods tuned by the same number of trials, as the page about tuning does."""
     scenario = {"name": "rotated", "clients": 100, "angles": [0, 90, 180, 270], "scale": "standard", "validation": 0.2}
@@ -214,7 +220,7 @@ def count(labels: np.ndarray) -> str:
 
 
 DRAWN: dict[str, Callable[[], Iterator[tuple[str, Figure]]]] = {
-    function.__name__: function for function in (clusters, methods, scenarios, figures, sweep, search)
+    function.__name__: function for function in (clusters, methods, scenarios, figures, sweep, search, decision)
 }
 
 

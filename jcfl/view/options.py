@@ -29,8 +29,11 @@ def values(schema: Mapping[str, Any]) -> str:
 
     >>> values({"type": "number", "minimum": 0, "exclusiveMaximum": 0.5})
     'number, 0 ≤ · < 0.5'
+    >>> values({"type": "integer", "minimum": 1, "auto": "clusters"})
+    'integer ≥ 1 or auto'
     """
-    return " or ".join(dict.fromkeys(alternatives(schema))) or "any"
+    found = dict.fromkeys((*alternatives(schema), *(["auto"] if "auto" in schema else [])))
+    return " or ".join(found) or "any"
 
 
 def alternatives(schema: Mapping[str, Any]) -> Iterator[str]:
