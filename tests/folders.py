@@ -26,6 +26,8 @@ def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, com
                 "clusters": len(np.unique(labels[j][labels[j] >= 0])),
                 "ari": 0.25 * j,
                 "purity": 1.0,
+                "clusterability": 2.0 - 0.25 * j,
+                "smoothness": 1.0 + i,
             }
             figures |= {key: value[i][j] for key, value in scores.items()}
             arrays = {"labels": labels[j].astype(np.int32), "accuracy_clients": rng.random(len(groups), np.float32)}

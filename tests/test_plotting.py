@@ -52,6 +52,17 @@ def test_curves_are_means_with_bands_of_one_deviation(one):
     assert accuracy.get_ylabel() == "accuracy"
 
 
+def test_quality_has_a_panel_for_each_measure(one, tmp_path):
+    axes = [axis for axis in plotting.quality(one).axes if axis.get_visible()]
+    assert [axis.get_ylabel() for axis in axes] == ["clusterability B", "smoothness β"]
+    np.testing.assert_allclose(axes[0].lines[0].get_ydata(), [2, 1.75, 1.5, 1.25])
+    np.testing.assert_allclose(axes[1].lines[0].get_ydata(), [1.5] * 4)
+    nan = np.full((2, 4), np.nan)
+    without = folders.run(tmp_path / "without", clusterability=nan, smoothness=nan)
+    with pytest.raises(InputError, match="evaluate_quality: true"):
+        plotting.quality(without)
+
+
 def test_one_seed_has_no_band_and_a_cut_off_seed_counts_where_it_is(tmp_path):
     alone = plotting.curves(folders.run(tmp_path / "alone", seeds=(3,)))
     assert not alone.axes[0].collections

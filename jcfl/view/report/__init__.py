@@ -32,6 +32,10 @@ CAPTIONS = {
         "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
     ),
     "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
+    "quality": (
+        "Quality of the clusters",
+        "Distances, gradients and the constants of Ma's analysis (2023); the constants are lower bounds.",
+    ),
     "heatmap": ("Labels", "The share of each client's training examples that has a label."),
     "embedding": (
         "Clients, near each other where alike",
