@@ -20,6 +20,7 @@ from jcfl.view.plotting import cosines, membership, style
 from tests import folders
 
 EVERY = sorted(plotting.FIGURES)
+LARGEST = (2, 0, 1)  # the groups of the clusters in their order: all are of one size, and the first was so for longest
 
 
 @pytest.fixture
@@ -35,6 +36,10 @@ def several(tmp_path):
         accuracy = [[0, 0, 0, 0.1 * i], [0, 0, 0, 0.1 * i + 0.2]]
         folders.run(tmp_path / "sweep" / "runs" / f"run{i}", settings=method, accuracy_micro=accuracy)
     return tmp_path / "sweep"
+
+
+def largest_image(axes):
+    return max((axis for axis in axes if axis.images), key=lambda axis: axis.images[0].get_array().size)
 
 
 def labels_in(legend):
@@ -309,12 +314,68 @@ def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, 
     short = folders.run(tmp_path / "short")
     lines = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
     results.Folder(short).put_text("metrics.jsonl", lines[0])
-    if name != "clusters":  # in its first round this run has none
+    if name not in ("clusters", "distances"):  # in its first round this run has none
         plotting.save(draw(short), tmp_path / name, ["png"])
     results.Folder(short).put_text("metrics.jsonl", "")
     if name not in ("heatmap",):
         with pytest.raises(InputError):
             draw(short)
+
+
+def test_models_are_ordered_by_cluster(one):
+    shown = plotting.model_similarity(one)
+    rows = folders.vectors() + 3 * np.eye(6)[folders.GROUPS]
+    centres = np.stack([rows[g == folders.GROUPS].mean(0) for g in LARGEST])
+    unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    left, right = (largest_image(part.axes) for part in shown.subfigs)
+    expected = unit(centres) @ unit(centres).T
+    np.testing.assert_allclose(left.images[0].get_array()[0, 1:], expected[0, 1:], atol=1e-6)
+    assert [text.get_text() for text in left.texts][:2] == [f"{value:.4f}" for value in expected[0, 1:]]
+    order = np.concatenate([np.flatnonzero(g == folders.GROUPS) for g in LARGEST])
+    np.testing.assert_allclose(
+        right.images[0].get_array(), (unit(rows) @ unit(rows).T)[np.ix_(order, order)], atol=1e-6
+    )
+    (part,) = {
+        axis.images[0].get_array().shape for axis in plotting.model_similarity(one, cluster=2).subfigs[1].axes[2:3]
+    }
+    assert part == (10, 10)
+    with pytest.raises(InputError, match="cluster 4 has no clients after round 8"):
+        plotting.model_similarity(one, cluster=4)
+    with pytest.raises(InputError, match="not compared after round 3; it has those of rounds 2, 4, 6, 8"):
+        plotting.model_similarity(one, at=3)
+
+
+def test_models_are_points_at_each_round(one):
+    shown = plotting.model_embedding(one, by="pca")
+    assert [axis.get_title() for axis in shown.axes if axis.get_visible()] == [
+        *(f"round {round}" for round in folders.ROUNDS),
+        "true groups, round 8",
+    ]
+    points = np.concatenate([mine.get_offsets() for mine in shown.axes[3].collections])
+    rows = folders.vectors() + 3 * np.eye(6)[folders.GROUPS]
+    expected = np.abs(PCA(2).fit_transform(rows))
+    order = np.concatenate([np.flatnonzero(g == folders.GROUPS) for g in LARGEST])
+    np.testing.assert_allclose(np.abs(points), expected[order], atol=1e-4)
+    assert len([axis for axis in plotting.model_embedding(one, at=[2, 8]).axes if axis.get_visible()]) == 3
+
+
+def test_distances_are_those_to_the_clusters_models(one):
+    axis = next(axis for axis in plotting.distances(one, at=4).axes if axis.get_ylabel() == "model of cluster")
+    shown = axis.images[0].get_array()
+    rows, labels = folders.vectors() + np.eye(6)[folders.GROUPS], folders.moving()[1]
+    centres = np.stack([rows[labels == slot].mean(0) for slot in (12, 7, 3)])
+    ranks = np.select([labels == 12, labels == 7, labels == 3], [0, 1, 2], 9)
+    order = np.lexsort((np.array([1, 2, 0])[folders.GROUPS], ranks))
+    expected = np.linalg.norm(rows[:, None] - centres, axis=-1)[order].T
+    np.testing.assert_allclose(shown, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["model_similarity", "model_embedding", "distances"])
+def test_figures_of_models_say_how_to_compare_them(tmp_path, name):
+    for file in (folders.run(tmp_path / "run") / "models").iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match=r"compare_models: \[8\]"):
+        plotting.FIGURES[name](tmp_path / "run")
 
 
 @settings(max_examples=30, deadline=None)

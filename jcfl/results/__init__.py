@@ -106,9 +106,10 @@ def models(history: History, seed: int, round: int) -> dict[str, np.ndarray]:
 
 
 def models_rounds(history: History, seed: int) -> list[int]:
-    """The rounds after which the models of a seed were compared, ascending."""
-    stems = [] if history.folder is None else [file.stem for file in home(history).glob(f"models/{seed}-*.npz")]
-    return sorted({*(int(stem.partition("-")[2]) for stem in stems), *(r for s, r in history.models if s == seed)})
+    """The evaluated rounds after which the models of a seed were compared, ascending."""
+    files = [] if history.folder is None else home(history).glob(f"models/{seed}-*.npz")
+    rounds = {int(file.stem.partition("-")[2]) for file in files}
+    return sorted((rounds | {turn for own, turn in history.models if own == seed}) & set(history.rounds.tolist()))
 
 
 def settings(history: History) -> dict[str, Any]:

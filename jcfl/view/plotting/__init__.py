@@ -15,6 +15,7 @@ from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
 from jcfl.view.plotting.lines import clusters, curves, effect, quality
 from jcfl.view.plotting.membership import by_cluster, flow, sizes
+from jcfl.view.plotting.models import distances, model_embedding, model_similarity
 from jcfl.view.plotting.search import search
 from jcfl.view.plotting.style import FORMATS, histories, save, titles
 
@@ -25,6 +26,7 @@ __all__ = [
     "clients",
     "clusters",
     "curves",
+    "distances",
     "drawn",
     "effect",
     "embedding",
@@ -32,6 +34,8 @@ __all__ = [
     "heatmap",
     "histories",
     "label_map",
+    "model_embedding",
+    "model_similarity",
     "quality",
     "samples",
     "save",
@@ -44,8 +48,11 @@ __all__ = [
 SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect, quality)}
 """Figures that show several runs together."""
 
+OF_MODELS = (model_embedding, model_similarity, distances)
+
 SINGLE = {
-    function.__name__: function for function in (embedding, similarity, by_cluster, sizes, flow, samples, heatmap)
+    function.__name__: function
+    for function in (embedding, similarity, *OF_MODELS, by_cluster, sizes, flow, samples, heatmap)
 }
 """Figures that show one run."""
 

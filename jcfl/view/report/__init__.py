@@ -45,6 +45,18 @@ CAPTIONS = {
         "Cosine similarity of clients",
         "Between gradients at the initial model; ordered by cluster, whose colours are on the left.",
     ),
+    "model_embedding": (
+        "Clients by their models",
+        "t-SNE of the Euclidean distances between clients' own models, after rounds in which they were compared.",
+    ),
+    "model_similarity": (
+        "Cosine similarity of models",
+        "Between clusters' models, and between clients' own models ordered by cluster.",
+    ),
+    "distances": (
+        "Distances to the clusters",
+        "Between each client's own model and each cluster's; clients are ordered by cluster.",
+    ),
     "by_cluster": (
         "Accuracy by cluster",
         "The mean over the clients that are in the cluster after the round, or in the true group.",
