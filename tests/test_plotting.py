@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
+from matplotlib.patches import PathPatch
 from scipy.spatial.distance import squareform
 from sklearn.decomposition import PCA
 
@@ -227,6 +228,42 @@ def test_bands_fill_the_blocks_they_leave_and_come_to(one):
                 assert [bottom, *(end for _, end in inside)] == [*(start for start, _ in inside), top]
 
 
+def test_bands_lead_from_groups_to_clusters_in_the_colours_of_groups(tmp_path):
+    labels = folders.moving()
+    labels[-1, :4] = 3  # of group 0, whose others are in slot 7; slot 3 is group 1's
+    axis = plotting.groups_to_clusters(folders.run(tmp_path / "run", labels=labels)).axes[0]
+    texts = [text.get_text() for text in axis.texts]
+    assert texts == [
+        *("1 (10)", "2 (10)", "0 (10)", "true group (clients)"),
+        *("1 (14)", "2 (10)", "3 (6)", "cluster (clients)"),
+    ]
+    bands = [patch for patch in axis.patches if isinstance(patch, PathPatch)]
+    sizes = {(to_hex(band.get_facecolor()), round(np.ptp(band.get_path().vertices[[0, 7], 1]))) for band in bands}
+    first, second, third = (style.colour(i).lower() for i in range(3))
+    assert sizes == {(first, 10), (second, 10), (third, 6), (third, 4)}
+    with pytest.raises(InputError, match="true groups of its clients are not known"):
+        plotting.groups_to_clusters(folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1)))
+
+
+def test_bars_stand_beside_each_other_where_add_ons_alone_differ(tmp_path):
+    cam, kinds = [{"name": "cam"}], {}
+    for k, extras in itertools.product((3, 5), ([], cam)):
+        kinds[f"ifca{k}{len(extras)}"] = {"name": "ifca", "clusters": k, "addons": extras}
+    kinds |= {"fesem": {"name": "fesem", "clusters": 3, "addons": []}}
+    for i, (name, method) in enumerate(kinds.items()):
+        accuracy = [[0, 0, 0, 0.1 * i], [0, 0, 0, 0.1 * i + 0.2]]
+        folders.run(tmp_path / name, settings={"method": method}, accuracy_micro=accuracy)
+    shown = plotting.with_addons([tmp_path / name for name in kinds])
+    axis = shown.axes[0]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["ifca\nclusters = 3", "ifca\nclusters = 5"]
+    assert labels_in(shown.legends[0]) == ["without", "cam"]
+    np.testing.assert_allclose([bar.get_height() for bar in axis.patches], [0.1, 0.3, 0.2, 0.4])  # without, then with
+    lengths = [np.ptp(line[:, 1]) for bars in axis.collections for line in bars.get_segments()]
+    np.testing.assert_allclose(lengths, 2 * 0.1 * 2**0.5)
+    with pytest.raises(InputError, match="differ in their add-ons alone"):
+        plotting.with_addons([tmp_path / "fesem", tmp_path / "ifca30"])
+
+
 def test_flow_chooses_the_rounds_with_most_moves():
     labels = np.zeros((20, 10), int)
     for turn in (3, 5, 6, 11, 12, 17):
@@ -304,12 +341,14 @@ def test_names_may_hold_anything(tmp_path):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, name):
-    if name == "effect":
+    if name in ("effect", "with_addons"):  # which show how runs differ
         return
     draw = plotting.FIGURES[name]
     unknown = folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1))
     many = folders.run(tmp_path / "many", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
     for path in (unknown, many):
+        if name == "groups_to_clusters" and path == unknown:
+            continue
         plotting.save(draw(path), tmp_path / name, ["png"])
     short = folders.run(tmp_path / "short")
     lines = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -411,7 +450,7 @@ def test_a_run_does_not_wait_for_matplotlib():
 def test_plot_draws_what_there_is_and_says_what_there_is_not(one, several, capsys, monkeypatch, tmp_path):
     assert cli.status(["plot", str(one), "--format", "png"]) == 0
     there = {file.stem for file in (one / "figures").iterdir()}
-    assert there == set(plotting.FIGURES) - {"effect"}
+    assert there == set(plotting.FIGURES) - {"effect", "with_addons"}
     assert "effect: not drawn, no number" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     words = ["plot", str(one), str(several), "--figure", "curves,embedding", "--figure", "effect", "--format", "svg"]

@@ -32,6 +32,10 @@ CAPTIONS = {
         "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
     ),
     "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
+    "with_addons": (
+        "With and without add-ons",
+        "Scores after the last round; lines are one sample standard deviation.",
+    ),
     "quality": (
         "Quality of the clusters",
         "Distances, gradients and the constants of Ma's analysis (2023); the constants are lower bounds.",
@@ -63,6 +67,10 @@ CAPTIONS = {
     ),
     "sizes": ("Cluster sizes", "Clients in each cluster after each evaluated round."),
     "flow": ("Clients between clusters", "At the rounds between which most clients moved."),
+    "groups_to_clusters": (
+        "From true groups to clusters",
+        "Clients of each true group by the cluster that serves them after the last round.",
+    ),
     "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
 }
 """The title and the caption of every figure."""
