@@ -26,10 +26,12 @@ def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, com
                 "clusters": len(np.unique(labels[j][labels[j] >= 0])),
                 "ari": 0.25 * j,
                 "purity": 1.0,
+                "clusterability": 2.0 - 0.25 * j,
+                "smoothness": 1.0 + i,
             }
             figures |= {key: value[i][j] for key, value in scores.items()}
             arrays = {"labels": labels[j].astype(np.int32), "accuracy_clients": rng.random(len(groups), np.float32)}
-            records.append(Record(seed, round, figures, arrays))
+            records.append(Record(seed, round, figures, arrays, compared(labels[j], groups, j)))
     folder = Folder(path)
     base = {
         "data": {"name": "made up"},
@@ -41,6 +43,8 @@ def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, com
     folder.rewrite(records)
     found = history(name, list(seeds), ROUNDS, records, groups)
     folder.clusters(found)
+    for record in records:
+        folder.models(record)
     folder.federation(lambda: federation(groups))
     if complete:
         costs = {"storage": 2, "communication": 2, "computation": 2, "model_bytes": 1000, "communication_bytes": 4000}
@@ -76,6 +80,21 @@ def federation(groups=GROUPS) -> dict[str, np.ndarray]:
         "cosine": (psi @ psi.T)[np.triu_indices(m, 1)].astype(np.float32),
         "pictured": np.arange(0, m, 2),
         "images": rng.integers(0, 255, (m // 2, 5, 5, 1)).astype(np.uint8),
+    }
+
+
+def compared(labels, groups, turn) -> dict[str, np.ndarray]:
+    """What models/SEED-ROUND.npz holds: own models near those of the groups, and nearer after each evaluation."""
+    own = vectors(groups) + np.eye(6)[np.maximum(groups, 0)] * turn
+    slots = np.unique(labels[labels >= 0])
+    rows = np.concatenate([own, *([own[labels == slot].mean(0)] for slot in slots), np.ones((1, 6))])
+    upper = np.triu_indices(len(rows), 1)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return {
+        "model_clients": np.arange(len(groups)),
+        "model_clusters": np.array([*slots, -1]),
+        "model_cosine": (unit @ unit.T)[upper].astype(np.float32),
+        "model_distance": np.linalg.norm(rows[:, None] - rows, axis=-1)[upper].astype(np.float32),
     }
 
 

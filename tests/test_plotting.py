@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
+from matplotlib.patches import PathPatch
 from scipy.spatial.distance import squareform
 from sklearn.decomposition import PCA
 
@@ -20,6 +21,7 @@ from jcfl.view.plotting import cosines, membership, style
 from tests import folders
 
 EVERY = sorted(plotting.FIGURES)
+LARGEST = (2, 0, 1)  # the groups of the clusters in their order: all are of one size, and the first was so for longest
 
 
 @pytest.fixture
@@ -37,6 +39,10 @@ def several(tmp_path):
     return tmp_path / "sweep"
 
 
+def largest_image(axes):
+    return max((axis for axis in axes if axis.images), key=lambda axis: axis.images[0].get_array().size)
+
+
 def labels_in(legend):
     return [text.get_text() for text in legend.get_texts()]
 
@@ -50,6 +56,17 @@ def test_curves_are_means_with_bands_of_one_deviation(one):
     np.testing.assert_allclose([edges[:, 1].min(), edges[:, 1].max()], [0.51 - 0.01 * 2**0.5, 0.66 + 0.01 * 2**0.5])
     np.testing.assert_allclose(loss.lines[0].get_ydata(), [1, 1 / 2, 1 / 3, 1 / 4])
     assert accuracy.get_ylabel() == "accuracy"
+
+
+def test_quality_has_a_panel_for_each_measure(one, tmp_path):
+    axes = [axis for axis in plotting.quality(one).axes if axis.get_visible()]
+    assert [axis.get_ylabel() for axis in axes] == ["clusterability B", "smoothness β"]
+    np.testing.assert_allclose(axes[0].lines[0].get_ydata(), [2, 1.75, 1.5, 1.25])
+    np.testing.assert_allclose(axes[1].lines[0].get_ydata(), [1.5] * 4)
+    nan = np.full((2, 4), np.nan)
+    without = folders.run(tmp_path / "without", clusterability=nan, smoothness=nan)
+    with pytest.raises(InputError, match="evaluate_quality: true"):
+        plotting.quality(without)
 
 
 def test_one_seed_has_no_band_and_a_cut_off_seed_counts_where_it_is(tmp_path):
@@ -211,6 +228,42 @@ def test_bands_fill_the_blocks_they_leave_and_come_to(one):
                 assert [bottom, *(end for _, end in inside)] == [*(start for start, _ in inside), top]
 
 
+def test_bands_lead_from_groups_to_clusters_in_the_colours_of_groups(tmp_path):
+    labels = folders.moving()
+    labels[-1, :4] = 3  # of group 0, whose others are in slot 7; slot 3 is group 1's
+    axis = plotting.groups_to_clusters(folders.run(tmp_path / "run", labels=labels)).axes[0]
+    texts = [text.get_text() for text in axis.texts]
+    assert texts == [
+        *("1 (10)", "2 (10)", "0 (10)", "true group (clients)"),
+        *("1 (14)", "2 (10)", "3 (6)", "cluster (clients)"),
+    ]
+    bands = [patch for patch in axis.patches if isinstance(patch, PathPatch)]
+    sizes = {(to_hex(band.get_facecolor()), round(np.ptp(band.get_path().vertices[[0, 7], 1]))) for band in bands}
+    first, second, third = (style.colour(i).lower() for i in range(3))
+    assert sizes == {(first, 10), (second, 10), (third, 6), (third, 4)}
+    with pytest.raises(InputError, match="true groups of its clients are not known"):
+        plotting.groups_to_clusters(folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1)))
+
+
+def test_bars_stand_beside_each_other_where_add_ons_alone_differ(tmp_path):
+    cam, kinds = [{"name": "cam"}], {}
+    for k, extras in itertools.product((3, 5), ([], cam)):
+        kinds[f"ifca{k}{len(extras)}"] = {"name": "ifca", "clusters": k, "addons": extras}
+    kinds |= {"fesem": {"name": "fesem", "clusters": 3, "addons": []}}
+    for i, (name, method) in enumerate(kinds.items()):
+        accuracy = [[0, 0, 0, 0.1 * i], [0, 0, 0, 0.1 * i + 0.2]]
+        folders.run(tmp_path / name, settings={"method": method}, accuracy_micro=accuracy)
+    shown = plotting.with_addons([tmp_path / name for name in kinds])
+    axis = shown.axes[0]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["ifca\nclusters = 3", "ifca\nclusters = 5"]
+    assert labels_in(shown.legends[0]) == ["without", "cam"]
+    np.testing.assert_allclose([bar.get_height() for bar in axis.patches], [0.1, 0.3, 0.2, 0.4])  # without, then with
+    lengths = [np.ptp(line[:, 1]) for bars in axis.collections for line in bars.get_segments()]
+    np.testing.assert_allclose(lengths, 2 * 0.1 * 2**0.5)
+    with pytest.raises(InputError, match="differ in their add-ons alone"):
+        plotting.with_addons([tmp_path / "fesem", tmp_path / "ifca30"])
+
+
 def test_flow_chooses_the_rounds_with_most_moves():
     labels = np.zeros((20, 10), int)
     for turn in (3, 5, 6, 11, 12, 17):
@@ -288,22 +341,80 @@ def test_names_may_hold_anything(tmp_path):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, name):
-    if name == "effect":
+    if name in ("effect", "with_addons"):  # which show how runs differ
         return
     draw = plotting.FIGURES[name]
     unknown = folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1))
     many = folders.run(tmp_path / "many", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
     for path in (unknown, many):
+        if name == "groups_to_clusters" and path == unknown:
+            continue
         plotting.save(draw(path), tmp_path / name, ["png"])
     short = folders.run(tmp_path / "short")
     lines = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
     results.Folder(short).put_text("metrics.jsonl", lines[0])
-    if name != "clusters":  # in its first round this run has none
+    if name not in ("clusters", "distances"):  # in its first round this run has none
         plotting.save(draw(short), tmp_path / name, ["png"])
     results.Folder(short).put_text("metrics.jsonl", "")
     if name not in ("heatmap",):
         with pytest.raises(InputError):
             draw(short)
+
+
+def test_models_are_ordered_by_cluster(one):
+    shown = plotting.model_similarity(one)
+    rows = folders.vectors() + 3 * np.eye(6)[folders.GROUPS]
+    centres = np.stack([rows[g == folders.GROUPS].mean(0) for g in LARGEST])
+    unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    left, right = (largest_image(part.axes) for part in shown.subfigs)
+    expected = unit(centres) @ unit(centres).T
+    np.testing.assert_allclose(left.images[0].get_array()[0, 1:], expected[0, 1:], atol=1e-6)
+    assert [text.get_text() for text in left.texts][:2] == [f"{value:.4f}" for value in expected[0, 1:]]
+    order = np.concatenate([np.flatnonzero(g == folders.GROUPS) for g in LARGEST])
+    np.testing.assert_allclose(
+        right.images[0].get_array(), (unit(rows) @ unit(rows).T)[np.ix_(order, order)], atol=1e-6
+    )
+    (part,) = {
+        axis.images[0].get_array().shape for axis in plotting.model_similarity(one, cluster=2).subfigs[1].axes[2:3]
+    }
+    assert part == (10, 10)
+    with pytest.raises(InputError, match="cluster 4 has no clients after round 8"):
+        plotting.model_similarity(one, cluster=4)
+    with pytest.raises(InputError, match="not compared after round 3; it has those of rounds 2, 4, 6, 8"):
+        plotting.model_similarity(one, at=3)
+
+
+def test_models_are_points_at_each_round(one):
+    shown = plotting.model_embedding(one, by="pca")
+    assert [axis.get_title() for axis in shown.axes if axis.get_visible()] == [
+        *(f"round {round}" for round in folders.ROUNDS),
+        "true groups, round 8",
+    ]
+    points = np.concatenate([mine.get_offsets() for mine in shown.axes[3].collections])
+    rows = folders.vectors() + 3 * np.eye(6)[folders.GROUPS]
+    expected = np.abs(PCA(2).fit_transform(rows))
+    order = np.concatenate([np.flatnonzero(g == folders.GROUPS) for g in LARGEST])
+    np.testing.assert_allclose(np.abs(points), expected[order], atol=1e-4)
+    assert len([axis for axis in plotting.model_embedding(one, at=[2, 8]).axes if axis.get_visible()]) == 3
+
+
+def test_distances_are_those_to_the_clusters_models(one):
+    axis = next(axis for axis in plotting.distances(one, at=4).axes if axis.get_ylabel() == "model of cluster")
+    shown = axis.images[0].get_array()
+    rows, labels = folders.vectors() + np.eye(6)[folders.GROUPS], folders.moving()[1]
+    centres = np.stack([rows[labels == slot].mean(0) for slot in (12, 7, 3)])
+    ranks = np.select([labels == 12, labels == 7, labels == 3], [0, 1, 2], 9)
+    order = np.lexsort((np.array([1, 2, 0])[folders.GROUPS], ranks))
+    expected = np.linalg.norm(rows[:, None] - centres, axis=-1)[order].T
+    np.testing.assert_allclose(shown, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["model_similarity", "model_embedding", "distances"])
+def test_figures_of_models_say_how_to_compare_them(tmp_path, name):
+    for file in (folders.run(tmp_path / "run") / "models").iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match=r"compare_models: \[8\]"):
+        plotting.FIGURES[name](tmp_path / "run")
 
 
 @settings(max_examples=30, deadline=None)
@@ -339,7 +450,7 @@ def test_a_run_does_not_wait_for_matplotlib():
 def test_plot_draws_what_there_is_and_says_what_there_is_not(one, several, capsys, monkeypatch, tmp_path):
     assert cli.status(["plot", str(one), "--format", "png"]) == 0
     there = {file.stem for file in (one / "figures").iterdir()}
-    assert there == set(plotting.FIGURES) - {"effect"}
+    assert there == set(plotting.FIGURES) - {"effect", "with_addons"}
     assert "effect: not drawn, no number" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     words = ["plot", str(one), str(several), "--figure", "curves,embedding", "--figure", "effect", "--format", "svg"]

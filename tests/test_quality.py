@@ -8,8 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jcfl
+from jcfl import results
+from jcfl.core import measuring
 from jcfl.core.quality import quality
-from jcfl.types import State
+from jcfl.core.streams import Stream, stream
+from jcfl.errors import InputError
+from jcfl.methods.fesem import wecfl
+from jcfl.types import Clients, State
 from tests import plain, tiny
 
 K = 4
@@ -87,3 +93,119 @@ def test_quality_is_the_same_inside_a_program(federation):
     state = jax.tree.map(jnp.asarray, state_of(True))
     inside = jax.jit(lambda *given: quality(tiny.task(), *given))(jax.device_put(federation), state)
     tiny.same(inside, quality(tiny.task(), federation, state), 1e-5)
+
+
+def squared(vector):
+    return (vector**2).sum()
+
+
+def constants_of(federation, state, rows):
+    """The constants by a loop; the mini-batches are those that the program draws."""
+    clients, centres, own = (
+        clients_of(federation),
+        plain.vectors(state.clusters, 1),
+        plain.vectors(state.clients["model"], 1),
+    )
+    here = {i: plain.gradient(centres[LABELS[i]], clients[i]) for i in HERE}
+    size, width = plain.sizes(clients), federation.train.width
+    found = {"gradient_bound": [], "gradient_variance": [], "smoothness": [], "distances": np.full(8, np.nan)}
+    for i in HERE:
+        x, y = clients[i]
+        key = stream(state.key, Stream.DRAW, state.round, i)
+        padded = Clients(jnp.arange(width), jnp.arange(width), jnp.arange(width) < len(y))
+        drawn = [measuring.mini_batch(jax.random.fold_in(key, turn), padded, rows) for turn in range(measuring.DRAWS)]
+        slopes = [plain.gradient(centres[LABELS[i]], (x[b.x[b.mask]], y[b.x[b.mask]])) for b in drawn]
+        there, gap = plain.gradient(own[i], clients[i]), np.linalg.norm(own[i] - centres[LABELS[i]])
+        found["gradient_bound"].append(max(np.mean([*map(np.linalg.norm, slopes)]), np.linalg.norm(there)))
+        found["gradient_variance"].append(np.mean([squared(slope - here[i]) for slope in slopes]))
+        found["smoothness"].append(np.linalg.norm(there - here[i]) / gap)
+        found["distances"][i] = gap
+    diversity = []
+    for k in (0, 1, 3):
+        members = [i for i in HERE if LABELS[i] == k]
+        mean = np.average([here[i] for i in members], axis=0, weights=size[members])
+        diversity.append(np.average([squared(here[i] - mean) for i in members], weights=size[members]))
+    return {name: value if name == "distances" else max(value) for name, value in found.items()} | {
+        "gradient_diversity": max(diversity),
+        "squared_gradient": np.average([squared(here[i]) for i in HERE], weights=size[HERE]),
+    }
+
+
+def test_constants_are_those_of_a_loop_over_clients(federation):
+    state = jax.tree.map(jnp.asarray, state_of(True).replace(key=jax.random.key(1)))
+    context = tiny.setting(batch_size=3, chunk=3, data=federation).context
+    found = jax.jit(lambda *given: measuring.constants(wecfl(clusters=K), context, *given))(state, federation)
+    expected = constants_of(federation, state, rows=3)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-4, err_msg=name)
+
+
+def test_models_are_compared_as_numpy_compares_them(federation):
+    state = jax.tree.map(jnp.asarray, state_of(True))
+    context = tiny.setting(data=federation).context
+    found = measuring.comparison(wecfl(clusters=K), context, None, state, federation)  # pyright: ignore[reportArgumentType]
+    assert found["model_clusters"].tolist() == [0, 1, 3, -1]
+    centres, own = plain.vectors(state.clusters, 1), plain.vectors(state.clients["model"], 1)
+    rows = np.concatenate([own, centres[[0, 1, 3, 2]]])
+    pairs = list(itertools.combinations(rows, 2))
+    np.testing.assert_allclose(found["model_cosine"], [cosine(*pair) for pair in pairs], atol=1e-5)
+    np.testing.assert_allclose(found["model_distance"], [np.linalg.norm(a - b) for a, b in pairs], rtol=1e-4)
+
+
+def test_a_method_that_keeps_no_models_trains_each_client_once_more():
+    """With one cluster and everybody asked, the mean of these models is the model of the next round."""
+    setting = tiny.setting(batch_size="full", epochs=1)
+    built = tiny.built("fedavg", setting)
+    state = jax.jit(built.init)(jax.random.key(0), tiny.federation())
+    client = measuring.clients.client(built.method, setting.context)
+    inside = lambda *given: measuring.own_models(built.method, setting.context, client, *given, jnp.arange(8))
+    own = jax.jit(inside)(state, jax.device_put(tiny.federation()))
+    after = jax.jit(built.step)(state, tiny.federation())
+    mean = np.average(plain.vectors(own, 1), axis=0, weights=tiny.federation().train.size)
+    np.testing.assert_allclose(mean, plain.vectors(after.clusters, 1)[0], atol=1e-5)
+
+
+GIVEN = {"model": tiny.task(), "train": {"lr": 0.3, "epochs": 1, "batch_size": 4}, "evaluate_quality": True}
+MEASURED = ("clusterability", "cosine_within", "gradient_bound", "smoothness", "step_bound", "round_bound", "moves")
+
+
+def test_a_run_measures_over_rounds_and_goes_on_bit_for_bit(tmp_path):
+    given = {**GIVEN, "method": {"name": "ifca", "clusters": 3}, "compare_models": [1, 2]}
+    whole = jcfl.run(tiny.federation(), rounds=4, evaluate_every=2, out=tmp_path / "whole", **given)
+    jcfl.run(tiny.federation(), rounds=2, evaluate_every=2, out=tmp_path / "part", **given)
+    part = jcfl.run(tiny.federation(), rounds=4, evaluate_every=2, out=tmp_path / "part", resume=True, **given)
+    read = results.load(tmp_path / "part")
+    assert whole.rounds.tolist() == [1, 2, 4]
+    for name in (*whole.scores,):
+        np.testing.assert_array_equal(whole[name], read[name], err_msg=name)
+    assert {*MEASURED} <= {*whole.scores}
+    assert np.isfinite([whole[name][0, -1] for name in MEASURED if name != "round_bound"]).all()
+    moved = [np.nan, *(((a != b) & (a >= 0) & (b >= 0)).sum() for a, b in itertools.pairwise(whole.labels[0]))]
+    np.testing.assert_array_equal(whole["moves"][0], moved)
+    each = whole.clusterability_clusters[0]
+    np.testing.assert_array_equal(np.nanmax(each, 1), whole["clusterability"][0].astype(np.float32))
+    np.testing.assert_array_equal(read.clusterability_clusters, whole.clusterability_clusters)
+    assert results.models_rounds(read, 0) == results.models_rounds(part, 0) == [1, 2]
+    tiny.same(results.models(read, 0, 2), whole.models[0, 2])
+    with pytest.raises(InputError, match="not compared after round 4; it has those of rounds 1, 2"):
+        results.models(read, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"method": {"name": "wecfl", "clusters": 2}, "client_states": "host"}, "set client_states: device"),
+        ({"method": {"name": "fedem", "clusters": 2}}, "fedem trains all cluster models"),
+        ({"compare_models": [3]}, "compare_models: expected rounds from 0 to 1, got 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(changes, why):
+    with pytest.raises(InputError, match=why):
+        jcfl.run(tiny.federation(), rounds=1, **GIVEN | changes)
+
+
+def test_measures_that_do_not_fit_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("jcfl.core.context.free_memory", lambda: 4000)
+    with pytest.raises(InputError, match="evaluate_quality holds 5 models or gradients of each of 8 clients"):
+        jcfl.run(tiny.federation(), rounds=1, method="fedavg", **GIVEN)

@@ -140,9 +140,9 @@ def plot(
 ) -> None:
     """Draw the figures of runs, each made from their folders alone.
 
-    Figures: curves, clusters, clients and effect lay runs over each other; decision, embedding, similarity,
-    by_cluster, sizes, flow, samples and heatmap show one. --figure can be given several times, or be a list with
-    commas.
+    Figures: curves, clusters, clients, effect, with_addons and quality lay runs over each other; decision, embedding,
+    similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters, samples and
+    heatmap show one. --figure can be given several times, or be a list with commas.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting

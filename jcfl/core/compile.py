@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from jcfl.core import clients, phases, rounds
+from jcfl.core import clients, measuring, phases, rounds
 from jcfl.core.aggregates import Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
@@ -100,6 +100,8 @@ def check(method: Method, context: Context) -> None:
     if isinstance(rule, Matched) and train.private:
         raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
     grouped = "model" in method.group.keeps(method, context)
+    if (context.measures_quality or context.models_at) and train.active:
+        measuring.refuse(method, context)
     if method.group.alone or grouped:
         population, resources, each = context.population, context.resources, model_bytes(context.task)
         if resources.states_on_host:

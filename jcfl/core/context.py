@@ -61,6 +61,8 @@ class Context(NamedTuple):
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
     faults: Faults = Faults()
     tests_shared: bool = False  # whether evaluations test ω as well, for methods that train it
+    measures_quality: bool = False  # whether evaluations measure the quality of clusters, see `jcfl.core.measuring`
+    models_at: tuple[int, ...] = ()  # the rounds after which the clients' models are compared with each other
 
 
 def context(

@@ -1,5 +1,8 @@
 """The quality of a run's clusters, no true group known, from its training data and its last state."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -55,8 +58,7 @@ def quality(
     """
     federation, state = jax.tree.map(jnp.asarray, (federation, state))
     k, m = trees.count(state.clusters), state.labels.size
-    here = state.seen & ~federation.held_out & (state.round <= federation.depart)
-    labels, weights = jnp.where(here, state.labels, -1), federation.train.size
+    labels, weights = present_labels(state, federation), federation.train.size
     gradients, losses = local_gradients(task, federation, state, added, min(chunk, m))
     rows = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
     centres = rows(state.clusters)  # [k, p]
@@ -71,6 +73,12 @@ def quality(
     }
 
 
+def present_labels(state: State, federation: Federation) -> Array:
+    """The clusters of the clients that have taken part and are still in the federation; -1 for others. [m]"""
+    here = state.seen & ~federation.held_out & (state.round <= federation.depart)
+    return jnp.where(here, state.labels, -1)
+
+
 def keeps_models(state: State) -> bool:
     """Whether the clients' own last models are part of a state, and on the device."""
     return "model" in state.clients and not isinstance(state.clients["model"], HostRows)
@@ -78,11 +86,7 @@ def keeps_models(state: State) -> bool:
 
 def local_gradients(task: Task, federation: Federation, state: State, added: bool, chunk: int) -> tuple[Array, Array]:
     """Every client's gradient at its own model [m, p], and its loss under its cluster's [m], over its training data."""
-
-    def loss(params, model: Model, data: Clients) -> Array:
-        logits = task.apply({**model, "params": params}, data.x)[0]
-        beside = task.apply(state.shared, data.x)[0] if added else 0.0
-        return mean_loss(task, logits + beside, data)
+    loss = training_loss(task, state, added)
 
     def one(who: Array, data: Clients) -> tuple[Array, Array]:
         centre = trees.take(state.clusters, state.labels[who])
@@ -91,6 +95,17 @@ def local_gradients(task: Task, federation: Federation, state: State, added: boo
         return ravel_pytree(gradient)[0], loss(centre["params"], centre, data)
 
     return chunks.over_clients(one, federation, jnp.arange(state.labels.size), chunk)
+
+
+def training_loss(task: Task, state: State, added: bool) -> Callable[[Any, Model, Clients], Array]:
+    """`(params, model, data of a client) -> []`: its mean loss, the shared model's logits added or not."""
+
+    def loss(params: Any, model: Model, data: Clients) -> Array:
+        logits = task.apply({**model, "params": params}, data.x)[0]
+        beside = task.apply(state.shared, data.x)[0] if added else 0.0
+        return mean_loss(task, logits + beside, data)
+
+    return loss
 
 
 def products(rows: Array) -> Array:

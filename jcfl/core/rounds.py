@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import clients, engine, evaluation, faults, onhost, parts, server
+from jcfl.core import clients, engine, evaluation, faults, measuring, onhost, parts, server
 from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
@@ -68,6 +68,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         found |= faults.measures(method.aggregate.exclude, state, federation)
         if context.tests_shared and method.trains_shared:
             found["accuracy_shared"] = evaluation.shared_accuracy(context, state, federation)
+        found |= measuring.measures(method, context, client, state, federation)
         return found | grouping.measures(state, federation)
 
     return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method, asked)

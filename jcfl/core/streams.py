@@ -31,7 +31,9 @@ The tree of streams, with what each is folded by:
         │   ├── SOLO              local training of everybody; its CLIENT streams are as those of TRAIN
         │   └── FIT               the clustering itself
         ├── WARMUP                clustering at the end of the warm-up
-        └── TUNE[round, client]   fine-tuning at an evaluation; STEP and ORDER lie below it as below CLIENT
+        ├── TUNE[round, client]   fine-tuning at an evaluation; STEP and ORDER lie below it as below CLIENT
+        ├── OWN[round, client]    local training that an evaluation measures; STEP and ORDER lie below it likewise
+        └── DRAW[round, client]   mini-batches of which an evaluation measures the gradients
 """
 
 from enum import Enum
@@ -66,6 +68,8 @@ class Stream(Enum):
     ONESHOT = Place("RUN", 2**31 - 3)
     WARMUP = Place("RUN", 2**31 - 4)
     TUNE = Place("RUN", 2**31 - 5, ("round", "client"))
+    OWN = Place("RUN", 2**31 - 9, ("round", "client"))
+    DRAW = Place("RUN", 2**31 - 10, ("round", "client"))
     PICK = Place("ROUND", 0)
     GROUP = Place("ROUND", 1)
     TRAIN = Place("ROUND", 2)

@@ -10,11 +10,13 @@ from jcfl.metrics.cohesion import (
     cluster_gram,
     clusterability,
     clustering_objective,
+    gradient_diversity,
     learning_objective,
     objective,
     sizes,
     within_between,
 )
+from jcfl.metrics.convergence import round_bound, step_bound
 from jcfl.metrics.counts import confusion, counts
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1
 from jcfl.metrics.scores import ANSWERS, measured
@@ -38,6 +40,7 @@ __all__ = [
     "confusion",
     "counts",
     "f1",
+    "gradient_diversity",
     "learning_objective",
     "measured",
     "moves",
@@ -46,9 +49,11 @@ __all__ = [
     "pair_purity",
     "purity",
     "register_score",
+    "round_bound",
     "score",
     "score_names",
     "scores",
     "sizes",
+    "step_bound",
     "within_between",
 ]

@@ -1,5 +1,7 @@
 """Cohesion of clusters, no true group known: gradients, models and losses inside clusters and between them."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -28,16 +30,53 @@ def clusterability(gradients: ArrayLike, labels: ArrayLike, weights: ArrayLike, 
     Returns:
         B, relative to the mean gradient's norm: 0 for equal gradients, NaN for an empty cluster. [k]
     """
+    apart = apart_from_mean(gradients, labels, weights, k)
+    spread = jnp.full(k, -1.0).at[apart.slot].max(apart.distance, mode="drop")
+    bound = jnp.where(spread == 0, 0.0, spread / apart.length)
+    return jnp.where(spread < 0, jnp.nan, bound)
+
+
+def gradient_diversity(gradients: ArrayLike, labels: ArrayLike, weights: ArrayLike, k: int) -> Array:
+    """δ² of every cluster: the mean squared distance of a client's gradient from the mean gradient, by ψ.
+
+    Ma (2023), Assumption 7.3.3.
+
+    Deviations:
+        The thesis prints the distance between gradients at a client's and at the server's copy of the global model. It
+        takes the assumption from Pillutla et al. (2022), where it is the distance from the mean gradient, as here.
+
+    Args:
+        gradients: the gradient of every client at its cluster's model. [m, p]
+        labels, weights, k: as for `clusterability`.
+
+    Returns:
+        δ², NaN for an empty cluster. [k]
+    """
+    apart = apart_from_mean(gradients, labels, weights, k)
+    found = jnp.zeros(k).at[apart.slot].add(apart.share * apart.distance**2, mode="drop")
+    return jnp.where(jnp.zeros(k).at[apart.slot].add(1.0, mode="drop") > 0, found, jnp.nan)
+
+
+class Apart(NamedTuple):
+    """How far the clients' gradients are from the mean gradient of their cluster."""
+
+    slot: Array  # [m] the client's cluster; k for a client that is left out
+    share: Array  # [m] of the cluster's examples
+    distance: Array  # [m]
+    length: Array  # [k] the norm of the mean gradient
+
+
+def apart_from_mean(gradients: ArrayLike, labels: ArrayLike, weights: ArrayLike, k: int) -> Apart:
+    """The distances of clients' gradients [m, p] from their cluster's mean; clients without weight are left out."""
     gradients, labels = jnp.asarray(gradients), jnp.asarray(labels, jnp.int32)
     kept = valid(labels, k) & (jnp.asarray(weights) > 0)
     weights = jnp.where(kept, weights, 0)
     slots = jnp.where(kept, labels, k)  # slot k does not exist, so its rows are dropped
     total = jnp.zeros(k).at[slots].add(weights, mode="drop")
-    share = ratio(weights, total[labels])[:, None]
-    mean = jnp.zeros((k, gradients.shape[1])).at[slots].add(jnp.where(kept[:, None], share * gradients, 0), mode="drop")
-    spread = jnp.full(k, -1.0).at[slots].max(jnp.linalg.norm(mean[labels] - gradients, axis=-1), mode="drop")
-    bound = jnp.where(spread == 0, 0.0, spread / jnp.linalg.norm(mean, axis=-1))
-    return jnp.where(spread < 0, jnp.nan, bound)
+    share = ratio(weights, total[labels])
+    parts = jnp.where(kept[:, None], share[:, None] * gradients, 0)
+    mean = jnp.zeros((k, gradients.shape[1])).at[slots].add(parts, mode="drop")
+    return Apart(slots, share, jnp.linalg.norm(mean[labels] - gradients, axis=-1), jnp.linalg.norm(mean, axis=-1))
 
 
 def learning_objective(losses: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> Array:  # [m], [m], [m] -> []

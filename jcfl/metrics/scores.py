@@ -234,3 +234,49 @@ add(
         meaning="StoCFL's clustering objective, the sum of cosines between clusters; the method measures it.",
     )
 )
+
+
+def add_quality(name: str, title: str, meaning: str, unit: Literal["", "clusters"] = "") -> None:
+    """Register a score of the figure `quality`, which `evaluate_quality` measures."""
+    add(Score(name, title, unit=unit, over=("present",), places=("quality",), meaning=meaning))
+
+
+add_quality("moves", "clients that moved", "Clients in another cluster than at the evaluation before.", "clusters")
+add_quality("learning_objective", "learning objective F", "The mean training loss of the clusters' models (eq. 3.3a).")
+add_quality(
+    "clustering_objective",
+    "clustering objective C",
+    "The mean squared distance between clients' own models and their clusters' (Ma 2023, eq. 3.4).",
+)
+add_quality("cosine_within", "cosine in clusters", "The mean cosine of two clients' own models in one cluster.")
+add_quality("cosine_between", "cosine of clusters", "The mean cosine of two clusters' models.")
+add_quality(
+    "clusterability",
+    "clusterability B",
+    "The largest clusterability B of a cluster (Ma 2023, eq. 3.18); 0 where its clients have equal gradients.",
+)
+add_quality(
+    "gradient_bound", "bound of gradients U", "The largest norm of a gradient (Assumption 3.4.1); at least this."
+)
+add_quality(
+    "gradient_variance",
+    "variance of gradients σ²",
+    "The largest variance of a client's mini-batch gradients (Assumption 3.4.10); at least this.",
+)
+add_quality(
+    "smoothness", "smoothness β", "The largest change of a gradient by distance (Ma 2023, eq. 3.20); at least this."
+)
+add_quality(
+    "gradient_diversity",
+    "gradient diversity δ²",
+    "The largest mean squared distance of gradients from their cluster's (Assumption 7.3.3); at least this.",
+)
+add_quality(
+    "squared_gradient", "squared gradient", "The mean squared norm of clients' gradients at their clusters' models."
+)
+add_quality("step_bound", "bound of the step size", "The step size below which WeCFL is shown to converge (eq. 3.35).")
+add_quality(
+    "round_bound",
+    "bound of rounds",
+    "The rounds after which the squared gradient is shown to have halved (Ma 2023, eq. 3.36); none where it is not.",
+)

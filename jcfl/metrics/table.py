@@ -11,9 +11,10 @@ from typing import Literal
 
 from jcfl.metrics.evaluation import Evaluation
 
-Place = Literal["terminal", "report", "report, held out", "curves", "clusters", "effect"]
+Place = Literal["terminal", "report", "report, held out", "curves", "clusters", "effect", "quality"]
 """Where scores are shown: in the terminal's last table, in a report's table (of the clients that train, and of those
-held out), and in three plots: over rounds, over rounds beside the clusters, and against a swept option."""
+held out), and in four plots: over rounds, over rounds beside the clusters, against a swept option, and the quality of
+clusters over rounds."""
 
 EVERYWHERE: tuple[Place, ...] = ("terminal", "report", "report, held out", "curves", "effect")
 

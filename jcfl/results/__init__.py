@@ -10,6 +10,7 @@ from jcfl.errors import Damaged, InputError, shown
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder
+from jcfl.results.folder import models_file as models_file
 from jcfl.results.history import History as History
 from jcfl.results.history import Record as Record
 from jcfl.results.history import cell as cell
@@ -87,6 +88,28 @@ def federation(history: History) -> dict[str, np.ndarray]:
             f"{folder.path / 'federation.npz'} is not there; `jcfl run --resume {history.folder}` writes it"
         )
     return folder.clients()
+
+
+def models(history: History, seed: int, round: int) -> dict[str, np.ndarray]:
+    """How alike the models of clients and clusters were after a round: see `jcfl.core.measuring.comparison`.
+
+    Raises:
+        InputError: they were not compared then.
+    """
+    if (seed, round) in history.models:
+        return history.models[seed, round]
+    rounds = models_rounds(history, seed)
+    if round not in rounds:
+        there = f"it has those of rounds {', '.join(map(str, rounds))}" if rounds else "set compare_models: [rounds]"
+        raise InputError(f"{history.name}: models of seed {seed} were not compared after round {round}; {there}")
+    return Folder(home(history)).arrays(models_file(seed, round))
+
+
+def models_rounds(history: History, seed: int) -> list[int]:
+    """The evaluated rounds after which the models of a seed were compared, ascending."""
+    files = [] if history.folder is None else home(history).glob(f"models/{seed}-*.npz")
+    rounds = {int(file.stem.partition("-")[2]) for file in files}
+    return sorted((rounds | {turn for own, turn in history.models if own == seed}) & set(history.rounds.tolist()))
 
 
 def settings(history: History) -> dict[str, Any]:

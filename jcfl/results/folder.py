@@ -90,8 +90,10 @@ class Folder:
         return found
 
     def clusters(self, history: History) -> None:
-        """Write clusters.npz: labels and accuracies of every client at every evaluation."""
+        """Write clusters.npz: every client's label and accuracy at every evaluation, and B if it is measured."""
         arrays: dict[str, Any] = {key: getattr(history, key) for key in (*ARRAYS, "groups", "rounds", "seeds")}
+        if not history.clusterability_clusters.size:
+            del arrays["clusterability_clusters"]
         self.put("clusters.npz", lambda file: np.savez_compressed(file, **arrays))
         self.count(METRICS)
 
@@ -108,6 +110,11 @@ class Folder:
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         self.put_json("summary.json", summary)
+
+    def models(self, record: Record) -> None:
+        """Write how alike the clients' models are after a round: models/SEED-ROUND.npz."""
+        arrays: dict[str, Any] = dict(record.models)
+        self.put(models_file(record.seed, record.round), lambda file: np.savez_compressed(file, **arrays))
 
     def count(self, name: str) -> None:
         """Write the checksum of what is now in a file that grows."""
@@ -248,8 +255,13 @@ class Folder:
             for entry in entries(self.text(METRICS)):
                 at = place[0].get(entry["seed"]), place[1].get(entry["round"])
                 if None not in at:
-                    found.append(record(entry, {key: stored[key][at] for key in ARRAYS}))
+                    found.append(record(entry, {key: stored[key][at] for key in ARRAYS if key in stored}))
         return found
+
+
+def models_file(seed: int, round: int) -> str:
+    """The file with the models of one seed that are compared after a round."""
+    return f"models/{seed}-{round}.npz"
 
 
 def mapping(value: Any) -> dict[str, Any]:

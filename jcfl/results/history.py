@@ -18,8 +18,14 @@ TABLE = (
     "{% for head in heads %}<td>{{ row.get(head, '–') }}</td>{% endfor %}</tr>{% endfor %}</table>"
 )
 """A template of a notebook's table."""
-ARRAYS = {"labels": (np.int32, -1), "accuracy_clients": (np.float32, np.nan)}
-"""What is kept of every client: its type, and the value that stands where there is none yet."""
+ARRAYS = {
+    "labels": (np.int32, -1),
+    "accuracy_clients": (np.float32, np.nan),
+    "clusterability_clusters": (np.float32, np.nan),
+}
+"""What is kept of every client, or of every cluster: its type, and the value that stands where there is none yet."""
+MODELS = ("model_clients", "model_clusters", "model_cosine", "model_distance")
+"""How alike clients' models are after a round: see `jcfl.core.measuring.comparison`."""
 
 
 @dataclass
@@ -29,7 +35,8 @@ class Record:
     seed: int
     round: int
     scores: dict[str, float]
-    arrays: dict[str, np.ndarray]  # [m] each
+    arrays: dict[str, np.ndarray]  # [m] or [k] each
+    models: dict[str, np.ndarray] = field(default_factory=dict)  # of the rounds where models are compared
 
     @classmethod
     def of(cls, seed: int, round: int, measured: Mapping[str, Any]) -> "Record":
@@ -37,7 +44,8 @@ class Record:
         arrays = {name: np.asarray(value) for name, value in measured.items()}
         names = dict.fromkeys(name for name in (*metrics.score_names(), *arrays) if name in arrays)
         scores = {name: number(arrays[name]) for name in names if arrays[name].ndim == 0}
-        return cls(seed, round, scores, {name: arrays[name] for name in ARRAYS if name in arrays})
+        kept, models = ({name: arrays[name] for name in some if name in arrays} for some in (ARRAYS, MODELS))
+        return cls(seed, round, scores, kept, models)
 
     def line(self) -> str:
         """One line of metrics.jsonl."""
@@ -59,6 +67,8 @@ class History:
     labels: np.ndarray  # [seeds, e, m], the cluster that serves each client; -1: none yet
     accuracy_clients: np.ndarray  # [seeds, e, m]
     groups: np.ndarray  # [m], -1 where unknown
+    clusterability_clusters: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [seeds, e, k]: B
+    models: dict[tuple[int, int], dict[str, np.ndarray]] = field(default_factory=dict)  # by seed and round
     summary: dict[str, Any] = field(default_factory=dict)  # as in summary.json
     state: Any = None  # the final states, [seeds, ...]; None for a history read from files
     others: dict[str, "History"] = field(default_factory=dict)  # of the methods compared with this one
@@ -116,7 +126,10 @@ def history(name: str, seeds: list[int], rounds: Iterable[int], records: Iterabl
     names = dict.fromkeys(score for record in table.values() for score in record.scores)
     scores = {score: np.full((len(seeds), len(kept)), np.nan) for score in names}
     groups = np.asarray(groups)
-    arrays = {key: np.full((len(seeds), len(kept), groups.size), none, kind) for key, (kind, none) in ARRAYS.items()}
+    shapes = {"labels": groups.shape, "accuracy_clients": groups.shape, "clusterability_clusters": (0,)}
+    shapes |= {key: value.shape for record in table.values() for key, value in record.arrays.items()}
+    arrays = {key: np.full((len(seeds), len(kept), *shapes[key]), *ARRAYS[key][::-1]) for key in ARRAYS}
+    models = {place: record.models for place, record in table.items() if record.models}
     for i, seed in enumerate(seeds):
         for j, round in enumerate(kept):
             record = table.get((seed, round))
@@ -125,7 +138,8 @@ def history(name: str, seeds: list[int], rounds: Iterable[int], records: Iterabl
             for key in ARRAYS:
                 if record and key in record.arrays:
                     arrays[key][i, j] = record.arrays[key]
-    return History(name, seeds, np.array(kept, int), scores, arrays["labels"], arrays["accuracy_clients"], groups)
+    each = arrays["labels"], arrays["accuracy_clients"], groups, arrays["clusterability_clusters"]
+    return History(name, seeds, np.array(kept, int), scores, *each, models)
 
 
 def deviation(values: np.ndarray) -> np.ndarray:

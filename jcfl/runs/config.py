@@ -57,6 +57,13 @@ class Config(BaseModel):
         bool, Field(description="whether the shared model ω is tested too, where one is trained")
     ] = False
     evaluate_first: Annotated[bool, Field(description="whether to evaluate before the first round")] = False
+    evaluate_quality: Annotated[
+        bool, Field(description="whether clusters and gradients are measured too: B, U, β, … of Ma 2023")
+    ] = False
+    compare_models: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...],
+        Field(description="rounds after which the models of clients are compared, for figures"),
+    ] = ()
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of the first run, and of the federation")] = 0
     seeds: Annotated[int, Field(ge=1, description="runs, with seeds seed, seed + 1, …")] = 1
     seeds_in_one: Annotated[bool | None, Field(description="all seeds side by side; null: where they are small")] = None
@@ -260,6 +267,9 @@ def checked(settings: dict[str, Any]) -> Config:
         raise InputError(registry.sentence(error)) from None
     if config.seed + config.seeds > 2**32:
         raise InputError(f"seeds: {config.seeds} from {config.seed} on go beyond {2**32 - 1}, the largest there is")
+    late = [round for round in config.compare_models if round > config.rounds]
+    if late:
+        raise InputError(f"compare_models: expected rounds from 0 to {config.rounds}, got {late[0]}")
     return resolved(config)
 
 

@@ -99,13 +99,13 @@ def is_shared(x: Any) -> bool:
 
 def due(config: Config) -> list[int]:
     """The rounds after which a run is evaluated, ascending; the last round is one of them."""
-    return sorted({*regular_turns(config), *last_turns(config)})
+    return sorted({*regular_turns(config), *last_turns(config), *config.compare_models})
 
 
 def evaluations(config: Config) -> int:
     """How many rounds are evaluated, counted without a list of them."""
     regular = regular_turns(config)
-    return len(regular) + sum(turn not in regular for turn in last_turns(config))
+    return len(regular) + sum(turn not in regular for turn in {*last_turns(config), *config.compare_models})
 
 
 def last_turns(config: Config) -> range:

@@ -118,6 +118,8 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         states_on_host=config.client_states == "host",
         faults=faults,
         tests_shared=config.evaluate_shared,
+        measures_quality=config.evaluate_quality,
+        models_at=config.compare_models,
     )
     try:
         algorithms = algorithms_of(config, context, objects)

@@ -1,5 +1,6 @@
 """One method's run: its figures gathered, written and tracked, whoever trains it."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from jcfl import results, trees
 from jcfl.core.costs import average, in_bytes
 from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
+from jcfl.metrics import moves
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
 from jcfl.runs.config import Config
@@ -133,11 +135,24 @@ class Run:
         """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
         if self.failed is not None:
             return
+        for record in records:
+            self.complete(record)
         self.records += records
         if self.folder is not None:
             self.folder.append(records)
         for record in records:
             self.tracking.record(record.round, record.seed, record.scores)
+
+    def complete(self, record: Record) -> None:
+        """Count the moves since the seed's evaluation before, where a run asks for it, and write models that matter."""
+        config = self.plan.config
+        if config.evaluate_quality and "labels" in record.arrays:
+            before = [other.arrays["labels"] for other in self.records if other.seed == record.seed][-1:]
+            record.scores["moves"] = moves(before[0], record.arrays["labels"]) if before else math.nan
+        if record.round not in config.compare_models:
+            record.models = {}
+        if record.models and self.folder is not None:
+            self.folder.models(record)
 
     def save(self) -> None:
         """Write what goes before a checkpoint."""

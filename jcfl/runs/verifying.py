@@ -111,7 +111,9 @@ def repeat(path: Path, again: Path, last: int, moved: dict[str, Any], on_progres
         sweeping.sweep(path / "sweep.yaml", out=again, on_progress=on_progress, **rest)
     else:
         config = read(Folder(path).yaml("config.yaml"))
-        experiment.run(config, out=again, on_progress=on_progress, rounds=min(config.rounds, last), **rest)
+        rounds = min(config.rounds, last)
+        rest["compare_models"] = [round for round in config.compare_models if round <= rounds]
+        experiment.run(config, out=again, on_progress=on_progress, rounds=rounds, **rest)
 
 
 def compared(name: str, old: Folder, new: Folder) -> Figures:

@@ -11,11 +11,13 @@ from matplotlib.figure import Figure
 
 from jcfl.errors import InputError, unknown
 from jcfl.results import History
+from jcfl.view.plotting.bars import with_addons
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
 from jcfl.view.plotting.decision import decision
-from jcfl.view.plotting.lines import clusters, curves, effect
-from jcfl.view.plotting.membership import by_cluster, flow, sizes
+from jcfl.view.plotting.lines import clusters, curves, effect, quality
+from jcfl.view.plotting.membership import by_cluster, flow, groups_to_clusters, sizes
+from jcfl.view.plotting.models import distances, model_embedding, model_similarity
 from jcfl.view.plotting.search import search
 from jcfl.view.plotting.style import FORMATS, histories, save, titles
 
@@ -27,27 +29,46 @@ __all__ = [
     "clusters",
     "curves",
     "decision",
+    "distances",
     "drawn",
     "effect",
     "embedding",
     "flow",
+    "groups_to_clusters",
     "heatmap",
     "histories",
     "label_map",
+    "model_embedding",
+    "model_similarity",
+    "quality",
     "samples",
     "save",
     "search",
     "similarity",
     "sizes",
     "titles",
+    "with_addons",
 ]
 
-SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect)}
+SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect, with_addons, quality)}
 """Figures that show several runs together."""
+
+OF_MODELS = (model_embedding, model_similarity, distances)
 
 SINGLE = {
     function.__name__: function
-    for function in (decision, embedding, similarity, by_cluster, sizes, flow, samples, heatmap)
+    for function in (
+        decision,
+        embedding,
+        similarity,
+        *OF_MODELS,
+        by_cluster,
+        sizes,
+        flow,
+        groups_to_clusters,
+        samples,
+        heatmap,
+    )
 }
 """Figures that show one run."""
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,6 +17,9 @@ from jcfl.view.plotting.style import COLUMN, Picture, colour, figure, marker, ma
 
 NAMED = 12
 """The most clusters or groups that a legend names."""
+
+FEW = 5
+"""So few points have no t-SNE; they are drawn along their principal axes."""
 
 
 @figure(single=True)
@@ -39,7 +43,8 @@ def embedding(
     """
     facts = results.federation(run)
     who, cosine = facts["compared"], full_matrix(facts["cosine"], len(facts["compared"]))
-    points = (tsne if by == "tsne" and len(who) > 5 else principal_axes)(cosine)
+    points = principal_axes(cosine)
+    points = tsne(np.clip(1 - cosine, 0, 2), points) if by == "tsne" and len(who) > FEW else points
     labels = ranked(labels_of(run, seed))[:, who]
     shots = [evaluation_index(run, round) for round in at] or [len(run.rounds) - 1]
     groups = matched(labels[-1], run.groups[who])
@@ -71,27 +76,36 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     groups = matched(labels, run.groups[who])
     order = np.lexsort((groups, np.where(labels < 0, len(who), labels)))
     cosine = full_matrix(facts["cosine"], len(who))[np.ix_(order, order)]
-    truth = (groups >= 0).any()
     shown = Picture(figsize=(COLUMN, COLUMN * 0.9))
     remove_space(shown)
+    draw_matrix(shown, cosine, labels[order], groups[order]).set_label("cosine similarity")
+    return shown
+
+
+def draw_matrix(shown: Any, matrix: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> Colorbar:
+    """Draw a matrix over ordered clients [n, n] between strips of their clusters and groups; returns the colour bar.
+
+    Args:
+        shown: a figure or a part of one.
+    """
+    truth = (groups >= 0).any()
     grid = shown.add_gridspec(
         2, 3, width_ratios=(0.035, 1, 0.035), height_ratios=(0.035 if truth else 0.001, 1), hspace=0.02, wspace=0.02
     )
-    draw_strip(shown.add_subplot(grid[1, 0]), labels[order][:, None]).set_ylabel(f"{len(who)} clients by cluster")
+    draw_strip(shown.add_subplot(grid[1, 0]), labels[:, None]).set_ylabel(f"{len(labels)} clients by cluster")
     if truth:
-        draw_strip(shown.add_subplot(grid[0, 1]), groups[order][None]).set_title("true group", fontsize=7, pad=2)
+        draw_strip(shown.add_subplot(grid[0, 1]), groups[None]).set_title("true group", fontsize=7, pad=2)
     axis = shown.add_subplot(grid[1, 1])
-    aside = cosine[np.triu_indices(len(who), 1)]
+    aside = matrix[np.triu_indices(len(matrix), 1)]
     low, high = np.percentile(aside, (0.5, 99.5)) if aside.size else (0.0, 1.0)
-    image = axis.imshow(cosine, cmap="viridis", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    for edge in np.flatnonzero(np.diff(labels[order])):
+    image = axis.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    for edge in np.flatnonzero(np.diff(labels)):
         axis.axhline(edge + 0.5, color="white", linewidth=0.5)
         axis.axvline(edge + 0.5, color="white", linewidth=0.5)
     remove_axes(axis)
     bar = shown.colorbar(image, cax=shown.add_subplot(grid[1, 2]), extend="both")
-    bar.set_label("cosine similarity")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    return shown
+    return bar
 
 
 def labels_of(run: History, seed: int | None) -> np.ndarray:
@@ -112,11 +126,11 @@ def evaluation_index(run: History, round: int) -> int:
     return max(0, int(np.searchsorted(run.rounds, round, side="right")) - 1)
 
 
-def full_matrix(upper: np.ndarray, n: int) -> np.ndarray:
-    """The matrix of cosines from its upper triangle. [n, n]"""
-    full = np.eye(n)
+def full_matrix(upper: np.ndarray, n: int, diagonal: float = 1.0) -> np.ndarray:
+    """A symmetric matrix, such as that of cosines, from its upper triangle. [n, n]"""
+    full = np.zeros((n, n))
     full[np.triu_indices(n, 1)] = upper
-    return full + np.triu(full, 1).T
+    return full + full.T + diagonal * np.eye(n)
 
 
 def principal_axes(cosine: np.ndarray) -> np.ndarray:
@@ -128,17 +142,16 @@ def principal_axes(cosine: np.ndarray) -> np.ndarray:
     return axes * signs * np.sqrt(np.maximum(values, 0))
 
 
-def tsne(cosine: np.ndarray) -> np.ndarray:
-    """t-SNE of cosine distances; it begins at the principal axes, so that the result is always the same. [n, 2]"""
+def tsne(apart: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """t-SNE of distances [n, n] from the points `start` [n, 2], so that the result is always the same. [n, 2]"""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    start = principal_axes(cosine)
     start = 1e-4 * start / max(start[:, 0].std(), 1e-12)
-    near = min(30.0, (len(cosine) - 1) / 3)
+    near = min(30.0, (len(apart) - 1) / 3)
     chart = TSNE(perplexity=near, metric="precomputed", init=start, random_state=0)  # pyright: ignore[reportArgumentType]
     with threadpool_limits(1):  # several threads add in any order, and t-SNE enlarges differences of rounding
-        return chart.fit_transform(np.clip(1 - cosine, 0, 2))
+        return chart.fit_transform(apart)
 
 
 def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names: np.ndarray | None = None) -> None:

@@ -63,6 +63,20 @@ def clusters(runs: Sequence[History], columns: int | None = None) -> Figure:
 
 
 @figure(single=False)
+def quality(runs: Sequence[History], columns: int | None = None) -> Figure:
+    """The quality of clusters and the constants of Ma's analysis (2023) against rounds, where runs measured them.
+
+    Args:
+        runs: histories or folders, laid over each other, that ran with `evaluate_quality: true`.
+        columns: panels in a row.
+    """
+    measured = [run for run in runs if any(has_score(run, name) for name in metrics.scores("quality"))]
+    if not measured:
+        raise InputError("no run measured the quality of its clusters; run with evaluate_quality: true")
+    return against_rounds(measured, shown_scores(measured, "quality"), columns or 4, 1.75)
+
+
+@figure(single=False)
 def effect(
     runs: Sequence[History], key: str | None = None, scores: Sequence[str] | None = None, columns: int | None = None
 ) -> Figure:
@@ -102,12 +116,12 @@ def effect(
     return shown
 
 
-def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int | None) -> Figure:
-    """Panels of scores against rounds."""
+def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int | None, height: float = 2.1) -> Figure:
+    """Panels of scores against rounds; each is so many inches high."""
     for score in scores:
         if not any(has_score(run, score) for run in runs):
             raise unknown("score", score, {name for run in runs for name in run.scores})
-    shown, axes = panels(len(scores), columns, 2.1)
+    shown, axes = panels(len(scores), columns, height)
     for score, axis in zip(scores, axes, strict=True):
         for index, (run, name) in enumerate(zip(runs, titles(runs), strict=True)):
             if has_score(run, score):

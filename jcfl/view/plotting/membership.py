@@ -122,6 +122,37 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
     return shown
 
 
+@figure(single=True)
+def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
+    """The clusters in which clients of each true group are after the last round (Ma 2023, Fig. 7.7).
+
+    A band is the clients of one group in one cluster, in the group's colour. Each group has the colour of the cluster
+    that matches it best, as long as there are clusters for all.
+
+    Args:
+        run: a history or a folder.
+        seed: the seed whose clusters are shown; the first by default.
+    """
+    last = ranked(labels_of(run, seed))[-1]
+    known = run.groups >= 0
+    if not known.any():
+        raise InputError(f"{run.name}: the true groups of its clients are not known")
+    clusters, groups = with_rest_merged(last), with_rest_merged(matched(last, run.groups))
+    shown, (axis,) = panels(1, None, 2.6, COLUMN)
+    width, gap = 0.03, len(last) * 0.02
+    names = {int(group): str(run.groups[groups == group][0]) if group < SHOWN else "others" for group in set(groups)}
+    for turn, now in enumerate((groups, clusters)):
+        draw_blocks(axis, turn, now, heights(now, now, gap), width)
+    draw_bands(axis, 1, groups, clusters, gap, width, by=groups)
+    draw_names(axis, 0, groups, gap, lambda kind: "unknown" if kind < 0 else names[kind], "true group", -1)
+    draw_names(axis, 1, clusters, gap)
+    remove_axes(axis)
+    axis.set_xlim(-width, 1 + width)
+    axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in (groups, clusters)) + 1 + gap)
+    axis.set_xlabel(f"{len(last)} clients, round {run.rounds[-1]}")
+    return shown
+
+
 def with_rest_merged(labels: np.ndarray) -> np.ndarray:
     """Labels in which all clusters that are not drawn one by one are a single cluster."""
     return np.where(labels >= SHOWN, SHOWN, labels)
@@ -169,22 +200,49 @@ def draw_blocks(axis: Axes, turn: int, labels: np.ndarray, place: np.ndarray, wi
         axis.bar(turn, mine.size, width, mine.min(), color=cluster_colour(kind), linewidth=0, zorder=3)
 
 
-def draw_names(axis: Axes, turn: int, labels: np.ndarray, gap: float) -> None:
-    """Write names and sizes beside the clusters of the last round, with enough room between them."""
+def draw_names(
+    axis: Axes,
+    turn: int,
+    labels: np.ndarray,
+    gap: float,
+    name: Callable[[int], str] = cluster_name,
+    what: str = "cluster",
+    side: int = 1,
+) -> None:
+    """Write names and sizes beside the blocks of a column, with enough room between them.
+
+    Args:
+        name: the name of a cluster or group.
+        what: the word above the names.
+        side: 1 for the right of the column, -1 for the left.
+    """
     place = heights(labels, labels, gap)
     kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
     line, lowest = 2.2 * gap, -np.inf
+    beside: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right", "va": "center"}
     for kind in kinds:
         mine = place[labels == kind]
         lowest = max(mine.mean() + 0.5, lowest + line)
-        text = f"{cluster_name(int(kind))} ({mine.size})"
-        axis.annotate(text, (turn, lowest), (6, 0), textcoords="offset points", va="center", fontsize=7)
+        axis.annotate(f"{name(int(kind))} ({mine.size})", (turn, lowest), (6 * side, 0), fontsize=7, **beside)
     spot = (turn, max(place.max() + 1, lowest))
-    axis.annotate("cluster (clients)", spot, (2, 7), textcoords="offset points", fontsize=6.5, ha="center")
+    axis.annotate(f"{what} (clients)", spot, (2 * side, 7), textcoords="offset points", fontsize=6.5, ha="center")
 
 
-def draw_bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: float, width: float) -> None:
-    """Draw the moves between two rounds: a band for each pair of an old and a new cluster."""
+def draw_bands(
+    axis: Axes,
+    turn: int,
+    before: np.ndarray,
+    now: np.ndarray,
+    gap: float,
+    width: float,
+    by: np.ndarray | None = None,
+) -> None:
+    """Draw the moves between two columns: a band for each pair of an old and a new cluster.
+
+    Args:
+        by: what gives a band its colour; the new cluster by default. [m]
+    """
+    hues = now if by is None else by
     left, right = turn - 1 + width / 2, turn - width / 2
     middle = (left + right) / 2
     curve = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
@@ -197,4 +255,4 @@ def draw_bands(axis: Axes, turn: int, before: np.ndarray, now: np.ndarray, gap: 
             (right, end + size), (middle, end + size), (middle, start + size), (left, start + size), (left, start),
         ]  # fmt: skip
         alpha = 0.35 if old == new else 0.65
-        axis.add_patch(PathPatch(Path(corners, curve), color=cluster_colour(new), alpha=alpha, linewidth=0))
+        axis.add_patch(PathPatch(Path(corners, curve), color=cluster_colour(hues[mine][0]), alpha=alpha, linewidth=0))

@@ -32,6 +32,14 @@ CAPTIONS = {
         "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
     ),
     "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
+    "with_addons": (
+        "With and without add-ons",
+        "Scores after the last round; lines are one sample standard deviation.",
+    ),
+    "quality": (
+        "Quality of the clusters",
+        "Distances, gradients and the constants of Ma's analysis (2023); the constants are lower bounds.",
+    ),
     "heatmap": ("Labels", "The share of each client's training examples that has a label."),
     "decision": (
         "What was decided by itself",
@@ -46,12 +54,28 @@ CAPTIONS = {
         "Cosine similarity of clients",
         "Between gradients at the initial model; ordered by cluster, whose colours are on the left.",
     ),
+    "model_embedding": (
+        "Clients by their models",
+        "t-SNE of the Euclidean distances between clients' own models, after rounds in which they were compared.",
+    ),
+    "model_similarity": (
+        "Cosine similarity of models",
+        "Between clusters' models, and between clients' own models ordered by cluster.",
+    ),
+    "distances": (
+        "Distances to the clusters",
+        "Between each client's own model and each cluster's; clients are ordered by cluster.",
+    ),
     "by_cluster": (
         "Accuracy by cluster",
         "The mean over the clients that are in the cluster after the round, or in the true group.",
     ),
     "sizes": ("Cluster sizes", "Clients in each cluster after each evaluated round."),
     "flow": ("Clients between clusters", "At the rounds between which most clients moved."),
+    "groups_to_clusters": (
+        "From true groups to clusters",
+        "Clients of each true group by the cluster that serves them after the last round.",
+    ),
     "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
 }
 """The title and the caption of every figure."""

@@ -1,0 +1,205 @@
+"""What an evaluation measures of models and gradients if a run asks for it: the quality of clusters, distances."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jcfl import metrics, trees
+from jcfl.core import chunks, clients, engine
+from jcfl.core.context import Context, model_bytes, refuse_too_large
+from jcfl.core.engine import Client
+from jcfl.core.local import Local
+from jcfl.core.method import Method
+from jcfl.core.quality import present_labels, products, quality, training_loss
+from jcfl.core.streams import Stream, stream
+from jcfl.errors import InputError
+from jcfl.metrics.cohesion import cosine
+from jcfl.metrics.ratios import ratio, weighted_mean
+from jcfl.types import Array, Clients, Federation, Key, Model, Models, State
+
+DRAWS = 8
+"""Mini-batches of each client of which the gradients are measured."""
+
+COMPARED, CENTRES = 400, 32
+"""The most clients, and the most clusters, whose models are compared with each other."""
+
+COPIES = 5
+"""Gradients or models of every client that an evaluation holds at a time."""
+
+
+def refuse(method: Method, context: Context) -> None:
+    """Refuse measures of models and gradients where a method or the memory does not allow them.
+
+    Raises:
+        InputError: clients have no model of one cluster, or their models are on the host.
+        TooLarge: the line says how much memory the measures take.
+    """
+    key = "evaluate_quality" if context.measures_quality else "compare_models"
+    if method.train.models == "all":
+        raise InputError(
+            f"{key}: a client of {method.name} trains all cluster models, and has none of its own to measure; leave "
+            "it out, or choose a method that gives a client one cluster"
+        )
+    if context.resources.states_on_host:
+        raise InputError(f"{key} needs the clients' models on the device; set client_states: device, or leave it out")
+    count = context.population.clients if context.measures_quality else compared_clients(context).size
+    advice = f"leave out {key}, or take fewer clients or a smaller model"
+    refuse_too_large(f"{key} holds {COPIES} models or gradients", count, COPIES * model_bytes(context.task), advice)
+
+
+def measures(
+    method: Method, context: Context, client: Client, state: State, federation: Federation
+) -> dict[str, Array]:
+    """What a run asks its evaluations to measure besides its clients' answers; nothing where no model is trained."""
+    if not method.train.active:
+        return {}
+    found = {}
+    if context.measures_quality:
+        everyone = jnp.arange(context.population.clients)
+        own = own_models(method, context, client, state, federation, everyone)
+        known = state.replace(clients={"model": own})
+        found |= cohesion(method, context, known, federation) | constants(method, context, known, federation)
+        found |= bounds(method, context, found, found.pop("distances"))
+    if context.models_at:
+        inside = jnp.isin(state.round, jnp.array(context.models_at))
+        compare = lambda: comparison(method, context, client, state, federation)
+        empty = lambda: jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(compare))
+        found |= jax.lax.cond(inside, compare, empty)
+    return found
+
+
+def own_models(
+    method: Method, context: Context, client: Client, state: State, federation: Federation, who: Array
+) -> Models:
+    """The models of the clients `who` [s]: the last ones they trained, where the method keeps them. [s, ...]
+
+    Where it does not, a client trains its cluster's model once more, as in a round, and the result is forgotten.
+    """
+    if method.group.alone:
+        return trees.take(state.clusters, who)
+    if "model" in state.clients:
+        return trees.take(state.clients["model"], who)
+    common = engine.common_broadcast(state, federation)
+
+    def one(who: Array, data: Clients) -> Model:
+        sent = engine.broadcast(state, jnp.maximum(state.labels[who], 0), who, common)
+        sent = sent.replace(own={name: kept for name, kept in sent.own.items() if name != "work"})
+        return client(sent, data, stream(state.key, Stream.OWN, state.round, who)).cluster
+
+    return chunks.over_clients(one, federation, who, min(context.resources.chunk, who.size))
+
+
+def cohesion(method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:
+    """The measures of `jcfl.core.quality.quality`, B both for each cluster and as the largest of them."""
+    chunk = context.resources.chunk
+    found = quality(context.task, federation, state, added=method.is_summed, chunk=chunk)
+    each = found["clusterability"]
+    return found | {"clusterability": jnp.nanmax(each), "clusterability_clusters": each}
+
+
+def constants(method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:
+    """The constants of Ma's assumptions, as far as the present models show them.
+
+    Returns:
+        `gradient_bound`: U (Assumption 3.4.1). `gradient_variance`: σ² (3.4.10). `smoothness`: β (3.4.9). Each is the
+        largest over clients, [], and a lower bound: other models or mini-batches may show a larger one.
+        `gradient_diversity`: δ² (7.3.3), the largest over clusters. []
+        `squared_gradient`: E‖∇𝓕‖² at the clusters' models, as in Equation 3.34. []
+        `distances`: ‖θ_i − Θ_k‖ of every client, NaN for one without a cluster. [m]
+    """
+    loss, labels = training_loss(context.task, state, method.is_summed), present_labels(state, federation)
+    rows = min(clients.trainer(method, context).rows_and_steps(context.population.width)[0], context.population.width)
+    draws = DRAWS if rows < context.population.width else 1
+    flat = lambda model: ravel_pytree(model["params"])[0]
+    slope = lambda model, data: ravel_pytree(jax.grad(loss)(model["params"], model, data))[0]
+
+    def one(who: Array, data: Clients) -> dict[str, Array]:
+        centre, own = trees.take(state.clusters, labels[who]), trees.take(state.clients["model"], who)
+        here, there, key = slope(centre, data), slope(own, data), stream(state.key, Stream.DRAW, state.round, who)
+        gap = jnp.linalg.norm(flat(own) - flat(centre))
+
+        def drawn(turn: Array) -> tuple[Array, Array]:
+            found = slope(centre, mini_batch(jax.random.fold_in(key, turn), data, rows))
+            return jnp.linalg.norm(found), jnp.square(found - here).sum()
+
+        norms, squares = jax.lax.map(drawn, jnp.arange(draws))
+        return {
+            "slope": here,
+            "squared_gradient": jnp.square(here).sum(),
+            "gradient_bound": jnp.maximum(norms.mean(), jnp.linalg.norm(there)),
+            "gradient_variance": squares.mean(),
+            "smoothness": ratio(jnp.linalg.norm(there - here), gap),
+            "distances": gap,
+        }
+
+    everyone = jnp.arange(labels.size)
+    each = chunks.over_clients(one, federation, everyone, min(context.resources.chunk, labels.size))
+    weights, k = jnp.where(labels >= 0, federation.train.size, 0), trees.count(state.clusters)
+    diversity = metrics.gradient_diversity(each.pop("slope"), labels, weights, k)
+    mean = weighted_mean(each.pop("squared_gradient"), weights)
+    each = {name: jnp.where(weights > 0, value, jnp.nan) for name, value in each.items()}
+    largest = {name: jnp.nanmax(value) for name, value in each.items() if name != "distances"}
+    return largest | {
+        "gradient_diversity": jnp.nanmax(diversity),
+        "squared_gradient": mean,
+        "distances": each["distances"],
+    }
+
+
+def mini_batch(key: Key, data: Clients, rows: int) -> Clients:
+    """So many examples of one client, drawn without replacement; all of them where it has no more."""
+    noise = jnp.where(data.mask, jax.random.uniform(key, data.mask.shape), jnp.inf)
+    drawn = jnp.argsort(noise)[:rows]
+    return Clients(data.x[drawn], data.y[drawn], data.mask[drawn])
+
+
+def bounds(method: Method, context: Context, found: dict[str, Array], distances: Array) -> dict[str, Array]:
+    """The bounds of Equations 3.35 and 3.36 from what was measured. [] each
+
+    The round bound is that of halving the mean squared gradient by plain SGD, with 𝓕* = 0: Δ is the present 𝓕.
+    """
+    local = clients.trainer(method, context)
+    _, steps = local.rows_and_steps(context.population.width)
+    rate = local.lr if isinstance(local, Local) and local.other is None else jnp.nan
+    constants = [found[name] for name in ("clusterability", "gradient_bound", "gradient_variance", "smoothness")]
+    squared = found["squared_gradient"]
+    return {
+        "step_bound": metrics.step_bound(distances, steps, squared, *constants),
+        "round_bound": metrics.round_bound(squared / 2, found["learning_objective"], rate, steps, *constants),
+    }
+
+
+def compared_clients(context: Context) -> np.ndarray:
+    """The clients whose models are compared: all, or so many that they are spread evenly over the ids. [n]"""
+    m = context.population.clients
+    return np.linspace(0, m - 1, min(m, COMPARED)).round().astype(np.int32)
+
+
+def comparison(
+    method: Method, context: Context, client: Client, state: State, federation: Federation
+) -> dict[str, Any]:
+    """How alike the models of clients and clusters are, for figures.
+
+    Returns:
+        `model_clients` [n]: the clients that are compared. `model_clusters` [c]: the clusters with most clients, -1 in
+        places that are left. `model_cosine`, `model_distance` [(n + c) (n + c - 1) / 2]: the upper triangles, row by
+        row, of the cosines and of the Euclidean distances between the clients' own models and then the clusters'.
+    """
+    who, k = compared_clients(context), trees.count(state.clusters)
+    size, clusters = jax.lax.top_k(metrics.sizes(present_labels(state, federation), k), min(k, CENTRES))
+    own = own_models(method, context, client, state, federation, jnp.asarray(who))
+    flat = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
+    rows = jnp.concatenate([flat(own), flat(trees.take(state.clusters, clusters))])
+    upper = np.triu_indices(len(rows), 1)
+    centred = products(rows - rows.mean(0))  # so that small distances of long vectors keep their digits
+    square = jnp.diagonal(centred)
+    distance = jnp.sqrt(jnp.maximum(square[:, None] + square - 2 * centred, 0))
+    return {
+        "model_clients": jnp.asarray(who),
+        "model_clusters": jnp.where(size > 0, clusters, -1),
+        "model_cosine": cosine(products(rows))[upper],
+        "model_distance": distance[upper],
+    }
