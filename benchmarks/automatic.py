@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from study import drawn, heading, row
 
-import jcfl
 from jcfl import data
 from jcfl.data import Dataset, Examples
 from jcfl.errors import Notice
+from jcfl.runs.environment import use_cache
+from jcfl.runs.sweeping import sweep
 from jcfl.types import Federation
 
 CLIENTS = 100
@@ -91,7 +92,7 @@ def loader(folder: Path) -> Callable[[str, int], Dataset]:
 
 def scored(federation: Federation, seed: int, method: Mapping[str, Any], over: list[dict[str, Any]]) -> list[float]:
     """The accuracy at each point."""
-    found = jcfl.sweep(federation, over, method=dict(method), seed=seed, **COMMON)
+    found = sweep(federation, over, method=dict(method), seed=seed, **COMMON)
     return [one.summary["accuracy_micro"]["mean"] for one in found.histories]
 
 
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     given = parser.parse_args()
     warnings.simplefilter("ignore", Notice)
-    jcfl.use_cache()
+    use_cache()
     load = loader(given.data_dir)
     kept: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
     for seed in range(given.seeds):

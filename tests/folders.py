@@ -49,7 +49,9 @@ def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, com
     if complete:
         costs = {"storage": 2, "communication": 2, "computation": 2, "model_bytes": 1000, "communication_bytes": 4000}
         timing = {"wall_s": 12.5, "compile_s": 2.5, "rounds_per_s": 2.0, "clients_per_s": 30.0, "costs": costs}
-        folder.summary(final(found) | timing | {"method": name, "rounds": ROUNDS[-1], "seeds": len(seeds)})
+        folder.summary(
+            final(found) | timing | {"decided": DECIDED} | {"method": name, "rounds": ROUNDS[-1], "seeds": len(seeds)}
+        )
     return path
 
 
@@ -60,6 +62,17 @@ def moving() -> np.ndarray:
     half[::10] = -1
     early[GROUPS == 1] = 12
     return np.stack([np.full(CLIENTS, -1), half, early, last])
+
+
+DECIDED = {
+    "values": {"tau": 0.25},
+    "tau": 0.25,
+    "sizes": [CLIENTS // 2, CLIENTS - CLIENTS // 2],
+    "thresholds": [-0.5, 0.0, 0.5, 1.0],
+    "error": [0.9, 0.5, 0.5, 0.8],
+    "clusters": [1, 2, 2, CLIENTS],
+}
+"""What a summary says of an option that was `auto`."""
 
 
 def federation(groups=GROUPS) -> dict[str, np.ndarray]:

@@ -356,9 +356,18 @@ def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, 
     if name not in ("clusters", "distances"):  # in its first round this run has none
         plotting.save(draw(short), tmp_path / name, ["png"])
     results.Folder(short).put_text("metrics.jsonl", "")
-    if name not in ("heatmap",):
+    if name not in ("heatmap", "decision"):
         with pytest.raises(InputError):
             draw(short)
+
+
+def test_a_decision_is_drawn_where_there_was_one(one):
+    error, count = plotting.decision(one).axes
+    assert error.lines[1].get_xdata()[0] == folders.DECIDED["tau"]
+    np.testing.assert_array_equal(count.lines[0].get_ydata(), folders.DECIDED["clusters"])
+    undecided = dataclasses.replace(results.load(one), summary={})
+    with pytest.raises(InputError, match="no option of the method was auto"):
+        plotting.decision(undecided)
 
 
 def test_models_are_ordered_by_cluster(one):

@@ -63,6 +63,17 @@ def as_stored(config: Config, stored: Config) -> Config:
     return config.model_copy(update={"method": main, "compare": tuple(others)})
 
 
+def with_stand_ins(config: Config) -> Config:
+    """The configuration with some value in place of every `auto`, so that all else can be checked."""
+    main, *others = (stood_in(method) for method in config.methods.values())
+    return config.model_copy(update={"method": main, "compare": tuple(others)})
+
+
+def stood_in(method: Method) -> Method:
+    """A method with some value in place of every `auto`."""
+    return with_values(method, {path: RULES[rule].stand_in for path, rule in left_open(method, KINDS)})
+
+
 def decided(config: Config, federation: Federation, task: Task) -> Config:
     """The configuration with a value in place of every `auto`, and with what each was decided by as `decided`."""
     if not is_open(config):
@@ -119,8 +130,7 @@ def measured(seed: int, federation: Federation, task: Task) -> pilot.Evidence:
 
 def is_corrected(method: Method) -> bool:
     """Whether a method compares cosines that are corrected for noise."""
-    values = {path: RULES[rule].stand_in for path, rule in left_open(method, KINDS)}
-    options = with_values(method, values).options
+    options = stood_in(method).options
     answer = options.get("compare")
     if answer:
         return answer["name"] == "noise_corrected"

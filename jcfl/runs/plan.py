@@ -87,6 +87,17 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         InputError: data is missing or corrupt, the federation cannot be made, options exclude each other, or several
             hosts were given different configurations, files or versions.
     """
+    if not automatic.is_open(config):
+        return settled(config, objects, lanes)
+    federation = objects.federation if objects.federation is not None else federation_of(config)
+    made = objects._replace(federation=federation)
+    checked = settled(automatic.with_stand_ins(config), made, lanes)  # what cannot run is refused before anything is
+    config = automatic.decided(config, federation, checked.context.task)
+    return settled(config, made, lanes)._replace(objects=objects)
+
+
+def settled(config: Config, objects: Objects, lanes: int | None) -> Plan:
+    """The plan of a configuration that leaves nothing open; see `planned`."""
     if hosts.several():
         hosts.agree(common(config))
     before = max((one.devices or 1 for one in (config.tuned or {}).values()), default=1)
@@ -102,7 +113,6 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     shape, classes = shapes(federation)
     build = lambda name, /, **options: models.build(name, shape, classes, **options)
     task = task_of(config, objects, build, shape, classes)
-    config = automatic.decided(config, federation, task)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
     context = make_context(
         federation,
