@@ -27,14 +27,14 @@ from jcfl.runs.sweeping import sweep
 from jcfl.types import Federation
 
 CLIENTS = 100
-TAUS = [-1.0, *(round(0.1 * step, 1) for step in range(10)), 0.95]
-KS = (1, 2, 3, 4, 6, 10)
-EPS = [{"method.eps1": one, "method.eps2": two} for one in (0.2, 0.4, 0.6) for two in (0.4, 0.6, 0.8)]
+TAUS = [-1.0, 0.0, *(round(0.1 * step, 1) for step in range(2, 10)), 0.95]
+KS = (1, 2, 4, 8)
+EPS = [{"method.eps1": one, "method.eps2": two} for one in (0.2, 0.4, 0.6) for two in (0.4, 0.6)]
 COMMON = {
     "model": {"name": "mlp", "hidden": 32},
     "train": {"lr": 0.1, "epochs": 5, "batch_size": "full"},
-    "rounds": 40,
-    "evaluate_every": 40,
+    "rounds": 20,
+    "evaluate_every": 20,
     "progress": False,
 }
 Make = Callable[[Callable[[str, int], Dataset], int], Federation]
@@ -61,7 +61,7 @@ BOTH = ("mnist", "fashion_mnist")
 FEDERATIONS: dict[str, Make] = {
     "rotated, n = 35": scenario("rotated", "mnist", 35, 4),
     "rotated, n = 150": scenario("rotated", "mnist", 150, 4),
-    "rotated, n = 600": scenario("rotated", "mnist", 600, 4),
+    "rotated, n = 400": scenario("rotated", "mnist", 400, 4),
     "rotated, sizes 1 : 2 : 3 : 4": scenario("rotated", "fashion_mnist", 150, 4, sizes=(10, 20, 30, 40)),
     "shifted, n = 60": scenario("shifted", "mnist", 60, 4),
     "pathological, n = 35": scenario("pathological", "fashion_mnist", 35),

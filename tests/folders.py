@@ -12,7 +12,17 @@ GROUPS = np.repeat([0, 1, 2], 10)
 ROUNDS = (2, 4, 6, 8)
 
 
-def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, complete=True, groups=GROUPS, **scores):
+def run(
+    path: Path,
+    seeds=(0, 1),
+    name="stocfl",
+    settings=None,
+    labels=None,
+    complete=True,
+    groups=GROUPS,
+    held=None,
+    **scores,
+):
     """Write a run: accuracies grow with the round and the seed, labels are given or those of `moving`."""
     rng = np.random.default_rng(len(str(path.name)))
     labels = moving() if labels is None else labels
@@ -45,7 +55,7 @@ def run(path: Path, seeds=(0, 1), name="stocfl", settings=None, labels=None, com
     folder.clusters(found)
     for record in records:
         folder.models(record)
-    folder.federation(lambda: federation(groups))
+    folder.federation(lambda: held or federation(groups))
     if complete:
         costs = {"storage": 2, "communication": 2, "computation": 2, "model_bytes": 1000, "communication_bytes": 4000}
         timing = {"wall_s": 12.5, "compile_s": 2.5, "rounds_per_s": 2.0, "clients_per_s": 30.0, "costs": costs}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jcfl import cli
 from jcfl.errors import InputError
 from jcfl.view import comparing, plotting
-from jcfl.view.comparing import statistics, tables
+from jcfl.view.comparing import matching, statistics, tables
 from tests import folders
 
 DEMSAR = """.763 .768 .771 .798  .599 .591 .590 .569  .954 .971 .968 .967  .628 .661 .654 .657  .882 .888 .886 .898
@@ -131,6 +131,36 @@ def test_seeds_of_one_method_may_be_in_several_folders(two, tmp_path):
     assert found(*runs)["metrics"][0]["ranks"]["methods"] == ["a_b", "fedavg", "local", "ifca"]
 
 
+def drawn(path, level, seed, more=0):
+    """A run of one seed, which drew the federation too: every client holds an example more for each seed."""
+    held = folders.federation() | {"test": folders.federation()["test"] + seed + more}
+    scenario = {"scenario": {"name": "rotated", "seed": seed}, "seed": seed}
+    return write(path, level, [seed], settings=scenario, held=held)
+
+
+def test_seeds_may_have_a_federation_each(tmp_path):
+    for seed in SEEDS:
+        for name, level in (("a_b", 0.9), ("local", 0.88)):
+            drawn(tmp_path / f"{name}-{seed}" / name, level, seed)
+    places = [tmp_path / f"{name}-{seed}" / name for seed in SEEDS for name in ("a_b", "local")]
+    result = found(*places)
+    (metric, *_), (block,) = result["metrics"], matching.blocks(plotting.histories(places))
+    (federation,) = metric["federations"]
+    assert federation["seeds"] == list(SEEDS) and federation["drawn_anew"]
+    assert federation["federation"] == "made up, rotated"
+    rows = {row["method"]: row for row in federation["rows"]}
+    assert np.allclose(rows["a_b"]["values"], 0.9 + NOISE)
+    clients = comparing.clients(block)
+    assert comparing.of_clients(block, comparing.kept(block)).shape == (len(SEEDS) * clients["a_b"].shape[1],)
+    assert rows["a_b"]["worse_off"]["local"] == np.mean(clients["a_b"] < clients["local"])
+    assert "of each of 6 federations, one a seed" in "".join(grid.note for grid in tables.grids(result))
+    drawn(tmp_path / "other" / "local", 0.8, 0, more=1)
+    with pytest.raises(InputError, match="their clients hold other examples, though both were drawn by the seed 0"):
+        found(places[0], places[2], tmp_path / "other" / "local", places[3])
+    with pytest.raises(InputError, match="a_b has the seeds 0, 1, local the seeds 0"):
+        found(places[0], places[2], places[1])
+
+
 def test_files_are_written(two, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["compare", two / "rotated", two / "shifted", "--out", out, "--target", "0.75"]
@@ -197,11 +227,9 @@ def test_clients_weigh_as_in_the_metric(tmp_path):
     words = "quickstart --set scenario.clients=12 scenario.held_out=0.2 model.hidden=4 method=majority compare=[local]"
     words += f" train.epochs=1 rounds=2 --seeds 2 -q --out {tmp_path / 'run'}"
     assert cli.status(["run", *words.split(), "--set", "scenario.departures={1: 0.4}"]) == 0
-    from jcfl.view.comparing import matching
-
     (block,) = matching.blocks(plotting.histories([tmp_path / "run"]))
     for name, weigh in comparing.WEIGHTS.items():
-        weights = weigh(comparing.kept(block))
+        weights = weigh(comparing.kept(block)[0])  # of either seed, which share the federation
         for one in block.entries:
             mean = comparing.clients(block)[one.method] @ weights / weights.sum()
             assert np.allclose(mean, one.scores[name][:, -1], atol=1e-6)

@@ -139,8 +139,8 @@ def test_every_command_parses(tmp_path, monkeypatch, page, command):
 def test_every_configuration_is_one(page):
     for block in blocks(PAGES[page], "yaml"):
         given = yaml.safe_load(block)
-        if {"grid", "list"} & set(given):
-            assert len(points(given, None).points) == 4
+        if "over" in given:
+            assert len(points(given, None).points) == 2
         elif "tables" in given:
             (table,) = tables(page, block, {})
             assert [table.config(key, table.budget("laptop")).seeds for key in every_key(table)] == [3] * 4

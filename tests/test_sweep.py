@@ -309,14 +309,12 @@ def test_a_point_that_diverges_leaves_the_others_alone(tmp_path):
         swept_walk({"method.drift": [60.0, 70.0]})
 
 
-def test_files_with_a_base_a_grid_and_a_list(tmp_path):
+def test_files_with_a_base_and_what_they_go_over(tmp_path):
     (tmp_path / "base.yaml").write_text("data: digits\nscenario: iid\nmethod: ifca\nrounds: 7\ncompare: [fedavg]\n")
     file = tmp_path / "sweep.yaml"
-    file.write_text(
-        "base: base.yaml\nrounds: 9\ngrid: {train.lr: [0.1, 0.2]}\n"
-        "list: [{method.clusters: 3}, {method: {name: stocfl, tau: 0.4}}]\n"
-    )
-    found = points(file, None).points
+    file.write_text("base: base.yaml\nrounds: 9\nover: [{method.clusters: 3}, {method: {name: stocfl, tau: 0.4}}]\n")
+    grid = {"train.lr": [0.1, 0.2]}
+    found = points(file, grid).points
     assert [point.name for point in found] == [
         "clusters=3+lr=0.1",
         "clusters=3+lr=0.2",
@@ -333,8 +331,16 @@ def test_files_with_a_base_a_grid_and_a_list(tmp_path):
     ] * 2
     assert more[0].config.scenario.options["seed"] == 1
     again = tmp_path / "again.yaml"
-    again.write_text(points(file, None).text())
+    again.write_text(points(file, grid).text())
     assert [point.config for point in points(again, None).points] == [point.config for point in found]
+    again.write_text("base: base.yaml\nover: {method.clusters: [2, 3]}\n")
+    assert [point.name for point in points(again, {"train.lr": [0.1]}).points] == [
+        "clusters=2+lr=0.1",
+        "clusters=3+lr=0.1",
+    ]
+    again.write_text("base: base.yaml\ngrid: {method.clusters: [2, 3]}\n")
+    with pytest.raises(InputError, match="unknown key: 'grid'"):
+        points(again, None)
 
 
 @pytest.mark.parametrize("more", [{"addons": ["finetune"]}, {"train": "local"}])

@@ -59,7 +59,7 @@ def test_files_and_grids_are_read_by_it(tmp_path):
     path.write_text("rounds: 1\nrounds: 2\n")
     with pytest.raises(InputError, match=r"odd\.yaml is not YAML: the key 'rounds' is there twice"):
         config.read(path)
-    path.write_text("base: quickstart\ngrid: {1: [2]}\n")
+    path.write_text("base: quickstart\nover: {1: [2]}\n")
     with pytest.raises(InputError, match=r"a sweep goes over keys such as method\.tau, got 1"):
         sweeping.points(path, None)
 

@@ -180,7 +180,7 @@ def sweep(
     """Train a method at every point of a grid, or of a list, of options, and say which point is best.
 
     Points that differ only in numbers such as lambda, tau or the learning rate are compiled once and run side by side.
-    A sweep's file is a configuration with the keys `grid: {KEY: [VALUE, ...]}` or `list: [{KEY: VALUE}, ...]`, and
+    A sweep's file is a configuration with the key `over: {KEY: [VALUE, ...]}` or `over: [{KEY: VALUE}, ...]`, and
     `base:` for what it changes. Each point leaves an ordinary run's folder. The best point
     is chosen on validation examples; without any (`scenario.validation`) it is an oracle, chosen on test examples.
     """

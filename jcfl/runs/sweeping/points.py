@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jcfl.data import soundness
-from jcfl.errors import InputError, refuse_beyond_memory, shown
+from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.nested import plain
 from jcfl.runs import config, titles
 from jcfl.runs.config import Config, checked, overridden
@@ -25,7 +25,7 @@ from jcfl.types import Federation, Task
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 """A grid, `{key: values}`, or a list of points, `[{key: value}]`; keys are dotted."""
 
-KEYS = ("base", "grid", "list")
+KEYS = ("base", "over")
 """The keys that a sweep's file has beside a configuration's."""
 
 POINT = 2**15
@@ -49,7 +49,7 @@ class Points(NamedTuple):
 
     def text(self) -> str:
         """The sweep as a file that repeats it."""
-        table = {**self.base, "list": [point.values for point in self.points]}
+        table = {**self.base, "over": [point.values for point in self.points]}
         return yaml.safe_dump(plain(table), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -58,21 +58,24 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
 
     Args:
         what: as for `jcfl.run`; a file or mapping may have the keys `base` (another file or a preset, whose keys its
-            own replace), `grid` and `list`. With both, every entry of the list is combined with the whole grid.
-        over: a grid, which is added to that of `what`, or a list, which replaces that of `what`.
+            own replace) and `over`.
+        over: a grid, which is added to that of `what`, or a list, which replaces that of `what`. If one of the two is a
+            grid and the other a list, every entry of the list is combined with the whole grid.
         **settings: the configuration's keys, as for `jcfl.run`.
 
     Raises:
         InputError: an unknown key, a value out of bounds, no values, the same point twice, or an option of an object
             that the user passed in Python.
     """
-    base, grid, entries = base_grid_and_list(what)
-    if isinstance(over, Mapping):
-        grid = {**grid, **over}
-    elif isinstance(over, list | tuple):
-        entries = list(over)
-    elif over is not None:
-        raise InputError(f"over: expected {{key: values}} or a list of points, got {shown(over)}")
+    base, own = base_and_over(what)
+    grid, entries = {}, []
+    for axes in (own, over):
+        if isinstance(axes, Mapping):
+            grid = {**grid, **axes}
+        elif isinstance(axes, list | tuple):
+            entries = list(axes)
+        elif axes is not None:
+            raise InputError(f"over: expected {{key: values}} or a list of points, got {shown(axes)}")
     below, base = objects_and_settings(base)
     above, settings = objects_and_settings(settings)
     objects = Objects(*(new if new is not None else old for old, new in zip(below, above, strict=True)))
@@ -90,22 +93,21 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
     return Points(base, found)
 
 
-def base_grid_and_list(what: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """The unchecked configuration in `what`, its grid and its list."""
+def base_and_over(what: Any) -> tuple[dict[str, Any], Any]:
+    """The unchecked configuration in `what`, and what it says to sweep over."""
     if isinstance(what, Federation):
-        return config_of_federation(what), {}, []
+        return config_of_federation(what), None
     if isinstance(what, Config):
-        return what.model_dump(), {}, []
+        return what.model_dump(), None
     found = dict(what) if isinstance(what, Mapping) else parsed(*config.source_text(what))
-    base, grid, entries = (found.pop(key, None) for key in KEYS)
+    base, over = (found.pop(key, None) for key in KEYS)
     if base is not None:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
         found = {**parsed(*config.source_text(beside if os.path.isfile(beside) else str(base))), **found}
-    for key, value, kind in (("grid", grid, Mapping), ("list", entries, list)):
-        if value is not None and not isinstance(value, kind):
-            expected = "keys and lists of values" if key == "grid" else "a list of points, each keys and values"
-            raise InputError(f"{key}: expected {expected}, got {shown(value)}")
-    return found, dict(grid or {}), list(entries or [])
+    for key in found:
+        if key not in Config.model_fields:
+            raise unknown("key", key, (*KEYS, *Config.model_fields))
+    return found, over
 
 
 def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
@@ -115,7 +117,7 @@ def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> lis
             raise InputError(f"a sweep over {key} expects a list of values, got {shown(values)}")
     for entry in entries:
         if not isinstance(entry, Mapping):
-            raise InputError(f"list: expected points of keys and values, got {shown(entry)}")
+            raise InputError(f"over: expected points of keys and values, got {shown(entry)}")
     for key in (key for table in (grid, *entries) for key in table):
         if not isinstance(key, str):
             raise InputError(f"a sweep goes over keys such as method.tau, got {shown(key)}")

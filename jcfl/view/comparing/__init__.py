@@ -61,6 +61,7 @@ def one_metric(blocks: Sequence[Block], name: str, baseline: str, target: float 
             "federation": block.federation,
             "seeds": block.entries[0].seeds,
             "clients": int(tested(block).sum()),
+            "drawn_anew": block.drawn_anew,
             "rows": rows(block, name, baseline, target),
         }
         for block in blocks
@@ -101,7 +102,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "difference": apart.get(one.method),
             "worst_decile": float(np.percentile(held[one.method], 10, axis=1).mean()),
             "worse_off": {
-                other: float((held[one.method].mean(0) < held[other].mean(0)).mean())
+                other: float((of_clients(block, held[one.method]) < of_clients(block, held[other])).mean())
                 for other in REFERENCES
                 if other in held and other != one.method
             },
@@ -137,14 +138,14 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
     gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
     tests = [statistics.paired_test(gap, len(gaps)) for gap in gaps.values()]
     corrected = statistics.holm(np.array([np.nan if one is None else one.p for one in tests]))
-    weights = WEIGHTS[name](kept(block)) if name in WEIGHTS else None
+    weights = WEIGHTS[name](of_clients(block, kept(block))) if name in WEIGHTS else None
     return {
         method: {
             "mean": float(gap.mean()),
             "seeds": statistics.interval(gap),
             "clients": None
             if weights is None
-            else statistics.interval((held[method] - held[baseline]).mean(0), weights),
+            else statistics.interval(of_clients(block, held[method] - held[baseline]), weights),
             "test": one and one.name,
             "p": one and one.p,
             "p_holm": one and float(p),
@@ -155,12 +156,17 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
 
 def tested(block: Block) -> np.ndarray:
     """The clients that metrics are taken over, and that have an accuracy by every method. [m]"""
-    return np.all([(one.examples > 0) & ~np.isnan(one.clients.sum(0)) for one in block.entries], 0)
+    return np.all([(one.examples > 0).all(0) & ~np.isnan(one.clients.sum(0)) for one in block.entries], 0)
 
 
 def kept(block: Block) -> np.ndarray:
-    """The examples for testing of these clients."""
-    return block.entries[0].examples[tested(block)]
+    """The examples for testing of these clients. [seeds, m]"""
+    return block.entries[0].examples[:, tested(block)]
+
+
+def of_clients(block: Block, values: np.ndarray) -> np.ndarray:
+    """Values [seeds, m] of clients: means over seeds [m], or all [seeds * m] where each seed has its own clients."""
+    return values.ravel() if block.drawn_anew else values.mean(0)
 
 
 def clients(block: Block) -> dict[str, np.ndarray]:

@@ -17,8 +17,8 @@ from jcfl.view.report.numbers import NEUTRAL, piece_name, total
 FEDERATION = ("data", "scenario", "attack", "reliability")
 """The sections that make a federation: its clients, and what happens to them."""
 
-EXAMPLES = "fingerprint"
-"""The key of the fingerprint of what the clients hold, beside those sections."""
+EXAMPLES, SEED = "fingerprint", "scenario.seed"
+"""The keys of the fingerprint of what the clients hold, beside those sections, and of the federation's seed."""
 
 FREE = (*NEUTRAL, "method", "seed", "seeds", "seeds_in_one", "engine", "devices", "checkpoint_every", "track")
 """The keys that may differ between the methods of one federation: they change no score but by the method."""
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     seeds: list[int]
     scores: dict[str, np.ndarray]  # [seeds, e] each
     clients: np.ndarray  # [seeds, m], the accuracy of each client at the end
-    examples: np.ndarray  # [m], for testing; 0 of a client that is held out, or not there in the last round
+    examples: np.ndarray  # [seeds, m], for testing; 0 of a client that is held out, or not there in the last round
     bytes: np.ndarray  # [seeds], exchanged in the whole run; NaN where it is not known
     passes: np.ndarray  # [seeds], computed in the whole run, in client-rounds of FedAvg; NaN where it is not known
 
@@ -47,21 +47,21 @@ class Block(NamedTuple):
 
     federation: str
     entries: list[Entry]
+    drawn_anew: bool = False  # whether every seed has a federation of its own
 
 
 def blocks(runs: Sequence[History]) -> list[Block]:
     """Runs by their federation, methods and federations named so that they can be told apart.
 
     Args:
-        runs: read from folders. Those of one method on one federation are put together, if their seeds differ.
+        runs: read from folders. Those of one method on one federation are put together, if their seeds differ. Runs of
+            one seed whose federations were drawn by that seed, and differ in nothing else, are put together too.
 
     Raises:
         InputError: a run is not complete, or runs do not match; the line says what differs.
     """
     entries = named([entry(run) for run in runs])
-    together: dict[str, list[Entry]] = {}
-    for one in entries:
-        together.setdefault(place(one), []).append(one)
+    together, anew = by_federation(entries)
     for found in together.values():
         refuse_mismatch(found)
         alone = {one.method for one in found}
@@ -73,10 +73,31 @@ def blocks(runs: Sequence[History]) -> list[Block]:
                 + (f"; the nearest other one differs: {near}" if near else "")
             )
     first = [found[0] for found in together.values()]
-    settings = [{key: value for key, value in one.federation.items() if key != EXAMPLES} for one in first]
+    drawn = [(EXAMPLES, SEED) if key in anew else (EXAMPLES,) for key in together]
+    settings = [without(one.federation, keys) for one, keys in zip(first, drawn, strict=True)]
     titles = told_apart([one.title for one in first], settings)
     titles = told_apart(titles, [{EXAMPLES: one.federation[EXAMPLES]} for one in first])
-    return [Block(title, joined(found)) for title, found in zip(titles, together.values(), strict=True)]
+    return [Block(title, joined(together[key]), key in anew) for title, key in zip(titles, together, strict=True)]
+
+
+def by_federation(entries: Sequence[Entry]) -> tuple[dict[str, list[Entry]], set[str]]:
+    """The entries by a key of their federation, and those keys under which every seed has a federation of its own."""
+    follows = [one.seeds == [one.federation.get(SEED)] for one in entries]  # one seed, which drew the federation too
+    drawn: dict[str, set[int]] = {}
+    for one, own in zip(entries, follows, strict=True):
+        if own:
+            drawn.setdefault(place(one, EXAMPLES, SEED), set()).update(one.seeds)
+    anew = {key for key, seeds in drawn.items() if len(seeds) > 1}
+    found: dict[str, list[Entry]] = {}
+    for one, own in zip(entries, follows, strict=True):
+        key = place(one, EXAMPLES, SEED)
+        found.setdefault(key if own and key in anew else place(one), []).append(one)
+    return found, anew
+
+
+def without(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """A table without some keys."""
+    return {key: value for key, value in table.items() if key not in keys}
 
 
 def entry(run: History) -> Entry:
@@ -107,7 +128,7 @@ def entry(run: History) -> Entry:
         run.seeds,
         run.scores,
         run.accuracy_clients[:, -1],
-        np.where(here, held["test"].sum(1), 0),
+        np.tile(np.where(here, held["test"].sum(1), 0), (seeds, 1)),
         *(np.full(seeds, np.nan if one is None else one) for one in spent),
     )
 
@@ -122,9 +143,9 @@ def named(entries: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def place(one: Entry) -> str:
-    """An entry's federation as a key."""
-    return str(sorted(one.federation.items()))
+def place(one: Entry, *left_out: str) -> str:
+    """An entry's federation as a key, without the parts that are left out."""
+    return str(sorted(without(one.federation, left_out).items()))
 
 
 def told_apart(names: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -168,6 +189,15 @@ def refuse_mismatch(entries: Sequence[Entry]) -> None:
                 f"{entries[0].where} and {several[0].where} do not match: {entries[0].method} has the seeds "
                 f"{listed(seeds[entries[0].method])}, {name} the seeds {listed(seeds[name])}; expected the same ones"
             )
+    held: dict[int, Entry] = {}
+    for one in entries:
+        for seed in one.seeds:
+            other = held.setdefault(seed, one)
+            if other.federation[EXAMPLES] != one.federation[EXAMPLES]:
+                raise InputError(
+                    f"{other.where} and {one.where} do not match: their clients hold other examples, though both were "
+                    f"drawn by the seed {seed}; expected the same data files and version of jcfl"
+                )
 
 
 def by_method(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -190,7 +220,7 @@ def joined(entries: Sequence[Entry]) -> list[Entry]:
         order = np.argsort(list(itertools.chain(*(one.seeds for one in several))))
         stacked = {
             key: np.concatenate([getattr(one, key) for one in several])[order]
-            for key in ("seeds", "clients", "bytes", "passes")
+            for key in ("seeds", "clients", "examples", "bytes", "passes")
         }
         scores = {
             key: np.concatenate([one.scores[key] for one in several])[order]

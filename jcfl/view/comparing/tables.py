@@ -138,6 +138,8 @@ def differences(found: Mapping[str, Any], one: Mapping[str, Any], federation: Ma
             rows.append([Cell(row["method"]), *map(Cell, cells)])
     unit = ", in percentage points" if score.unit == "%" else ""
     served = f", and over {federation['clients']} clients, paired and averaged over seeds"
+    if federation["drawn_anew"]:
+        served = f", and over {federation['clients']} clients of each of {seeds} federations, one a seed, paired"
     note = (
         f"{capital(score.title)} less that of {found['baseline']}{unit}; bootstrap intervals of 95 % over seeds, paired"
         f"{served if one['metric'] in WEIGHTS else ''}. {told_test(seeds, len(federation['rows']) - 1)}"
