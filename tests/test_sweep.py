@@ -339,7 +339,7 @@ def test_files_with_a_base_and_what_they_go_over(tmp_path):
         "clusters=3+lr=0.1",
     ]
     again.write_text("base: base.yaml\ngrid: {method.clusters: [2, 3]}\n")
-    with pytest.raises(InputError, match="unknown key: 'grid'"):
+    with pytest.raises(InputError, match="unknown key 'grid'"):
         points(again, None)
 
 
