@@ -133,7 +133,7 @@ def test_effect_has_an_option_on_its_axis_and_a_line_for_each_other(several):
 def test_embedding_colours_clusters_and_groups_alike_and_keeps_neighbours(one):
     shown = plotting.embedding(one)
     clusters, truth = shown.axes
-    assert (clusters.get_title(), truth.get_title()) == ("3 clusters after round 8", "3 true groups")
+    assert (clusters.get_title(), truth.get_title()) == ("3 clusters after round 8, seed 0", "3 true groups")
     places = [np.concatenate([dots.get_offsets() for dots in axes.collections]) for axes in shown.axes]
     assert places[0].shape == (folders.CLIENTS, 2)
     found, true = ({to_hex(d.get_facecolor()[0]): d.get_offsets() for d in a.collections} for a in (clusters, truth))
@@ -178,7 +178,7 @@ def test_similarity_is_ordered_by_cluster(one):
 def test_sizes_stack_to_all_clients(one):
     shown = plotting.sizes(one)
     (axes,) = shown.axes
-    assert labels_in(axes.get_legend()) == ["none (0)", "3 (10)", "2 (10)", "1 (10)"]
+    assert labels_in(axes.get_legend()) == ["none yet (0)", "3 (10)", "2 (10)", "1 (10)"]
     tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in axes.collections]
     assert tops[-1] == folders.CLIENTS
 
@@ -188,7 +188,7 @@ def test_every_cluster_and_every_group_has_its_accuracy_over_rounds(one):
     by_cluster, by_group = plotting.by_cluster(one).axes
     found = results.load(one)
     labels, accuracy = folders.moving(), found.accuracy_clients[0]
-    assert labels_in(by_cluster.get_legend()) == ["1", "2", "3", "none"]
+    assert labels_in(by_cluster.get_legend()) == ["1", "2", "3", "none yet"]
     lines = {line.get_label(): line for line in by_group.lines}
     assert sorted(lines) == ["group 0", "group 1", "group 2"]
     last = {line.get_label(): line.get_ydata()[-1] for line in by_cluster.lines}
@@ -347,7 +347,9 @@ def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, 
     unknown = folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1))
     many = folders.run(tmp_path / "many", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
     for path in (unknown, many):
-        if name == "groups_to_clusters" and path == unknown:
+        if (name, path) in (("groups_to_clusters", unknown), ("clusters", many)):  # where every client is alone
+            with pytest.raises(InputError):
+                draw(path)
             continue
         plotting.save(draw(path), tmp_path / name, ["png"])
     short = folders.run(tmp_path / "short")
@@ -368,6 +370,59 @@ def test_a_decision_is_drawn_where_there_was_one(one):
     undecided = dataclasses.replace(results.load(one), summary={})
     with pytest.raises(InputError, match="no option of the method was auto"):
         plotting.decision(undecided)
+
+
+def test_clients_that_train_alone_are_no_clusters(tmp_path):
+    alone = folders.run(tmp_path / "local", name="local", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
+    names = [name for name, _ in plotting.drawn(plotting.histories([alone]))]
+    assert {"curves", "clients", "heatmap"} <= set(names)
+    assert not {"sizes", "flow", "embedding"} & set(names)
+
+
+def test_clients_that_left_are_not_those_to_come(tmp_path):
+    labels = folders.moving()
+    labels[2:, :4] = -1  # of whom the first two had been in a cluster
+    labels[:2, :2], labels[:2, 2:4] = 3, -1
+    shown = plotting.sizes(folders.run(tmp_path / "run", [0], labels=labels))
+    (axes,) = shown.axes
+    assert labels_in(axes.get_legend())[:2] == ["left (2)", "none yet (2)"]
+    assert axes.get_xlabel() == "round"  # of the only seed
+
+
+def test_a_sample_of_clients_is_said_to_be_one(one):
+    held = folders.federation()
+    few = np.arange(0, folders.CLIENTS, 2)
+    psi = folders.vectors()[few]
+    part = held | {"compared": few, "cosine": (psi @ psi.T)[np.triu_indices(len(few), 1)].astype(np.float32)}
+    (one / "federation.npz").unlink()
+    results.Folder(one).federation(lambda: part)
+    clusters, _ = plotting.embedding(one).axes
+    assert clusters.get_title() == "3 clusters after round 8, seed 0"
+    assert clusters.get_xlabel() == f"{len(few)} of {folders.CLIENTS} clients"
+
+
+def test_names_beside_blocks_do_not_meet(tmp_path):
+    """Nine clusters, most of them of one client."""
+    labels = np.tile(np.minimum(np.arange(folders.CLIENTS), 10), (4, 1))
+    shown = plotting.flow(folders.run(tmp_path / "run", [0], labels=labels))
+    shown.draw_without_rendering()
+    boxes = sorted((text.get_window_extent() for text in shown.axes[0].texts), key=lambda box: box.y0)
+    assert len(boxes) > 8
+    assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))
+
+
+def test_width_and_font_are_those_asked_for(one, tmp_path):
+    words = ["plot", str(one), "--figure", "curves", "--format", "png", "--width", "5", "--font-size", "12"]
+    assert cli.status([*words, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "curves.png").open("rb") as file:
+        file.seek(16)
+        assert int.from_bytes(file.read(4), "big") == 5 * 300
+    shown = plotting.curves(one)
+    before = [text.get_fontsize() for text in shown.axes[0].get_xticklabels()]
+    plotting.save(shown, tmp_path / "again", ["png"], font_size=12)
+    assert [text.get_fontsize() for text in shown.axes[0].get_xticklabels()] == [1.5 * size for size in before]
+    low, high = plotting.clients(one).axes[1].get_xlim()
+    assert 0 <= low < high <= 1
 
 
 def test_models_are_ordered_by_cluster(one):

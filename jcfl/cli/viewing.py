@@ -137,6 +137,13 @@ def plot(
         Path | None, typer.Option(help="The folder to draw into.", show_default="DIR/figures; of several, figures")
     ] = None,
     formats: Annotated[str, typer.Option("--format", help="Any of png, pdf and svg.")] = "png,pdf",
+    width: Annotated[
+        float | None,
+        typer.Option(min=1, max=40, help="Inches, such as those of a paper's column.", show_default="3.4 or 7"),
+    ] = None,
+    font_size: Annotated[
+        float | None, typer.Option(min=3, max=40, help="Points of the text.", show_default="8")
+    ] = None,
 ) -> None:
     """Draw the figures of runs, each made from their folders alone.
 
@@ -159,7 +166,8 @@ def plot(
         if isinstance(figure, InputError):
             line = f"{stem}: not drawn, {figure}"
         else:
-            line = f"{stem}: {', '.join(str(file) for file in plotting.save(figure, folder / stem, endings))}"
+            files = plotting.save(figure, folder / stem, endings, width, font_size)
+            line = f"{stem}: {', '.join(map(str, files))}"
         console.print(line, **PLAIN)
 
 

@@ -19,7 +19,7 @@ from jcfl.view.plotting.lines import clusters, curves, effect, quality
 from jcfl.view.plotting.membership import by_cluster, flow, groups_to_clusters, sizes
 from jcfl.view.plotting.models import distances, model_embedding, model_similarity
 from jcfl.view.plotting.search import search
-from jcfl.view.plotting.style import FORMATS, histories, save, titles
+from jcfl.view.plotting.style import FORMATS, has_clusters, histories, save, titles
 
 __all__ = [
     "FIGURES",
@@ -101,7 +101,7 @@ def drawn(
             yield name, attempted(name, list(runs), columns)
         elif name == "heatmap":
             yield name, attempted(name, runs[0], columns)
-    chosen = [i for i, run in enumerate(runs) if names or (run.labels.size and run.labels.max() > 0)]
+    chosen = [i for i, run in enumerate(runs) if names or has_clusters(run)]
     for i in chosen if names else chosen[:DETAILED]:
         for name in wanted:
             if name in SINGLE and name != "heatmap":

@@ -62,6 +62,7 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     for index, values in enumerate(last):
         if len(values) == len(last[0]):
             look = {"linestyle": "", "marker": marker(index), "color": colour(index), "zorder": 99 - index}
+            look |= {"clip_on": False}  # a marker at 0 is whole
             right.plot(values[worst], range(len(worst)), **look)
     groups = runs[0].groups
     names = [f"{i} (group {groups[i]})" if groups.size and groups[i] >= 0 else f"{i}" for i in worst]
@@ -69,6 +70,8 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     right.invert_yaxis()
     of = f" of {titles(runs)[0]}" if len(runs) > 1 else ""
     right.set(xlabel="accuracy", ylabel="client", title=f"worst clients{of}")
+    low, high = right.get_xlim()
+    right.set_xlim(max(low, 0), min(high, 1))
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         in_per_cent(axis)
     legend_above(shown, [left])
@@ -113,7 +116,7 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
             remove_axes(axis)
         for axis, i in zip(row, mine, strict=False):
             draw_thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
-        name = "none" if kind < 0 else f"cluster {kind + 1}"
+        name = "no cluster" if kind < 0 else f"cluster {kind + 1}"
         row[0].set_ylabel(f"{name}\n{(whole == kind).sum()} clients", rotation=0, ha="right", va="center", fontsize=7)
     return shown
 

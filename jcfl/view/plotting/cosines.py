@@ -45,18 +45,21 @@ def embedding(
     who, cosine = facts["compared"], full_matrix(facts["cosine"], len(facts["compared"]))
     points = principal_axes(cosine)
     points = tsne(np.clip(1 - cosine, 0, 2), points) if by == "tsne" and len(who) > FEW else points
-    labels = ranked(labels_of(run, seed))[:, who]
+    whole = ranked(labels_of(run, seed))
+    labels = whole[:, who]
     shots = [evaluation_index(run, round) for round in at] or [len(run.rounds) - 1]
     groups = matched(labels[-1], run.groups[who])
     truth = bool((groups >= 0).any())
     shown, axes = panels(len(shots) + truth, columns, 2.9)
     for axis, shot in zip(axes, shots, strict=False):
-        many = len(np.unique(labels[shot][labels[shot] >= 0]))
+        many = len(np.unique(whole[shot][whole[shot] >= 0]))
         scatter(axis, points, labels[shot], "cluster")
-        axis.set_title(f"{many} cluster{'s' * (many != 1)} after round {run.rounds[shot]}")
+        axis.set_title(f"{many} cluster{'s' * (many != 1)} after round {run.rounds[shot]}{of_seed(run, seed)}")
     if truth:
         scatter(axes[-1], points, groups, "group", names=run.groups[who])
-        axes[-1].set_title(f"{len(np.unique(groups[groups >= 0]))} true groups")
+        axes[-1].set_title(f"{len(np.unique(run.groups[run.groups >= 0]))} true groups")
+    if len(who) < whole.shape[1]:
+        axes[0].set_xlabel(f"{len(who)} of {whole.shape[1]} clients")
     return shown
 
 
@@ -78,7 +81,7 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     cosine = full_matrix(facts["cosine"], len(who))[np.ix_(order, order)]
     shown = Picture(figsize=(COLUMN, COLUMN * 0.9))
     remove_space(shown)
-    draw_matrix(shown, cosine, labels[order], groups[order]).set_label("cosine similarity")
+    draw_matrix(shown, cosine, labels[order], groups[order]).set_label(f"cosine similarity{of_seed(run, seed)}")
     return shown
 
 
@@ -119,6 +122,11 @@ def labels_of(run: History, seed: int | None) -> np.ndarray:
     if seed is not None and seed not in run.seeds:
         raise InputError(f"{run.name} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
     return run.labels[0 if seed is None else run.seeds.index(seed)]
+
+
+def of_seed(run: History, seed: int | None) -> str:
+    """Which seed a figure shows, for the end of a label; nothing where there is one alone."""
+    return f", seed {run.seeds[0] if seed is None else seed}" if len(run.seeds) > 1 else ""
 
 
 def evaluation_index(run: History, round: int) -> int:

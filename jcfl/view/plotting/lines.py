@@ -12,6 +12,7 @@ from jcfl.errors import InputError, unknown
 from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.view.plotting.style import (
+    everybody_alone,
     figure,
     in_per_cent,
     legend_above,
@@ -45,9 +46,9 @@ def clusters(runs: Sequence[History], columns: int | None = None) -> Figure:
         runs: histories or folders, laid over each other.
         columns: panels in a row.
     """
-    grouped = [run for run in runs if (run.labels >= 0).any()]
+    grouped = [run for run in runs if (run.labels >= 0).any() and not everybody_alone(run)]
     if not grouped:
-        raise InputError("no run has clusters")
+        raise InputError("no run has clusters of several clients")
     scores = shown_scores(grouped, "clusters")
     shown = against_rounds(grouped, scores, columns)
     groups = np.unique(grouped[0].groups[grouped[0].groups >= 0])

@@ -11,14 +11,17 @@ from matplotlib.path import Path
 
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.cosines import labels_of, remove_axes
+from jcfl.view.plotting.cosines import labels_of, of_seed, remove_axes
 from jcfl.view.plotting.style import COLUMN, NOBODY, colour, figure, in_per_cent, matched, panels, ranked, whole_numbers
 
 SHOWN = 8
 """The most clusters that are drawn one by one; the others are drawn as one."""
 
-REST = "#8F8F8F"
-"""The colour of all other clusters together."""
+REST, AWAY = "#8F8F8F", "#ECECEC"
+"""The colours of all other clusters together, and of clients that have left."""
+
+LEFT = -2
+"""In place of -1 for a client that had a cluster before and has none any more."""
 
 STOPS = 7
 """The most rounds that a figure of flows shows."""
@@ -32,15 +35,17 @@ def sizes(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(ranked(labels_of(run, seed)))
-    kinds = [kind for kind in (*range(SHOWN + 1), -1) if (labels == kind).any()]
+    labels = with_rest_merged(with_left(ranked(labels_of(run, seed))))
+    kinds = [kind for kind in (*range(SHOWN + 1), -1, LEFT) if (labels == kind).any()]
     counts = np.stack([(labels == kind).sum(1) for kind in kinds])  # [kinds, e]
     shown, (axis,) = panels(1, None, 2.3, COLUMN * 1.25)
     rounds, last = run.rounds, counts[:, -1]
     if len(rounds) == 1:
         rounds, counts = np.array([rounds[0] - 0.5, rounds[0] + 0.5]), np.repeat(counts, 2, axis=1)
     axis.stackplot(rounds, counts, colors=[cluster_colour(kind) for kind in kinds], edgecolor="white", linewidth=0.4)
-    axis.set(xlabel="round", ylabel="clients", xlim=(rounds[0], rounds[-1]), ylim=(0, labels.shape[1]))
+    axis.set(
+        xlabel=f"round{of_seed(run, seed)}", ylabel="clients", xlim=(rounds[0], rounds[-1]), ylim=(0, labels.shape[1])
+    )
     whole_numbers(axis.xaxis)
     axis.grid(False)
     names = [f"{cluster_name(kind)} ({count})" for kind, count in zip(kinds, last, strict=True)]
@@ -65,7 +70,8 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
     groups, named = matched(own[-1], run.groups), lambda kind: f"group {run.groups[groups == kind][0]}"
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
-    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name)
+    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(with_left(own)), cluster_name)
+    axes[0].set_xlabel(f"round{of_seed(run, seed)}")
     if len(axes) > 1:
         draw_means(axes[1], run.rounds, accuracy, np.where(groups < 0, -1, groups)[None], named)
     return shown
@@ -97,7 +103,7 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
         at: the rounds that are shown, each by the last evaluation until then; chosen by default.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(ranked(labels_of(run, seed)))
+    labels = with_rest_merged(with_left(ranked(labels_of(run, seed))))
     turns = (
         np.unique([np.searchsorted(run.rounds, r, side="right") - 1 for r in at]).clip(0)
         if at
@@ -114,7 +120,7 @@ def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Fig
     remove_axes(axis)
     axis.set_xticks(range(len(turns)), [str(run.rounds[turn]) for turn in turns])
     axis.tick_params(length=0)
-    axis.set_xlabel("round")
+    axis.set_xlabel(f"round{of_seed(run, seed)}")
     axis.set_ylabel(f"{labels.shape[1]} clients")
     axis.set_xlim(-width, max(len(turns) - 1, 0) + width)
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in labels) + 1 + gap)
@@ -149,8 +155,18 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
     remove_axes(axis)
     axis.set_xlim(-width, 1 + width)
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in (groups, clusters)) + 1 + gap)
-    axis.set_xlabel(f"{len(last)} clients, round {run.rounds[-1]}")
+    axis.set_xlabel(f"{len(last)} clients, round {run.rounds[-1]}{of_seed(run, seed)}")
     return shown
+
+
+def with_left(labels: np.ndarray) -> np.ndarray:
+    """Labels over rounds [e, m] in which clients that have left are told from those that have not been asked yet.
+
+    >>> with_left(np.array([[-1, 0], [1, -1], [1, 0]])).tolist()
+    [[-1, 0], [1, -2], [1, 0]]
+    """
+    before = np.maximum.accumulate(labels, 0) >= 0
+    return np.where((labels < 0) & before, LEFT, labels)
 
 
 def with_rest_merged(labels: np.ndarray) -> np.ndarray:
@@ -161,14 +177,14 @@ def with_rest_merged(labels: np.ndarray) -> np.ndarray:
 def cluster_name(kind: int) -> str:
     """The name of a cluster in the figure."""
     if kind < 0:
-        return "none"
+        return "left" if kind == LEFT else "none yet"
     return str(kind + 1) if kind < SHOWN else "others"
 
 
 def cluster_colour(kind: int) -> str:
     """The colour of a cluster, of all others together, or of clients without one."""
     if kind < 0:
-        return NOBODY
+        return AWAY if kind == LEFT else NOBODY
     return colour(kind) if kind < SHOWN else REST
 
 
@@ -186,8 +202,8 @@ def heights(labels: np.ndarray, then: np.ndarray, gap: float) -> np.ndarray:
     >>> heights(np.array([1, 0, 1]), np.array([1, 0, 0]), 0.5).tolist()
     [2.5, 0.0, 1.5]
     """
-    first = np.where(labels < 0, SHOWN + 1, labels)
-    order = np.lexsort((np.where(then < 0, SHOWN + 1, then), first))
+    first, second = (np.where(one < 0, SHOWN - one, one) for one in (labels, then))
+    order = np.lexsort((second, first))
     place = np.empty(len(labels))
     place[order] = np.arange(len(labels)) + gap * np.searchsorted(np.unique(first), first[order])
     return place
@@ -218,14 +234,36 @@ def draw_names(
     """
     place = heights(labels, labels, gap)
     kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
-    line, lowest = 2.2 * gap, -np.inf
+    top = place.max() + 1
+    middles = np.array([place[labels == kind].mean() + 0.5 for kind in kinds])
+    spots = spread(middles, min(4.5 * gap, top / max(len(kinds), 1)), top)
     beside: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right", "va": "center"}
-    for kind in kinds:
-        mine = place[labels == kind]
-        lowest = max(mine.mean() + 0.5, lowest + line)
-        axis.annotate(f"{name(int(kind))} ({mine.size})", (turn, lowest), (6 * side, 0), fontsize=7, **beside)
-    spot = (turn, max(place.max() + 1, lowest))
-    axis.annotate(f"{what} (clients)", spot, (2 * side, 7), textcoords="offset points", fontsize=6.5, ha="center")
+    for kind, spot in zip(kinds, spots, strict=True):
+        text = f"{name(int(kind))} ({(labels == kind).sum()})"
+        axis.annotate(text, (turn, spot), (6 * side, 0), fontsize=7, **beside)
+    axis.annotate(
+        f"{what} (clients)",
+        (turn, max(top, spots[-1] + 2 * gap)),
+        (2 * side, 7),
+        textcoords="offset points",
+        fontsize=6.5,
+        ha="center",
+    )
+
+
+def spread(middles: np.ndarray, line: float, top: float) -> np.ndarray:
+    """Places for lines of text, each as near its ascending middle as `line` between two of them and the top allow.
+
+    >>> spread(np.array([1.0, 1.5, 9.0, 9.5]), 1.0, 9.6).tolist()
+    [1.0, 2.0, 8.6, 9.6]
+    """
+    found = middles.copy()
+    for i in range(1, len(found)):
+        found[i] = max(found[i], found[i - 1] + line)
+    found[-1] = min(found[-1], max(top, middles[-1]))
+    for i in range(len(found) - 2, -1, -1):
+        found[i] = min(found[i], found[i + 1] - line)
+    return found
 
 
 def draw_bands(

@@ -5,13 +5,14 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from jcfl import results
@@ -114,6 +115,17 @@ def titles(runs: Sequence[History]) -> list[str]:
     return [name if long.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(long)]
 
 
+def has_clusters(run: History) -> bool:
+    """Whether a run has several clusters, and not one for every client, as clients that train alone have."""
+    return bool(run.labels.size and run.labels.max() > 0) and not everybody_alone(run)
+
+
+def everybody_alone(run: History) -> bool:
+    """Whether each of several clients has a cluster of its own after the last round."""
+    last = run.labels[0, -1][run.labels[0, -1] >= 0]
+    return len(np.unique(last)) == len(last) > 1
+
+
 def panels(count: int, columns: int | None, height: float, width: float | None = None) -> tuple[Picture, list[Axes]]:
     """An empty figure of panels in rows.
 
@@ -172,13 +184,26 @@ def remove_space(shown: Figure) -> None:
     shown.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)  # pyright: ignore
 
 
-def save(shown: Figure, path: Path | str, formats: Iterable[str] = ("png", "pdf")) -> list[Path]:
+def save(
+    shown: Figure,
+    path: Path | str,
+    formats: Iterable[str] = ("png", "pdf"),
+    width: float | None = None,
+    font_size: float | None = None,
+) -> list[Path]:
     """Write a figure as `path`.png and so on, and return the files.
 
     Args:
         path: the file without its ending.
         formats: any of png, pdf, svg.
+        width: inches of the figure, such as those of a paper's column; its shape stays.
+        font_size: points of most of its text; smaller and larger text is scaled alike.
     """
+    if width is not None:
+        shown.set_size_inches(shown.get_size_inches() * width / shown.get_size_inches()[0])
+    if font_size is not None:
+        for text in cast(list[Text], shown.findobj(Text)):
+            text.set_fontsize(text.get_fontsize() * font_size / STYLE["font.size"])
     files = []
     for kind in formats:
         if kind not in FORMATS:
