@@ -102,7 +102,8 @@ def means_of_kept(
     weights = counted(WEIGHTS[method.aggregate.weights])
     total = jnp.zeros(k).at[labels].add(weights)
     group = averaging.present_labels(labels, weights, k)
-    clusters, mean = onhost.means(group, weights, counted(by_size), models, state.clusters)
+    overall = by_size if method.aggregate.privacy is None else equally
+    clusters, mean = onhost.means(group, weights, counted(overall), models, state.clusters)
     return clusters, total, mean
 
 

@@ -115,6 +115,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         devices=several,
         states_on_host=config.client_states == "host",
         faults=faults,
+        privacy=registry.find("privacy", config.privacy.name)(**config.privacy.options),
         tests_shared=config.evaluate_shared,
     )
     try:
@@ -228,6 +229,8 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     if isinstance(found, Value):
         whole = with_answers(found, method.options)
         return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
+    if context.privacy.is_on:
+        raise InputError(f"privacy: method {method.name!r} is no Method with answers, so what it sends is not known")
     changed = [*(q for q in QUESTIONS if method.options.get(q) is not None), *(addon.name for addon in method.addons)]
     if changed:
         raise InputError(f"method {method.name!r} is no Method with answers, so {changed[0]!r} cannot change it")

@@ -13,6 +13,7 @@ from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
+from jcfl.runs import accounting
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Clock
 from jcfl.runs.needs import due
@@ -51,6 +52,8 @@ class Run:
         self.compiling = 0.0
         self.failed: TrainingError | None = None
         self.state: Any = None
+        method_value, federation = algorithm.method, plan.federation
+        self.epsilons = accounting.epsilons(method_value, plan.context, federation, self.due)  # by round
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
 
     def batches(self) -> list[list[int]]:
@@ -133,6 +136,8 @@ class Run:
         """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
         if self.failed is not None:
             return
+        for record in records:
+            record.scores |= {"epsilon": self.epsilons[record.round]} if record.round in self.epsilons else {}
         self.records += records
         if self.folder is not None:
             self.folder.append(records)
