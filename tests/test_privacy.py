@@ -14,7 +14,7 @@ from scipy import stats
 import jcfl
 from jcfl import registry, trees
 from jcfl.core import engine, noising, server
-from jcfl.core.attacks import Scaled
+from jcfl.core.attacks import InnerProduct, Scaled
 from jcfl.core.engine import Sums
 from jcfl.core.faults import Faults
 from jcfl.core.privacy import Privacy, once_keys
@@ -212,17 +212,31 @@ def sent(name, participation=1.0, addons=(), **options):
 
 
 def test_what_is_sent_is_composed():
-    """ω is a second release, voters are further ones; descriptions count once, or with every upload."""
+    """Voters are further releases; descriptions count once, or with every upload."""
     counted = lambda found, rounds: sum(accounting.counts(found, [accounting.Cohort(3, 6)] * rounds, rounds).values())
     assert counted(sent("fedavg", 0.5), 5) == 5
-    assert counted(sent("stocfl", 0.5), 5) == 11
+    assert counted(sent("stocfl", 0.5), 5) == 6
     assert counted(sent("stocfl", clustering_only=True), 5) == 1
     assert counted(sent("ditto", 0.5), 5) == 5
     assert counted(sent("fedavg_plus", 0.5, runs=3), 5) == 15
     assert counted(sent("cfl"), 5) == 10
     assert counted(sent("fesem", clusters=2), 5) == 5
     assert counted(sent("flhc", 0.5, clusters=2), 5) == 6
-    assert counted(sent("ifca", 0.5, clusters=2, addons=[{"name": "cam", "warmup": 2}]), 5) == 2 + 2 * 3
+    assert counted(sent("ifca", 0.5, clusters=2, addons=[{"name": "cam", "warmup": 2}]), 5) == 5
+
+
+def test_omega_is_a_second_release_of_the_same_cohort():
+    """Two Gaussian releases of noise 1 are one of noise 1 / √2; a secret cohort hides both at once, not each anew."""
+    (updates,) = sent("ifca", 0.5, clusters=2, addons=[{"name": "cam", "warmup": 0}])
+    assert updates.sampled
+    assert updates.noise == pytest.approx(1 / np.sqrt(2))
+    assert [one.noise for one in sent("stocfl")] == pytest.approx([0.5, 1 / np.sqrt(2)])
+    assert [one.noise for one in sent("ditto")] == [1.0]
+
+
+def test_attackers_who_send_what_they_see_of_others_are_refused():
+    with pytest.raises(InputError, match="attackers who send what they see of others"):
+        tiny.built("fedavg", setting(NOISY, faults=Faults(attack=InnerProduct(share=0.3))))
 
 
 def test_a_cohort_is_secret_only_where_nothing_shows_it():

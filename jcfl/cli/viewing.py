@@ -152,8 +152,8 @@ def plot(
 ) -> None:
     """Draw the figures of runs, each made from their folders alone.
 
-    Figures: curves, clusters, clients and effect lay runs over each other; embedding, similarity, by_cluster, sizes,
-    flow, samples and heatmap show one. --figure can be given several times, or be a list with commas.
+    Figures: curves, clusters, clients, effect and privacy lay runs over each other; embedding, similarity, by_cluster,
+    sizes, flow, samples and heatmap show one. --figure can be given several times, or be a list with commas.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting

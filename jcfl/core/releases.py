@@ -1,5 +1,6 @@
 """What a method's clients send, how often noise covers it, and what no noise here can cover."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class Release(NamedTuple):
     """
 
     what: str
-    noise: float  # standard deviation of the noise, in units of the clip
+    noise: float  # standard deviation of the noise, in units of the clip; of several sums together, as if of one
     first: int = 0  # the round in which it is sent first
     last: int | None = None  # the round after the last; None: until the run ends
     once: bool = False  # whether a client sends it once in all
@@ -85,10 +86,11 @@ def own(method: Method, context: Context, begin: int) -> Iterator[Release]:
     if describes(method):
         once = not method.describe.is_repeated(method.when)
         yield Release(f"descriptions ({method.describe.name})", privacy.description_noise, begin, once=once)
-    if sends_updates(method, context):
-        yield Release("updates of cluster models", privacy.noise, begin, sampled=sampled)
-    if method.train.active and method.trains_shared:
-        yield Release("updates of the shared model", privacy.noise, begin, sampled=sampled)
+    models = ["cluster models"] * sends_updates(method, context)
+    models += ["the shared model"] * (method.train.active and method.trains_shared)
+    if models:  # one cohort sends both, so they are one release: of k Gaussian ones with the noise over the root of k
+        noise = privacy.noise / math.sqrt(len(models))
+        yield Release(f"updates of {' and of '.join(models)}", noise, begin, sampled=sampled)
 
 
 def is_secret(method: Method, context: Context) -> bool:
@@ -117,6 +119,8 @@ def uncovered(method: Method, context: Context) -> Iterator[str]:
         yield "sends nothing, its models stay with the clients; leave privacy out"
     if train.chained:
         yield "hands models from one client to the next; train in parallel"
+    if context.faults.attack.watches:
+        yield "meets attackers who send what they see of others; take another attack"
     if train.control:
         yield "sends control variates beside updates; take fedavg or fedprox"
     if train.correction:

@@ -13,7 +13,7 @@ from jcfl.errors import InputError, unknown
 from jcfl.results import History
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
-from jcfl.view.plotting.lines import clusters, curves, effect
+from jcfl.view.plotting.lines import clusters, curves, effect, privacy
 from jcfl.view.plotting.membership import by_cluster, flow, sizes
 from jcfl.view.plotting.search import search
 from jcfl.view.plotting.style import FORMATS, histories, save, titles
@@ -32,6 +32,7 @@ __all__ = [
     "heatmap",
     "histories",
     "label_map",
+    "privacy",
     "samples",
     "save",
     "search",
@@ -40,7 +41,7 @@ __all__ = [
     "titles",
 ]
 
-SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect)}
+SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect, privacy)}
 """Figures that show several runs together."""
 
 SINGLE = {

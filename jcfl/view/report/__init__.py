@@ -32,6 +32,11 @@ CAPTIONS = {
         "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
     ),
     "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
+    "privacy": (
+        "Scores against ε",
+        "Scores after the last round against the ε of client-level differential privacy; bars are one sample standard "
+        "deviation over seeds, dashed lines runs without privacy.",
+    ),
     "heatmap": ("Labels", "The share of each client's training examples that has a label."),
     "embedding": (
         "Clients, near each other where alike",
