@@ -182,12 +182,12 @@ def test_epsilon_without_sampling_is_that_of_one_gaussian():
     """Ten rounds of noise 4: a client is replaced, so the sum moves by two clips, and the multiplier is 2 / √10."""
     made = setting(Privacy(clip=1.0, noise=4.0))
     method = tiny.built("fedavg", made).method
-    found = accounting.epsilons(method, made.context, tiny.federation(EQUAL), [0, 1, 10])
+    found = {done: accounting.epsilon_after(method, made.context, tiny.federation(EQUAL), done) for done in (0, 1, 10)}
     assert found[0] == 0
     for rounds in (1, 10):
         assert balle_wang(2 / np.sqrt(rounds), found[rounds]) == pytest.approx(1e-5, rel=1e-4)
     silent = made.with_context(privacy=Privacy(clip=1.0))
-    assert accounting.epsilons(method, silent.context, tiny.federation(EQUAL), [10]) == {}, "it is infinite"
+    assert accounting.epsilon_after(method, silent.context, tiny.federation(EQUAL), 10) == np.inf
 
 
 def test_epsilon_with_secret_cohorts_is_the_accountants():
@@ -195,8 +195,8 @@ def test_epsilon_with_secret_cohorts_is_the_accountants():
 
     made = setting(Privacy(clip=1.0, noise=2.0, delta=1e-3), participation=0.34)
     data = tiny.federation(EQUAL).replace(arrive=np.array([0, 0, 0, 0, 2, 2], np.int32))
-    assert accounting.cohorts_of(made.context, data, 3) == [(1, 4), (1, 4), (2, 6)]
-    found = accounting.epsilons(tiny.built("ifca", made, clusters=2).method, made.context, data, [3])[3]
+    assert accounting.cohorts(made.context, data, 3) == {range(2): (1, 4), range(2, 3): (2, 6)}
+    found = accounting.epsilon_after(tiny.built("ifca", made, clusters=2).method, made.context, data, 3)
     accountant = dp.rdp.RdpAccountant(accounting.ORDERS, dp.NeighboringRelation.REPLACE_ONE)
     for asked, available, count in ((1, 4, 2), (2, 6, 1)):
         event = dp.SampledWithoutReplacementDpEvent(available, asked, dp.GaussianDpEvent(1.0))
@@ -213,7 +213,11 @@ def sent(name, participation=1.0, addons=(), **options):
 
 def test_what_is_sent_is_composed():
     """Voters are further releases; descriptions count once, or with every upload."""
-    counted = lambda found, rounds: sum(accounting.counts(found, [accounting.Cohort(3, 6)] * rounds, rounds).values())
+    counted = lambda found, rounds: sum(
+        accounting.counts(
+            found, {range(1): accounting.Cohort(3, 6), range(1, rounds): accounting.Cohort(2, 6)}
+        ).values()
+    )
     assert counted(sent("fedavg", 0.5), 5) == 5
     assert counted(sent("stocfl", 0.5), 5) == 6
     assert counted(sent("stocfl", clustering_only=True), 5) == 1

@@ -34,9 +34,10 @@ class Release(NamedTuple):
         often = "once" if self.once else "each round"
         return f"{self.what}, {often}" + ", the cohort being secret" * self.sampled
 
-    def rounds(self, done: int) -> range:
-        """The rounds in which it is sent, of those that are done."""
-        return range(self.first, max(self.first, min(done, self.last if self.last is not None else done)))
+    def times(self, rounds: range) -> int:
+        """In how many of some consecutive rounds it is sent."""
+        end = rounds.stop if self.last is None else min(self.last, rounds.stop)
+        return max(0, end - max(self.first, rounds.start))
 
 
 def with_privacy(method: Method, context: Context) -> Method:

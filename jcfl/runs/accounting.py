@@ -7,6 +7,7 @@ then changes by at most two clips, so the noise in units of that change is half 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +32,12 @@ class Cohort(NamedTuple):
     available: int
 
 
-def epsilons(method: Method, context: Context, federation: Federation, rounds: Iterable[int]) -> dict[int, float]:
-    """ε after each of the `rounds`; nothing without privacy, and nothing where some release has no noise.
-
-    Raises:
-        InputError: dp-accounting is not installed.
-    """
-    sent = releases(method, context) if context.privacy.is_on else []
-    refuse_without_accountant(bool(sent))
-    if not all(one.noise for one in sent) or not sent:
-        return {}
-    cohorts = cohorts_of(context, federation, max(rounds := list(rounds), default=0))
-    return {done: epsilon(counts(sent, cohorts, done), context.privacy.delta) for done in rounds}
+def epsilon_after(method: Method, context: Context, federation: Federation, rounds: int) -> float:
+    """ε of all that a method's clients have sent after some rounds; infinite where some of it has no noise."""
+    sent = releases(method, context)
+    if not all(one.noise for one in sent):
+        return math.inf
+    return epsilon(counts(sent, cohorts(context, federation, rounds)), context.privacy.delta)
 
 
 def foreseen(methods: Mapping[str, Method], context: Context, federation: Federation, rounds: int) -> dict[str, Any]:
@@ -51,51 +46,54 @@ def foreseen(methods: Mapping[str, Method], context: Context, federation: Federa
     Returns:
         by title, `epsilon` (None: infinite), `delta` and `sends`; nothing without privacy.
     """
-    if not context.privacy.is_on:
-        return {}
-    return {
-        title: {
-            "epsilon": epsilons(method, context, federation, [rounds]).get(rounds),
-            "delta": context.privacy.delta,
-            "sends": [one.text() for one in releases(method, context)],
-        }
-        for title, method in methods.items()
-    }
+    found = {}
+    for title, method in methods.items() if context.privacy.is_on else ():
+        end = epsilon_after(method, context, federation, rounds)
+        sends = [one.text() for one in releases(method, context)]
+        found[title] = {"epsilon": end if end < math.inf else None, "delta": context.privacy.delta, "sends": sends}
+    return found
 
 
-def refuse_without_accountant(needed: bool) -> None:
-    """Refuse privacy where dp-accounting is not installed."""
-    if needed:
+def refuse_without_accountant(context: Context) -> None:
+    """Refuse privacy where dp-accounting is not installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    if context.privacy.is_on:
         try:
             import dp_accounting  # noqa: F401
         except ImportError:
             raise InputError('privacy needs dp-accounting: pip install "jcfl[privacy]"') from None
 
 
-def cohorts_of(context: Context, federation: Federation, rounds: int) -> list[Cohort]:
-    """The cohort of each round; see `jcfl.core.rounds.sample`."""
-    population, moments = context.population, np.arange(rounds)[:, None]
+def cohorts(context: Context, federation: Federation, rounds: int) -> dict[range, Cohort]:
+    """The cohorts of some rounds, by the rounds between which nobody arrives or leaves; see `core.rounds.sample`."""
+    population = context.population
     arrive, depart, out = (np.asarray(leaf) for leaf in (federation.arrive, federation.depart, federation.held_out))
-    here = ((arrive <= moments) & (moments < depart) & ~out).sum(1)
-    asked = np.clip(np.round(np.float32(population.participation) * here.astype(np.float32)), 1, population.cohort)
-    return [Cohort(min(int(some), int(all_)), int(all_)) for some, all_ in zip(asked, here, strict=True)]
+    moments = np.unique(np.concatenate([[0, rounds], arrive, depart]))
+    moments = moments[moments <= rounds].tolist()
+    found = {}
+    for start, end in pairwise(moments):
+        here = int(((arrive <= start) & (start < depart) & ~out).sum())
+        asked = np.round(np.float32(population.participation) * np.float32(here))
+        found[range(start, end)] = Cohort(min(int(np.clip(asked, 1, population.cohort)), here), here)
+    return found
 
 
-def counts(sent: Iterable[Release], cohorts: list[Cohort], done: int) -> Counter[tuple[float, Cohort | None]]:
-    """How often each release is made in the rounds done: its noise in units of its sensitivity, and its secret cohort.
+def counts(sent: Iterable[Release], cohorts: Mapping[range, Cohort]) -> Counter[tuple[float, Cohort | None]]:
+    """How often each release is made: its noise in units of its sensitivity, and its cohort if that is secret.
 
     A description that is sent once counts from the start, whenever it is sent.
     """
     found: Counter[tuple[float, Cohort | None]] = Counter()
     for one in sent:
         multiplier = one.noise / REPLACED
-        if one.once:
-            found[multiplier, None] += 1
-        for round in [] if one.once else one.rounds(done):
-            asked, available = cohorts[round]
-            if available:
-                found[multiplier, cohorts[round] if one.sampled and asked < available else None] += 1
-    return found
+        found[multiplier, None] += one.once
+        for rounds, cohort in cohorts.items() if not one.once else ():
+            secret = cohort if one.sampled and cohort.asked < cohort.available else None
+            found[multiplier, secret] += one.times(rounds) if cohort.available else 0
+    return +found
 
 
 def epsilon(counts: Mapping[tuple[float, Cohort | None], int], delta: float) -> float:

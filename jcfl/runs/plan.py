@@ -18,7 +18,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import devices, hosts, schedules
+from jcfl.runs import accounting, devices, hosts, schedules
 from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
@@ -118,6 +118,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         privacy=registry.find("privacy", config.privacy.name)(**config.privacy.options),
         tests_shared=config.evaluate_shared,
     )
+    accounting.refuse_without_accountant(context)
     try:
         algorithms = algorithms_of(config, context, objects)
     except TooLarge as too_large:

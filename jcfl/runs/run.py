@@ -1,5 +1,7 @@
 """One method's run: its figures gathered, written and tracked, whoever trains it."""
 
+import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,8 +54,7 @@ class Run:
         self.compiling = 0.0
         self.failed: TrainingError | None = None
         self.state: Any = None
-        method_value, federation = algorithm.method, plan.federation
-        self.epsilons = accounting.epsilons(method_value, plan.context, federation, self.due)  # by round
+        self.epsilon = functools.cache(self.epsilon)  # of a round, whatever the seed
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
 
     def batches(self) -> list[list[int]]:
@@ -136,13 +137,19 @@ class Run:
         """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
         if self.failed is not None:
             return
-        for record in records:
-            record.scores |= {"epsilon": self.epsilons[record.round]} if record.round in self.epsilons else {}
+        for record in records if self.plan.context.privacy.is_on else ():
+            spent = self.epsilon(record.round)
+            record.scores |= {"epsilon": spent} if spent < math.inf else {}
         self.records += records
         if self.folder is not None:
             self.folder.append(records)
         for record in records:
             self.tracking.record(record.round, record.seed, record.scores)
+
+    def epsilon(self, round: int) -> float:
+        """The ε of what clients have sent until a round."""
+        plan = self.plan
+        return accounting.epsilon_after(self.algorithm.method, plan.context, plan.federation, round)
 
     def save(self) -> None:
         """Write what goes before a checkpoint."""

@@ -129,7 +129,9 @@ def privacy(
             axis.errorbar([x for x, _ in found], [np.nanmean(values) for values in last], spread, label=name, **look)
             for run in own:
                 if not has_score(run, "epsilon"):
-                    axis.axhline(float(np.nanmean(run[score][:, -1])), color=line(index)["color"], linestyle=(0, (4, 2)))
+                    axis.axhline(
+                        float(np.nanmean(run[score][:, -1])), color=line(index)["color"], linestyle=(0, (4, 2))
+                    )
         scale_axis(axis, score)
         axis.set_xlabel(metrics.score("epsilon").title)
         decades(axis)
