@@ -231,7 +231,7 @@ add(
         "ε of client-level differential privacy",
         "ε",
         better="lower",
-        over=("present",),
+        over=(),
         places=("terminal", "report", "curves"),
         meaning="The ε of client-level differential privacy so far, for the δ of `privacy.delta`.",
     )
