@@ -170,6 +170,11 @@ def test_only_options_with_a_rule_may_be_auto():
         config.read({"scenario": "rotated", "method": {"name": "stocfl", "lam": "auto"}})
 
 
+def test_gradients_without_noise_are_not_private(federation):
+    with pytest.raises(InputError, match="auto looks at gradients that no noise covers"):
+        jcfl.run(federation, method={"name": "ifca", "clusters": "auto"}, privacy={"clip": 1.0, "noise": 1.0}, **SMALL)
+
+
 def test_two_clients_are_needed(federation):
     alone = replace(federation, held_out=np.arange(60) > 0)
     with pytest.raises(InputError, match="auto needs two clients with two training examples each, got 1"):

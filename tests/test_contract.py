@@ -20,6 +20,8 @@ import pytest
 from jcfl import registry
 from jcfl.core import rounds
 from jcfl.core.faults import Faults
+from jcfl.core.privacy import Privacy
+from jcfl.core.releases import releases
 from jcfl.core.reliability import Reliability
 from jcfl.errors import InputError
 from tests import tiny
@@ -63,6 +65,15 @@ TAKES = (
     | {"majority": ()}
 )
 """The add-ons that every method takes; the others mean nothing to it, and it refuses them."""
+
+UNCOVERED = {
+    **dict.fromkeys(["local", "majority"], "sends nothing"),
+    **dict.fromkeys(["fesem_ma", "robust_tkm"], "aggregates by"),
+    "feddane": "sends gradients beside updates",
+    "scaffold": "sends control variates beside updates",
+    "oneshot_kmeans": "begins clusters at the means of trained models",
+}
+"""What methods send that no noise covers; all others train under privacy."""
 
 PAIRS = [
     *(("ifca", addon) for addon in ADDONS if addon != "con_para"),  # a part of con_cks
@@ -346,6 +357,22 @@ def test_more_clusters_than_clients_are_refused(name):
     held = tiny.federation(SIZES, held_out=3)
     with pytest.raises(InputError, match=f"^{name}: clusters must be at most .*5, got 6"):
         build(name, data=held, clusters=6)
+
+
+@pytest.mark.parametrize("name", registry.names("method"))
+def test_a_method_has_privacy_or_is_refused_by_what_it_sends(name):
+    """What a round under privacy gives back is what it takes (traced, not run)."""
+    data, privacy = tiny.federation(SIZES), Privacy(clip=1.0, noise=1.0, description_clip=1.0, description_noise=1.0)
+    setting = tiny.setting(1.0, data=data, epochs=1).with_context(privacy=privacy)
+    make = lambda: tiny.built(name, setting, **registry.options("method", name, OPTIONS.get(name, {})))
+    if name in UNCOVERED:
+        with pytest.raises(InputError, match=f"^privacy: {name} {UNCOVERED[name]}"):
+            make()
+        return
+    algorithm = make()
+    assert releases(algorithm.method, setting.context)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+    chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(algorithm.step, state, data), state)
 
 
 def test_cfl_asks_for_everybody():

@@ -8,18 +8,22 @@ from pathlib import Path
 COMPARED = """
 import jax, numpy as np
 from jcfl import models, registry
+from jcfl.core.privacy import Privacy
 from tests import tiny
 
 registry.load()
 METHODS = [
     ("fedavg", {}, "general"), ("stocfl", {"tau": 0.3}, "factored"), ("stocfl", {"tau": 0.3}, "general"),
     ("ifca", {"clusters": 3}, "factored"), ("fesem", {"clusters": 2, "lam": 0.2}, "general"), ("ditto", {}, "factored"),
+    ("ditto", {}, "general", Privacy(clip=0.5, noise=1.0)),
+    ("ifca", {"clusters": 3}, "auto", Privacy(clip=0.5, noise=1.0)),
 ]
-for name, options, engine in METHODS:
+for name, options, engine, *privacy in METHODS:
     found = []
     for devices in (1, 8):
         setting = tiny.setting(0.8, held_out=1).with_resources(devices=devices).with_context(
-            task=registry.find("model", "mlp")((4, 4, 1), tiny.CLASSES, hidden=5), engine=engine
+            task=registry.find("model", "mlp")((4, 4, 1), tiny.CLASSES, hidden=5), engine=engine,
+            privacy=privacy[0] if privacy else Privacy(),
         )
         algorithm = tiny.built(name, setting, **options)
         data = tiny.federation(held_out=1)
@@ -51,7 +55,7 @@ print(int(hlo.cost(step.as_text(), True).sent), 4 * trees.parameters(state.share
 
 def test_eight_devices_agree_with_one():
     done = on_eight_devices(COMPARED)
-    assert done.count("agree") == 6
+    assert done.count("agree") == 8
 
 
 def test_devices_send_each_other_the_means_and_nothing_else():

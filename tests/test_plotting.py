@@ -103,6 +103,23 @@ def test_unknown_scores_figures_and_options_are_refused(one, several):
         plotting.embedding([one, one])
 
 
+def test_privacy_has_epsilon_on_its_axis_and_a_line_for_each_method(tmp_path):
+    """Points are in the order of ε; a run without privacy is a level line."""
+    spent = lambda epsilon: [[epsilon / 2] * 3 + [epsilon]] * 2
+    paths = [folders.run(tmp_path / f"run{i}", epsilon=spent(x)) for i, x in enumerate((100.0, 1.0))]
+    paths += [folders.run(tmp_path / "bare"), folders.run(tmp_path / "ifca", name="ifca", epsilon=spent(10.0))]
+    accuracy, ari = plotting.privacy(paths).axes
+    assert ari.get_ylabel() == "adjusted Rand index"
+    lines = [container.lines[0] for container in accuracy.containers]
+    assert [line.get_xdata().tolist() for line in lines] == [[1.0, 100.0], [10.0]]
+    assert len(accuracy.lines) == 1 + sum(1 + len(container.lines[1]) for container in accuracy.containers)
+    assert accuracy.get_xscale() == "log"
+    accuracy.figure.canvas.draw()
+    assert not any("$" in label.get_text() for label in accuracy.get_xticklabels())
+    with pytest.raises(InputError, match="no run has ε"):
+        plotting.privacy(paths[2])
+
+
 def test_clusters_are_counted_beside_the_true_groups(one):
     counts, ari = plotting.clusters(one).axes
     line, true = counts.lines
@@ -341,7 +358,7 @@ def test_names_may_hold_anything(tmp_path):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, name):
-    if name in ("effect", "with_addons"):  # which show how runs differ
+    if name in ("effect", "with_addons", "privacy"):  # which show how runs differ
         return
     draw = plotting.FIGURES[name]
     unknown = folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1))
@@ -514,8 +531,10 @@ def test_a_run_does_not_wait_for_matplotlib():
 def test_plot_draws_what_there_is_and_says_what_there_is_not(one, several, capsys, monkeypatch, tmp_path):
     assert cli.status(["plot", str(one), "--format", "png"]) == 0
     there = {file.stem for file in (one / "figures").iterdir()}
-    assert there == set(plotting.FIGURES) - {"effect", "with_addons"}
-    assert "effect: not drawn, no number" in capsys.readouterr().out
+    assert there == set(plotting.FIGURES) - {"effect", "with_addons", "privacy"}
+    printed = capsys.readouterr().out
+    assert "effect: not drawn, no number" in printed
+    assert "privacy: not drawn, no run has ε" in printed
     monkeypatch.chdir(tmp_path)
     words = ["plot", str(one), str(several), "--figure", "curves,embedding", "--figure", "effect", "--format", "svg"]
     assert cli.status(words) == 2  # `one` has no tau

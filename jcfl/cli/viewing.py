@@ -16,7 +16,8 @@ PRESETS = "presets"
 QUESTIONS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
 
 LISTED = (
-    *("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "attacks", "reliability", "trackers", "scores"),
+    *("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "attacks", "reliability", "privacy"),
+    *("trackers", "scores"),
     PRESETS,
 )
 
@@ -27,7 +28,7 @@ def list_command(
         str | None,
         typer.Argument(
             metavar="[KIND|NAME]",
-            help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, trackers, scores, "
+            help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, privacy, trackers, scores, "
             "presets, or one of a method's "
             f"seven answers: {', '.join(QUESTIONS)}. Or a name: all about it.",
             autocompletion=lambda: list(LISTED),
@@ -105,7 +106,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a run before it trains: its clients, their labels, how far guessing gets, and what the run needs."""
-    from jcfl.runs import bars, plan
+    from jcfl.runs import accounting, bars, plan
     from jcfl.view import show
 
     config = configured(*separated(words, overrides))
@@ -114,8 +115,11 @@ def show(
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     federation = plan.federation_of(config)
     try:
-        needs = plan.planned(config, plan.Objects(federation=federation)).needs
-        told, line = needs._asdict(), needs.text()
+        planned = plan.planned(config, plan.Objects(federation=federation))
+        methods = {title: item.method for title, item in planned.algorithms.items()}
+        private = accounting.foreseen(methods, planned.context, federation, config.rounds)
+        told, line = planned.needs._asdict() | {"privacy": private}, planned.needs.text()
+        line = "\n".join([line, *(privacy_line(title, one) for title, one in private.items())])
     except InputError as error:  # the federation can be looked at all the same
         told, line = {"refused": str(error)}, f"the run is refused: {error}"
     file = show.picture(federation, out) if out is not None else None
@@ -127,6 +131,14 @@ def show(
     console.print(line, **PLAIN)
     if file is not None:
         console.print(f"Written to {file}", **PLAIN)
+
+
+def privacy_line(title: str, found: dict[str, Any]) -> str:
+    """What a method sends under noise, and the ε it will end with."""
+    epsilon = "infinite" if found["epsilon"] is None else f"{found['epsilon']:.3g}"
+    return (
+        f"privacy of {title}: ε = {epsilon} at the end, for δ = {found['delta']:g}; sends {'; '.join(found['sends'])}"
+    )
 
 
 @app.command()
@@ -147,9 +159,9 @@ def plot(
 ) -> None:
     """Draw the figures of runs, each made from their folders alone.
 
-    Figures: curves, clusters, clients, effect, with_addons and quality lay runs over each other; decision, embedding,
-    similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters, samples and
-    heatmap show one. --figure can be given several times, or be a list with commas.
+    Figures: curves, clusters, clients, effect, with_addons, quality and privacy lay runs over each other; decision,
+    embedding, similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters,
+    samples and heatmap show one. --figure can be given several times, or be a list with commas.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting

@@ -42,6 +42,7 @@ class Attack(Piece):
     """
 
     name: ClassVar[str] = "none"
+    watches: ClassVar[bool] = False  # whether attackers know what honest clients send
     share: float = 0.0
     flips: bool = False
 
@@ -96,6 +97,7 @@ class LittleIsEnough(Attack):
     """The honest mean less z deviations in every coordinate (Baruch et al. 2019, https://arxiv.org/abs/1902.06156)."""
 
     name: ClassVar[str] = "little_is_enough"
+    watches: ClassVar[bool] = True
     z: Any = None
 
     def forged(self, key: Key, updates: Models, crowd: Crowd) -> Models:
@@ -113,6 +115,7 @@ class InnerProduct(Attack):
     """The honest mean times −ε (Xie et al. 2020, https://arxiv.org/abs/1903.03936)."""
 
     name: ClassVar[str] = "inner_product"
+    watches: ClassVar[bool] = True
     epsilon: Any = 0.5
 
     def forged(self, key: Key, updates: Models, crowd: Crowd) -> Models:

@@ -93,7 +93,8 @@ def trainer(method: Method, context: Context) -> Trainer:
 
 def sums_shared(method: Method) -> bool:
     """Whether ω needs a sum of its own: it is trained, or clients count by size in it and otherwise in clusters."""
-    differs = method.group.clustered and method.aggregate.weights != "by_size" and method.train.models == "own"
+    by_size = method.aggregate.weights == "by_size" or method.aggregate.privacy is not None  # then ω counts equally too
+    differs = method.group.clustered and not by_size and method.train.models == "own"
     return method.trains_shared or (differs and isinstance(method.aggregate.rule, Mean))
 
 

@@ -10,6 +10,7 @@ from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
 from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
+from jcfl.core.releases import refuse_uncovered, with_privacy
 from jcfl.errors import InputError
 from jcfl.types import Algorithm, Clients
 
@@ -20,11 +21,12 @@ def compile(method: Method, context: Context) -> Algorithm:
     Raises:
         InputError: two answers have no meaning together, or one has none for this run; the message says why.
     """
+    method = with_privacy(method, context)
     check(method, context)
     algorithm = rounds.algorithm(method, context)
     end = sum(phase.rounds for phase in method.before)
     for phase in reversed(method.before):
-        first = rounds.algorithm(warm_up(phase, method), context)
+        first = rounds.algorithm(with_privacy(warm_up(phase, method), context), context)
         algorithm = phases.after_phase(phase, end, first, context, algorithm)
         end -= phase.rounds
     vote = method.answer.vote
@@ -50,6 +52,7 @@ def check(method: Method, context: Context) -> None:
     """
     train, rule, name = method.train, method.aggregate.rule, method.name
     method.group.slots(context)  # refuses clusters that do not fit
+    refuse_uncovered(method, context)
     robust = not isinstance(rule, Mean)
     if robust and train.chained:
         raise InputError(

@@ -11,6 +11,7 @@ from jcfl.core.engine import Engine
 from jcfl.core.faults import Faults
 from jcfl.core.local import Trainer
 from jcfl.core.memory import chunk_size, free_memory, memory_budget
+from jcfl.core.privacy import Privacy
 from jcfl.errors import InputError, TooLarge
 from jcfl.types import NEVER, Federation, Task
 
@@ -60,6 +61,7 @@ class Context(NamedTuple):
     engines: Sequence[Engine] = ()  # to choose from, the preferred ones first
     build: Callable[..., Task] | None = None  # another model for the same data, by name and options
     faults: Faults = Faults()
+    privacy: Privacy = Privacy()
     tests_shared: bool = False  # whether evaluations test ω as well, for methods that train it
     measures_quality: bool = False  # whether evaluations measure the quality of clusters, see `jcfl.core.measuring`
     models_at: tuple[int, ...] = ()  # the rounds after which the clients' models are compared with each other

@@ -51,6 +51,7 @@ class Work(NamedTuple):
     terms: Sequence[Any]  # the loss terms, as functions
     shared: bool  # whether ω is trained on a copy of its own, or its logits are added
     alone: bool  # whether a client needs nothing but its examples and the models that the server sends
+    clips: bool = False  # whether a client clips its update, for which it needs the whole of it
 
 
 class Engine(Protocol):

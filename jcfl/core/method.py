@@ -57,16 +57,25 @@ class Describe(Piece):
     """What the server knows a client by."""
 
     source: ClassVar[Source] = "nothing"
+    takes_noise: ClassVar[bool] = True  # whether a description with noise on it is still one
+
+    def is_repeated(self, when: "When") -> bool:
+        """Whether a client sends a description in every round that it takes part in, and not once."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Piece):
     """How alike two descriptions are."""
 
+    corrected: ClassVar[bool] = False  # whether lengths are corrected for noise, by a number that clients send too
+
 
 @dataclass(frozen=True, kw_only=True)
 class When(Piece):
     """The rounds in which clients are grouped."""
+
+    on_arrival: ClassVar[bool] = False  # whether a client is described when it first takes part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +191,7 @@ class Aggregate(Piece):
         rate: how far the server goes from the old model towards the aggregate, in (0, 1].
         server: the server's optimizer, which takes the old model less the aggregate as a gradient; None: no optimizer.
         exclude: leaves clients out whose updates are suspect, before anything is averaged or grouped; None: nobody.
+        privacy: clips updates and noises their sums (`jcfl.core.privacy.Privacy`); None: sums are as they are.
     """
 
     name: ClassVar[str] = "aggregate"
@@ -190,6 +200,7 @@ class Aggregate(Piece):
     rate: Any = 1.0
     server: Any = None
     exclude: Any = None
+    privacy: Any = None
 
     @property
     def goes_all_the_way(self) -> bool:
@@ -202,6 +213,7 @@ class Aggregate(Piece):
         parts = [str(self.rule)] + [counts] * getattr(self.rule, "weighs", True)
         parts += [f"rate {number(self.rate)}"] * (not _is_plain(self.rate) or self.rate != 1)
         parts += [f"clients left out by {self.exclude}"] if self.exclude else []
+        parts += [str(self.privacy)] if self.privacy else []
         return ", ".join(parts + ([str(self.server)] if self.server else []))
 
 

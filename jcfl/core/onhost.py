@@ -14,7 +14,7 @@ from jcfl.core.method import Mean, Method
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError, available_memory
 from jcfl.trees.rows import HostRows, HostTable
-from jcfl.types import Array, Cohort, Model, Models
+from jcfl.types import Array, Cohort, Model, Models, State
 
 OWN = "own models"
 """The name of the models of methods in which every client is a cluster of its own."""
@@ -134,3 +134,11 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
     (clusters, mean), _ = jax.lax.scan(add, start, parts)
     clusters, mean = jax.tree.map(averaging.rounded, (clusters, mean), (default, like))
     return trees.select(averaging.sizes(group, k) > 0, clusters, default), mean
+
+
+def finite_clusters(state: State, cohort: Cohort) -> Array:
+    """Whether every number of each cluster's model is finite; on the host only the cohort's models have changed. [k]"""
+    if not isinstance(state.clusters, HostRows):
+        return trees.finite(state.clusters)
+    found = trees.finite(trees.take(state.clusters, cohort.who))
+    return jnp.ones(trees.count(state.clusters), bool).at[cohort.who].min(found | ~cohort.present)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import clients, engine, evaluation, faults, measuring, onhost, parts, server
+from jcfl.core import clients, engine, evaluation, faults, measuring, noising, onhost, parts, server
 from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
@@ -16,7 +16,7 @@ from jcfl.core.engine import Sums, weights_of
 from jcfl.core.method import Method
 from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
 from jcfl.errors import InputError
-from jcfl.trees.rows import HostRows, HostTable
+from jcfl.trees.rows import HostTable
 from jcfl.types import (
     Algorithm,
     Array,
@@ -54,10 +54,12 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     def step(state: State, federation: Federation) -> State:
         keys, cohort = round_keys(state.key, state.round), asked(state, federation)
         state = sent = grouping.before(keys.group, state, cohort, federation)
+        number = cohort.present.sum()
         cohort = context.faults.reliability.arrived(keys.fail, cohort)
         if method.train.active:
-            state, cohort, uploads, sums = train(keys, state, cohort, federation)
+            state, cohort, uploads, sums = train(keys, state, cohort, federation, number)
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
+            sums = noising.noised(method, context, keys.noise, sums, number)
             state = server.after_server_step(method, tied, private, state, sums)
         return finished(context, sent, state, cohort)
 
@@ -150,8 +152,8 @@ def sample(key: Key, population: Population, available: Array) -> Cohort:
 def training(method: Method, context: Context, keep: bool):
     """How the cohort trains: the engine's name, and a function of a round.
 
-    The function is `(keys, state, cohort, federation) -> (state, cohort, uploads, sums)`. The cohort that it returns
-    are the clients whose uploads the server uses.
+    The function is `(keys, state, cohort, federation, asked) -> (state, cohort, uploads, sums)`, with the number of
+    clients that were asked. The cohort that it returns are the clients whose uploads the server uses.
 
     Args:
         keep: whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come.
@@ -161,23 +163,25 @@ def training(method: Method, context: Context, keep: bool):
     exclude, reliability = method.aggregate.exclude, context.faults.reliability
     looks = faults.looks_at_uploads(context.faults, exclude)
 
-    def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation):
+    def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation, asked: Array):
         if method.train.correction:
             state = with_mean_gradient(method, context, keys.group, state, federation)
         if reliability.is_partial:
             shares = reliability.shares(keys.fail, context.population.clients)
             state = state.replace(clients=state.clients | {"work": shares})
         view = as_one_cluster(state) if method.train.models == "all" else state
-        participants, weight = engine.participants_of(view, cohort, federation, weigh)
+        participants, weight = noising.participants_of(method, view, cohort, federation, weigh, asked)
         models, common, uploads = train_cohort(keys.train, view, participants, federation, keep or looks)
         if looks:
             view, cohort, uploads = faults.after_training(
                 context.faults, exclude, method.trains_shared, keys.train, view, cohort, federation, uploads
             )
-            participants, weight = engine.participants_of(view, cohort, federation, weigh)
+            uploads = noising.clipped_rows(method, view, cohort, uploads)
+            participants, weight = noising.participants_of(method, view, cohort, federation, weigh, asked)
             models, common = engine.averages(view, participants, uploads)
             state = state.replace(clients=view.clients, server=view.server)
             uploads = uploads if keep else Upload((), (), uploads.own)
+        models, common = noising.completed(method, view, participants, models, common)
         if method.train.models == "all":
             models = trees.take(models, 0)
             weight = jnp.broadcast_to(weight[0], (trees.count(state.clusters),))
@@ -199,13 +203,14 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
     """
     train = method.train
     work = engine.Work(
-        make=partial(clients.client, method, context),
+        make=lambda task: noising.clipped_client(method, clients.client(method, context, task)),
         task=context.task,
         trainer=clients.trainer(method, context),
         terms=clients.terms(method, context.task) + clients.shared_terms(method, context.task),
         shared=method.trains_shared,
         alone=not (train.correction or train.control or train.chained or train.private or train.models == "all")
         and not context.faults.reliability.is_partial,
+        clips=method.aggregate.privacy is not None,
     )
     if not train.chained:
         if context.resources.states_on_host and method.group.alone:  # a model of each client's: nothing to share
@@ -254,12 +259,14 @@ def grouped(
     members, models = cohort, uploads.cluster
     if method.trains_shared and bound is not None:
         sums = sums._replace(shared=server.robust_shared(bound, state, cohort, federation, uploads.shared))
+    seen = noising.described_models(method, keys.noise, state, cohort, models)
     if "model" in state.clients:
-        state = with_kept(state, cohort, {"model": models})
+        state = with_kept(state, cohort, {"model": seen})
         present = state.seen.at[cohort.who].max(cohort.present) & (state.round < federation.depart)
-        members, models = Cohort(jnp.arange(state.labels.size), present), state.clients["model"]
+        members = Cohort(jnp.arange(state.labels.size), present)
+        models = seen = state.clients["model"]
     if grouping.after is not None:
-        state = grouping.after(keys.group, state, members, federation, models)
+        state = grouping.after(keys.group, state, members, federation, seen)
     if "model" in state.clients and bound is None:
         clusters, weight, mean = server.means_of_kept(method, state, members, federation, models)
         return state, Sums(clusters, weight, sums.shared if method.trains_shared else mean)
@@ -284,18 +291,10 @@ def finished(context: Context, sent: State, state: State, cohort: Cohort) -> Sta
     """The state at the end of a round: who took part, and the first model that is not finite."""
     if context.faults.on_divergence == "drop_cluster":
         state = faults.without_divergence(sent, state)
-    good = finite_clusters(state, cohort) & trees.finite(trees.stack(state.shared, 1))
+    good = onhost.finite_clusters(state, cohort) & trees.finite(trees.stack(state.shared, 1))
     failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
     return state.replace(
         failed=jnp.where(good.all() | (state.failed[0] >= 0), state.failed, failed),
         seen=state.seen.at[cohort.who].max(cohort.present),
         round=state.round + 1,
     )
-
-
-def finite_clusters(state: State, cohort: Cohort) -> Array:
-    """Whether every number of each cluster's model is finite; on the host only the cohort's models have changed. [k]"""
-    if not isinstance(state.clusters, HostRows):
-        return trees.finite(state.clusters)
-    found = trees.finite(trees.take(state.clusters, cohort.who))
-    return jnp.ones(trees.count(state.clusters), bool).at[cohort.who].min(found | ~cohort.present)

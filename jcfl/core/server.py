@@ -103,8 +103,8 @@ def means_of_kept(
     """
     labels, weights, total = weighed(method, state, members, federation)
     group = averaging.present_labels(labels, weights, total.size)
-    sizes = weights_of(members, federation, by_size)
-    clusters, mean = onhost.means(group, weights, sizes, models, state.clusters)
+    overall = weights_of(members, federation, by_size if method.aggregate.privacy is None else equally)
+    clusters, mean = onhost.means(group, weights, overall, models, state.clusters)
     return clusters, total, mean
 
 

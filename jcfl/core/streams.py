@@ -21,12 +21,17 @@ The tree of streams, with what each is folded by:
         │   │   └── CLIENT[client]
         │   │       ├── STEP[step]    what the model draws in one step, such as dropout
         │   │       └── ORDER[epoch]  the order of the client's examples in one pass over them
-        │   └── FAILURE           unreliable clients
-        │       ├── LOST[client]      whether the client's round is lost
-        │       └── SLOW[client]      whether the client is slow, and how slow
+        │   ├── FAILURE           unreliable clients
+        │   │   ├── LOST[client]      whether the client's round is lost
+        │   │   └── SLOW[client]      whether the client is slow, and how slow
+        │   └── NOISE             what covers the updates of a round
+        │       ├── SUMS              the noise on the clusters' sums
+        │       ├── SHARED            the noise on the sum of ω
+        │       └── UPLOAD[client]    the noise on a model that the client is grouped by
         ├── WINDOWS               when clients' windows of availability begin
         ├── ANCHOR                StoCFL's anchor; this key itself draws the anchor's model
-        │   └── HALVES[client]    how a client's examples are divided for the noise-corrected similarity
+        │   ├── HALVES[client]    how a client's examples are divided for the noise-corrected similarity
+        │   └── DESCRIPTION[client]   the noise on the description that a client sends once
         ├── ONESHOT               clustering before the first round
         │   ├── SOLO              local training of everybody; its CLIENT streams are as those of TRAIN
         │   └── FIT               the clustering itself
@@ -74,6 +79,7 @@ class Stream(Enum):
     GROUP = Place("ROUND", 1)
     TRAIN = Place("ROUND", 2)
     FAILURE = Place("ROUND", 3)
+    NOISE = Place("ROUND", 4)
     LOST = Place("FAILURE", 0, ("client",))
     SLOW = Place("FAILURE", 1, ("client",))
     WINDOWS = Place("RUN", 2**31 - 8)
@@ -82,6 +88,10 @@ class Stream(Enum):
     STEP = Place("CLIENT", None, ("step",))
     ORDER = Place("CLIENT", 2**31 - 1, ("epoch",))
     HALVES = Place("ANCHOR", None, ("client",))
+    DESCRIPTION = Place("ANCHOR", 2**31 - 9, ("client",))
+    SUMS = Place("NOISE", 0)
+    SHARED = Place("NOISE", 1)
+    UPLOAD = Place("NOISE", 2, ("client",))
     SOLO = Place("ONESHOT", 0)
     FIT = Place("ONESHOT", 1)
 
@@ -117,9 +127,11 @@ class RoundKeys(NamedTuple):
     group: Key  # grouping, before and after training
     train: Key  # local training, folded by client
     fail: Key  # unreliable clients
+    noise: Key  # what covers updates
 
 
 def round_keys(run: Key, round: Any) -> RoundKeys:
     """The keys of a round, from the key of the stream RUN."""
     key = stream(run, Stream.ROUND, round)
-    return RoundKeys(*(stream(key, name) for name in (Stream.PICK, Stream.GROUP, Stream.TRAIN, Stream.FAILURE)))
+    parts = (Stream.PICK, Stream.GROUP, Stream.TRAIN, Stream.FAILURE, Stream.NOISE)
+    return RoundKeys(*(stream(key, name) for name in parts))

@@ -77,6 +77,8 @@ class Factored:
             return "clients do not train by plain SGD that starts afresh in every round"
         if not all(isinstance(term, Pull) and term.to in REFERENCES for term in work.terms):
             return "a term of the loss is not a pull to a model that was sent"
+        if work.clips:
+            return "clients clip their updates, for which each needs a whole kernel of its own"
         return "" if work.alone else "clients need more than the models that are sent"
 
     def is_cheaper(self, work: engine.Work, context: Context) -> bool:

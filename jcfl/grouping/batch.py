@@ -17,10 +17,11 @@ from jcfl.core import averaging, chunks, clients, engine, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
+from jcfl.core.privacy import once_keys
 from jcfl.core.rounds import with_kept
 from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
-from jcfl.grouping.compare import Cosine, DecomposedCosine, Distances, PrincipalAngles, comparison
+from jcfl.grouping.compare import Cosine, DecomposedCosine, Distances, PrincipalAngles, comparison, representatives
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, Update
 from jcfl.grouping.labels import aligned, first_labels, with_overflow
 from jcfl.grouping.losses import least_loss, with_newcomers
@@ -125,7 +126,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     assert isinstance(when, Once)
     labels_of = group.labels(method, context, compare)
     k, m = group.slots(context), context.population.clients
-    of_data, bound = isinstance(describe, OfData), method.aggregate.rule.bind(context)
+    of_data, bound, privacy = isinstance(describe, OfData), method.aggregate.rule.bind(context), context.privacy
     probe = describing_client(method, context, getattr(describe, "epochs", None))
 
     def init(state: State, federation: Federation) -> State:
@@ -150,11 +151,13 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         models = None
         if isinstance(describe, OfData):
             points = describe.for_clients(context)(state.memory.anchor, federation, everyone)
+            points = privacy.descriptions(state.key, everyone, points)
         elif isinstance(describe, Accumulated):
             points = state.clients["description"]
         else:
             models = trained_by_all(probe, key, state, federation, context.resources.chunk)
             sent = trees.stack(state.shared, 1)
+            models = privacy.models(once_keys(state.key, everyone), sent, models)
             points = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
         found = labels_of(group_key, compare.prepared(points, here), weights, here, None)
         found = jnp.where(here, found, -1)
@@ -171,6 +174,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
 
     def near_centres(state: State, who: Array, federation: Federation) -> Array:
         points = describe.for_clients(context)(state.memory.anchor, federation, who)  # pyright: ignore[reportAttributeAccessIssue]
+        points = privacy.descriptions(state.key, who, points)
         away = compare.distance(context, describe)(points, state.memory.centres)  # [h, k]
         used = metrics.sizes(state.labels, k) > 0
         return jnp.where(used | ~used.any(), away, jnp.inf).argmin(-1).astype(jnp.int32)
@@ -289,13 +293,3 @@ def with_descriptions(method: Method, context: Context, state: State, members: C
     if isinstance(method.describe, Accumulated):
         points = points + state.clients["description"][members.who]
     return with_kept(state, members, {"description": points})
-
-
-def representatives(compare: Distances, points: Array, labels: Array, k: int) -> Array:
-    """A description for each cluster: the mean of its members', or the first member's if there is no mean. [k, ...]"""
-    member = jax.nn.one_hot(labels, k, axis=0)  # [k, n]
-    if not compare.averages:
-        return points[member.argmax(1)]
-    flat = points.reshape(points.shape[0], -1)
-    mean = jnp.matmul(member, flat, precision=trees.EXACT) / jnp.maximum(member.sum(1), 1)[:, None]
-    return mean.reshape(k, *points.shape[1:])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
+from jcfl import trees
 from jcfl.core.chain import chain
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_distance
@@ -54,7 +55,6 @@ class Cosine(Distances):
     """One minus the cosine of two vectors."""
 
     name: ClassVar[str] = "cosine"
-    corrected: ClassVar[bool] = False  # whether lengths are corrected for noise
 
     def metric(self, context: Context, describe: Describe) -> Metric:
         """See `jcfl.grouping.kmeans.cosine`."""
@@ -207,3 +207,13 @@ def refuse_no_mean(group: str, describe: Any, compare: Distances, name: str) -> 
             f"{name}: group {group!r} averages descriptions, and {describe.name} have no mean under {compare.name}; "
             f"set method.group=linkage, density or spectral"
         )
+
+
+def representatives(compare: Distances, points: Array, labels: Array, k: int) -> Array:
+    """A description for each cluster: the mean of its members', or the first member's if there is no mean. [k, ...]"""
+    member = jax.nn.one_hot(labels, k, axis=0)  # [k, n]
+    if not compare.averages:
+        return points[member.argmax(1)]
+    flat = points.reshape(points.shape[0], -1)
+    mean = jnp.matmul(member, flat, precision=trees.EXACT) / jnp.maximum(member.sum(1), 1)[:, None]
+    return mean.reshape(k, *points.shape[1:])

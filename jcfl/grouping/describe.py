@@ -18,7 +18,8 @@ from pydantic import Field
 from jcfl.core import chunks, describing, parts
 from jcfl.core.context import Context
 from jcfl.core.describing import Description
-from jcfl.core.method import Describe, Source
+from jcfl.core.method import Describe, Source, When
+from jcfl.core.neutral import Once
 from jcfl.core.objective import Part as Represent
 from jcfl.core.objective import backbone, everything, head
 from jcfl.errors import InputError
@@ -148,6 +149,7 @@ class Subspace(OfData):
     """The leading left singular vectors of the client's examples (Vahidian et al. 2023, PACFL)."""
 
     name: ClassVar[str] = "subspace"
+    takes_noise: ClassVar[bool] = False  # a basis with noise is not orthonormal
     p: Annotated[int, Field(ge=1, description="singular vectors of a client")] = 3
 
     def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
@@ -190,6 +192,10 @@ class OfUpload(Describe):
     """A description made of what a client trained."""
 
     source: ClassVar[Source] = "upload"
+
+    def is_repeated(self, when: When) -> bool:
+        """Unless clients are grouped once, they are described by each of their uploads."""
+        return not isinstance(when, Once)
 
     def vectors(self, context: Context, sent: Models, models: Models) -> Array:
         """The descriptions of clients from the models sent to them and trained by them, [s, ...] each. [s, d]"""
@@ -250,6 +256,10 @@ class Accumulated(Update):
     """The sum of the client's updates so far (Kim et al. 2024, CFL-GP)."""
 
     name: ClassVar[str] = "accumulated"
+
+    def is_repeated(self, when: When) -> bool:
+        """Every update is added."""
+        return True
 
 
 def vectors_of(represent: Represent, models: Models) -> Array:

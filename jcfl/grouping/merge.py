@@ -72,7 +72,8 @@ class Merge(Clustering):
         assert isinstance(method.compare, Cosine)
         description = method.describe.description(context, method.compare.corrected)
         task = method.describe.task(context)
-        in_coordinates = description.has_coordinates and factored.takes_less_memory(task, context)
+        whole = not description.has_coordinates or context.privacy.is_on  # noise has no coordinates
+        in_coordinates = not whole and factored.takes_less_memory(task, context)
         settings = Settings(
             describe=description._replace(has_coordinates=in_coordinates),
             tau=self.tau,
@@ -83,6 +84,7 @@ class Merge(Clustering):
             budget=context.resources.room // 8,
             departures=context.population.departures,
             follow=partial(server.merged, method=method),
+            privacy=context.privacy,
         )
         begin: Callable[[Key, State], Any] = lambda key, state: method.describe.begin(context, key, state)  # pyright: ignore
         return merge_similar(settings, begin)

@@ -13,7 +13,9 @@ from flax import struct
 
 from jcfl import trees
 from jcfl.core import chunks
-from jcfl.core.describing import Description
+from jcfl.core.describing import Description, normalised
+from jcfl.core.privacy import Privacy
+from jcfl.core.streams import Stream, stream
 from jcfl.fast import slabs
 from jcfl.types import Array, Clients, Federation, Key, Model, Models
 
@@ -41,6 +43,7 @@ class Settings(NamedTuple):
     budget: int  # bytes that inner products may take
     departures: bool  # whether clients ever leave
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
+    privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
 
 
 def joint_gram(
@@ -148,7 +151,10 @@ def descriptions(
     """Ψ of the clients `who` [s], which is zero if a client is not `new` [s], and its trust. [s, ...], [s]"""
 
     def describe(client: Array, data: Clients) -> tuple[Model, Array]:
-        return settings.describe(memory.anchor, data, jax.random.fold_in(memory.key, client))
+        psi, trust = settings.describe(memory.anchor, data, jax.random.fold_in(memory.key, client))
+        if settings.privacy.description_clip is not None:
+            psi = normalised(settings.privacy.description(stream(memory.key, Stream.DESCRIPTION, client), psi))
+        return psi, trust
 
     def part(args: tuple[Array, Array]):
         who, new = args

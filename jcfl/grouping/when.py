@@ -27,6 +27,7 @@ class Arrival(When):
     """A client is grouped when it takes part for the first time (Zeng et al. 2023)."""
 
     name: ClassVar[str] = "arrival"
+    on_arrival: ClassVar[bool] = True
 
 
 @register("when", "settled")

@@ -227,6 +227,17 @@ add_measured(
 )
 add(
     Score(
+        "epsilon",
+        "ε of client-level differential privacy",
+        "ε",
+        better="lower",
+        over=(),
+        places=("terminal", "report", "curves"),
+        meaning="The ε of client-level differential privacy so far, for the δ of `privacy.delta`.",
+    )
+)
+add(
+    Score(
         "objective",
         "clustering objective",
         over=("present",),

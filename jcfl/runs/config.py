@@ -16,10 +16,10 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, titles, undecided
-from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Reliability, Trainer, Tuned
+from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Privacy, Reliability, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
-SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability")
+SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy")
 """The sections that name a registered piece and give its options."""
 
 SCHEDULED = ("method", "addon", "train")
@@ -49,6 +49,7 @@ class Config(BaseModel):
     train: Trainer = Trainer()
     attack: Attack = Attack()
     reliability: Reliability = Reliability()
+    privacy: Privacy = Privacy()
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
     participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1

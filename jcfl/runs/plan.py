@@ -18,7 +18,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import automatic, devices, hosts, schedules
+from jcfl.runs import accounting, automatic, devices, hosts, schedules
 from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
@@ -92,6 +92,8 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     federation = objects.federation if objects.federation is not None else federation_of(config)
     made = objects._replace(federation=federation)
     checked = settled(automatic.with_stand_ins(config), made, lanes)  # what cannot run is refused before anything is
+    if checked.context.privacy.is_on:
+        raise InputError("privacy: auto looks at gradients that no noise covers; give a value in place of auto")
     config = automatic.decided(config, federation, checked.context.task)
     return settled(config, made, lanes)._replace(objects=objects)
 
@@ -127,10 +129,12 @@ def settled(config: Config, objects: Objects, lanes: int | None) -> Plan:
         devices=several,
         states_on_host=config.client_states == "host",
         faults=faults,
+        privacy=registry.find("privacy", config.privacy.name)(**config.privacy.options),
         tests_shared=config.evaluate_shared,
         measures_quality=config.evaluate_quality,
         models_at=config.compare_models,
     )
+    accounting.refuse_without_accountant(context)
     try:
         algorithms = algorithms_of(config, context, objects)
     except TooLarge as too_large:
@@ -242,6 +246,8 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     if isinstance(found, Value):
         whole = with_answers(found, method.options)
         return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
+    if context.privacy.is_on:
+        raise InputError(f"privacy: method {method.name!r} is no Method with answers, so what it sends is not known")
     changed = [*(q for q in QUESTIONS if method.options.get(q) is not None), *(addon.name for addon in method.addons)]
     if changed:
         raise InputError(f"method {method.name!r} is no Method with answers, so {changed[0]!r} cannot change it")

@@ -1,5 +1,6 @@
 """One method's run: its figures gathered, written and tracked, whoever trains it."""
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.metrics import moves
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
+from jcfl.runs import accounting
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Clock
 from jcfl.runs.needs import due
@@ -53,6 +55,7 @@ class Run:
         self.compiling = 0.0
         self.failed: TrainingError | None = None
         self.state: Any = None
+        self.epsilon = functools.cache(self.epsilon)  # of a round, whatever the seed
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
 
     def batches(self) -> list[list[int]]:
@@ -143,9 +146,17 @@ class Run:
         for record in records:
             self.tracking.record(record.round, record.seed, record.scores)
 
+    def epsilon(self, round: int) -> float:
+        """The ε of what clients have sent until a round."""
+        plan = self.plan
+        return accounting.epsilon_after(self.algorithm.method, plan.context, plan.federation, round)
+
     def complete(self, record: Record) -> None:
-        """Count the moves since the seed's evaluation before, where a run asks for it, and write models that matter."""
+        """Add the moves since the seed's evaluation before, and ε, where a run has them; write models that matter."""
         config = self.plan.config
+        if self.plan.context.privacy.is_on:
+            spent = self.epsilon(record.round)
+            record.scores |= {"epsilon": spent} if spent < math.inf else {}
         if config.evaluate_quality and "labels" in record.arrays:
             before = [other.arrays["labels"] for other in self.records if other.seed == record.seed][-1:]
             record.scores["moves"] = moves(before[0], record.arrays["labels"]) if before else math.nan

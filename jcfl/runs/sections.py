@@ -85,3 +85,9 @@ class Reliability(Piece):
     """How reliable clients are."""
 
     name: str = "random"
+
+
+class Privacy(Piece):
+    """How what clients send is clipped and noised; not at all unless a clip is given."""
+
+    name: str = "gaussian"

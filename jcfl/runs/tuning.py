@@ -216,7 +216,8 @@ class Trial:
         _, train = rounds.training(self.method, context, rounds.needs_uploads(grouping, bound))
 
         def once(state: State, federation: Federation):
-            _, _, uploads, sums = train(round_keys(state.key, state.round), state, cohort, federation)
+            keys = round_keys(state.key, state.round)
+            _, _, uploads, sums = train(keys, state, cohort, federation, cohort.present.sum())
             return uploads, sums
 
         with no_garbage_collection():

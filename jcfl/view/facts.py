@@ -28,6 +28,7 @@ KINDS = {
     "train": "local training",
     "attack": "attacks",
     "reliability": "reliability",
+    "privacy": "privacy",
     "track": "trackers",
     "score": "scores",
 }
@@ -43,6 +44,7 @@ MEANINGS = {
     "answer": "how a client predicts",
     "attacks": "what hostile clients do",
     "reliability": "whether clients are there, and finish",
+    "privacy": "how what clients send is clipped and noised",
 }
 """Explanations for the titles that do not explain themselves."""
 
@@ -102,6 +104,7 @@ EXAMPLES = {
     "answer majority": "method=fedavg method.answer=majority",
     "attack": "attack=NAME",
     "reliability": "reliability.dropout=0.5",
+    "privacy": "method=fedavg 'compare=[]' privacy.clip=1 privacy.noise=1",
 }
 """The overrides in the example command of an answer, by kind, or by kind and name if a piece needs other ones."""
 

@@ -15,7 +15,7 @@ from jcfl.view.plotting.bars import with_addons
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
 from jcfl.view.plotting.decision import decision
-from jcfl.view.plotting.lines import clusters, curves, effect, quality
+from jcfl.view.plotting.lines import clusters, curves, effect, privacy, quality
 from jcfl.view.plotting.membership import by_cluster, flow, groups_to_clusters, sizes
 from jcfl.view.plotting.models import distances, model_embedding, model_similarity
 from jcfl.view.plotting.search import search
@@ -40,6 +40,7 @@ __all__ = [
     "label_map",
     "model_embedding",
     "model_similarity",
+    "privacy",
     "quality",
     "samples",
     "save",
@@ -50,7 +51,9 @@ __all__ = [
     "with_addons",
 ]
 
-SEVERAL = {function.__name__: function for function in (curves, clusters, clients, effect, with_addons, quality)}
+SEVERAL = {
+    function.__name__: function for function in (curves, clusters, clients, effect, with_addons, quality, privacy)
+}
 """Figures that show several runs together."""
 
 OF_MODELS = (model_embedding, model_similarity, distances)

@@ -10,7 +10,7 @@ from jcfl.view.plotting.style import figure, line, panels
 
 @figure(single=True)
 def decision(run: History, columns: int | None = None) -> Figure:
-    """The error on the other half of the clients' training data, and the number of clusters, against the threshold.
+    """The error on the parts of the training data left out, and the number of clusters, against the threshold.
 
     The threshold is that of cosines that are corrected for noise, whatever the method compares.
 
@@ -29,7 +29,7 @@ def decision(run: History, columns: int | None = None) -> Figure:
     for axis, values, title in zip(
         axes,
         (found["error"], found["clusters"]),
-        ("error on the other half", f"clusters of {clients} clients"),
+        ("error on the part left out", f"clusters of {clients} clients"),
         strict=True,
     ):
         axis.plot(taus, values, **line(0))

@@ -23,7 +23,7 @@ from jcfl.view.plotting.style import (
     whole_numbers,
 )
 
-SECTIONS = ("data", "scenario", "model", "method", "train")
+SECTIONS = ("data", "scenario", "model", "method", "train", "privacy")
 
 
 @figure(single=False)
@@ -112,7 +112,44 @@ def effect(
         scale_axis(axis, score)
         axis.set_xlabel(key)
         if spans_decades(varied[key]):
-            axis.set_xscale("log")
+            decades(axis)
+    legend_above(shown, axes)
+    return shown
+
+
+@figure(single=False)
+def privacy(
+    runs: Sequence[History], scores: Sequence[str] = ("accuracy_micro", "ari"), columns: int | None = None
+) -> Figure:
+    """Last scores against the last ε of client-level differential privacy, with one line for each method.
+
+    Bars are one sample standard deviation over seeds. A run that has no ε, because it has no privacy, is a dashed line.
+
+    Args:
+        runs: histories or folders, as a sweep over `privacy.noise` leaves them.
+        scores: the scores, one panel each.
+        columns: panels in a row.
+    """
+    if not any(has_score(run, "epsilon") for run in runs):
+        raise InputError("no run has ε; set privacy.clip and privacy.noise")
+    shown, axes = panels(len(scores), columns, 2.2)
+    for score, axis in zip(scores, axes, strict=True):
+        for index, name in enumerate(dict.fromkeys(map(method_name, runs))):
+            own = [run for run in runs if method_name(run) == name and has_score(run, score)]
+            found = [(float(np.nanmax(run["epsilon"])), run) for run in own if has_score(run, "epsilon")]
+            found.sort(key=lambda pair: pair[0])
+            look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
+            last = [run[score][:, -1] for _, run in found]
+            spread = [results.deviation(values) for values in last]
+            axis.errorbar([x for x, _ in found], [np.nanmean(values) for values in last], spread, label=name, **look)
+            for run in own:
+                if not has_score(run, "epsilon"):
+                    axis.axhline(
+                        float(np.nanmean(run[score][:, -1])), color=line(index)["color"], linestyle=(0, (4, 2))
+                    )
+        scale_axis(axis, score)
+        axis.set_xlabel(metrics.score("epsilon").title)
+        decades(axis)
     legend_above(shown, axes)
     return shown
 
@@ -156,6 +193,17 @@ def scale_axis(axis: Axes, score: str) -> None:
         axis.set_ylim(bottom=0)
     if score == "ari":
         axis.set_ylim(min(axis.get_ylim()[0], -0.03), 1.05)
+
+
+def method_name(run: History) -> str:
+    """The name of a run's method, which the run of a sweep has in its summary alone."""
+    return run.summary.get("method", run.name)
+
+
+def decades(axis: Axes) -> None:
+    """Make the x-axis logarithmic, its numbers written out: figures set no mathematics."""
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
 
 
 def shown_scores(runs: Sequence[History], place: metrics.Place) -> list[str]:

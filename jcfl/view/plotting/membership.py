@@ -241,14 +241,8 @@ def draw_names(
     for kind, spot in zip(kinds, spots, strict=True):
         text = f"{name(int(kind))} ({(labels == kind).sum()})"
         axis.annotate(text, (turn, spot), (6 * side, 0), fontsize=7, **beside)
-    axis.annotate(
-        f"{what} (clients)",
-        (turn, max(top, spots[-1] + 2 * gap)),
-        (2 * side, 7),
-        textcoords="offset points",
-        fontsize=6.5,
-        ha="center",
-    )
+    place_of_title: dict[str, Any] = {"xytext": (2 * side, 11), "textcoords": "offset points", "ha": "center"}
+    axis.annotate(f"{what} (clients)", (turn, top), fontsize=6.5, annotation_clip=False, **place_of_title)
 
 
 def spread(middles: np.ndarray, line: float, top: float) -> np.ndarray:
