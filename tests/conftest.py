@@ -13,8 +13,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports JAX
 if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a flag that it does not know
     # Most of a test's time is compilation: without its newest code generator and optimizations XLA takes a third of it.
     quick = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-    flags = f"{quick} --xla_llvm_disable_expensive_passes=true {os.environ.get('XLA_FLAGS', '')}"
-    os.environ["XLA_FLAGS"] = flags.strip()
+    # A program in one piece takes a seventh less than one cut into 32 for threads: both cores have a test process each.
+    whole = "--xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{quick} {whole} {os.environ.get('XLA_FLAGS', '')}".strip()
 gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it
 jcfl.use_cache()  # the test processes share the programs that they compile
 

@@ -10,6 +10,7 @@ CONTRIBUTING's table should have.
 """
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,6 +49,7 @@ def modules(root: Path) -> dict[str, Path]:
     return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
+@functools.cache
 def imports(root: Path) -> list[Import]:
     """Every import of one of our modules by another one of them."""
     known = modules(root)

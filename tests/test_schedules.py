@@ -22,7 +22,7 @@ def test_each_round_has_its_values():
     data = jax.device_put(tiny.federation())
     made = lambda lam, lr: tiny.built("stocfl", tiny.setting(lr=lr, **TRAIN), tau=0.2, lam=lam)
     step = jax.jit(lambda state, lam, lr: made(lam, lr).step(state, data))
-    state = made(0.1, 0.1).init(jax.random.key(0), data)
+    state = jax.jit(made(0.1, 0.1).init)(jax.random.key(0), data)
     for now in ((0.0, 0.5), (0.0, 0.5), (0.4, 0.5), (0.4, 0.1)):
         state = step(state, *now)
     last = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (found.state.shared, found.state.clusters))
