@@ -89,7 +89,8 @@ def of_method(plan: Plan, title: str) -> Plan:
     method = config.methods[title]
     if several:
         found = {method.title: one} if one != Tuned() else {}
-        decided = {method.title: config.decided[title]} if title in (config.decided or {}) else None
+        known = config.decided or {}
+        decided = {method.title: known[title]} if title in known else None
         own = {"tuned": config.tuned and found, "decided": decided}
         config = config.model_copy(update={"method": method, "compare": (), **own})
     part = plan._replace(config=config, algorithms={title: plan.algorithms[title]})

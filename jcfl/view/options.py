@@ -32,8 +32,8 @@ def values(schema: Mapping[str, Any]) -> str:
     >>> values({"type": "integer", "minimum": 1, "auto": "clusters"})
     'integer ≥ 1 or auto'
     """
-    found = dict.fromkeys((*alternatives(schema), *(["auto"] if "auto" in schema else [])))
-    return " or ".join(found) or "any"
+    found = [*alternatives(schema), *(["auto"] if "auto" in schema else [])]
+    return " or ".join(dict.fromkeys(found)) or "any"
 
 
 def alternatives(schema: Mapping[str, Any]) -> Iterator[str]:

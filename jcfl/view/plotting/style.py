@@ -203,7 +203,7 @@ def save(
         shown.set_size_inches(shown.get_size_inches() * width / shown.get_size_inches()[0])
     if font_size is not None:
         for text in cast(list[Text], shown.findobj(Text)):
-            text.set_fontsize(text.get_fontsize() * font_size / STYLE["font.size"])
+            text.set_fontsize(float(text.get_fontsize()) * font_size / STYLE["font.size"])
     files = []
     for kind in formats:
         if kind not in FORMATS:
