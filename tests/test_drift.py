@@ -138,7 +138,7 @@ def test_every_method_keeps_its_shapes(name):
 DRIFTING = {"name": "rotated", "clients": 12, "drift": {2: 0.5}, "validation": 0.2}
 
 
-@pytest.mark.parametrize("method", [{"name": "stocfl", "tau": 0.3}, {"name": "ifca", "clusters": 4}])
+@pytest.mark.parametrize("method", [{"name": "stocfl", "tau": 0.3, "renew": 1}, {"name": "ifca", "clusters": 4}])
 def test_a_run_goes_on_bit_for_bit(method, tmp_path):
     """Over the round in which data drift; scores are of the groups of the last round trained."""
     given: Any = {"method": method, "scenario": DRIFTING, "seeds": 2, "evaluate_every": 1}

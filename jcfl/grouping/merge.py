@@ -82,6 +82,7 @@ class Merge(Clustering):
             tile=self.tile(method.describe, task, context),
             budget=context.resources.room // 8,
             departures=context.population.departures,
+            renew=method.when.renew,
             follow=partial(server.merged, method=method),
         )
         begin: Callable[[Key, State], Any] = lambda key, state: method.describe.begin(context, key, state)  # pyright: ignore
