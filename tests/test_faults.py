@@ -11,7 +11,7 @@ from scipy import stats
 
 import jcfl
 from jcfl.cli import display
-from jcfl.core import attacks, local, robust
+from jcfl.core import attacks, local, robust, server
 from jcfl.core.chunks import gather
 from jcfl.core.faults import Exclude, Faults
 from jcfl.core.objective import objective
@@ -151,6 +151,16 @@ def test_defences_protect_the_shared_model_too(rule):
     largest = lambda state: max(np.abs(leaf[-1]).max() for leaf in jax.tree.leaves(state.shared))
     assert largest(tiny.run(bare, 1, data=data)) > 100
     assert largest(tiny.run(guarded, 1, data=data)) < 10
+
+
+def test_buckets_are_drawn_anew_in_every_round():
+    extras = [{"name": "robust", "rule": "median_of_means", "buckets": 5, "size": 1}]
+    algorithm, data = attacked("stocfl", faults=Faults(), extras=extras)
+    state = jax.jit(algorithm.init)(jax.random.key(0), data)
+    one, two = (jax.jit(server.bucket_key)(state.replace(round=round)) for round in (0, 1))
+    assert one != two
+    leaves = jax.tree.leaves(jax.jit(algorithm.step)(state, data).clusters)
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
 
 
 def test_excluded_clients_are_suspects_and_are_not_asked_again():

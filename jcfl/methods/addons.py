@@ -11,13 +11,14 @@ from jcfl.core.aggregates import (
     Beta,
     Bounded,
     Buckets,
+    Drawn,
     GeometricMedian,
     Hostile,
     Krum,
     Median,
-    MedianOfMeans,
     NormBound,
     TrimmedMean,
+    of_buckets,
 )
 from jcfl.core.faults import Exclude
 from jcfl.core.method import Ballot, Mean, Method, Phase, Vote
@@ -155,6 +156,7 @@ def robust(
     ] = "median",
     beta: Beta = 0.1,
     buckets: Buckets = 3,
+    size: Drawn = None,
     share: Hostile = 0.2,
     bound: Bounded = None,
 ) -> Method:
@@ -165,7 +167,7 @@ def robust(
     rules = {
         "median": Median(),
         "trimmed_mean": TrimmedMean(beta=beta),
-        "median_of_means": MedianOfMeans(buckets=buckets),
+        "median_of_means": of_buckets(buckets, size),
         "krum": Krum(share=share),
         "multi_krum": Krum(share=share, several=True),
         "geometric_median": GeometricMedian(),
