@@ -1,6 +1,7 @@
 """How Sphinx builds the documentation: sphinx-build -W docs site."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import parts  # pyright: ignore[reportMissingImports]
 
 project = "jcfl"
 author = "The jcfl authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["*.py", "_build", "__pycache__"]
+nb_execution_mode = "off"  # their outputs are kept in them, and the tests run them
+copybutton_prompt_text = "$ "
 html_theme = "furo"
 html_title = "jcfl"
 html_static_path = ["static"]
@@ -32,6 +35,17 @@ python_maximum_signature_line_length = 88
 napoleon_custom_sections = ["Deviations"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+
+def with_notebooks() -> None:
+    """Put the notebooks where Sphinx finds them; it takes no page from above its folder."""
+    place = Path(__file__).parent / "notebooks"
+    place.mkdir(exist_ok=True)
+    for notebook in (Path(__file__).parents[1] / "notebooks").glob("*.ipynb"):
+        shutil.copy(notebook, place)
+
+
+with_notebooks()
 
 
 def setup(app: Any) -> None:

@@ -16,7 +16,8 @@ from jcfl import metrics, registry
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
 from jcfl.runs import config
-from jcfl.runs.plan import planned
+from jcfl.runs.automatic import with_stand_ins
+from jcfl.runs.plan import settled
 from jcfl.runs.reproducing.tables import Table, shipped
 from jcfl.view import facts
 from jcfl.view.options import Option, default
@@ -139,7 +140,7 @@ def takes(name: str, addon: str) -> bool:
     bare = ["method.lam=0"] if (name, addon) == ("stocfl", "cam") else []  # a pull to what is added has no meaning
     words = [*TINY, f"method.name={name}", *needed(name), f"method.addons=[{addon}]", *bare]
     try:
-        planned(config.read("quickstart", words))
+        settled(with_stand_ins(config.read("quickstart", words)))
     except InputError:
         return False
     return True

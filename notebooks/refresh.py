@@ -13,6 +13,31 @@ from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent
 
+REPOSITORY = "jcfl-authors/jcfl"
+"""Where Colab finds the notebooks, as GitHub names it."""
+
+BADGE = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    f"(https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{{}})"
+)
+"""What opens a notebook of some name in Colab."""
+
+INSTALL = """\
+import glob
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jcfl") is None:  # on Colab, say: from a wheel beside the notebook, or a package index
+    source = (glob.glob("jcfl-*.whl") or ["jcfl"])[0] + ("[cuda]" if shutil.which("nvidia-smi") else "")
+    if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source]).returncode:
+        raise RuntimeError(
+            f"{source} cannot be installed. In a checkout, `pip wheel --no-deps .` makes jcfl-*.whl: "
+            "upload it beside this notebook, and run this cell again"
+        )"""
+"""The cell that installs jcfl where it is not there."""
+
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, which is another place every time."""
 
@@ -22,7 +47,7 @@ def main(names: list[str]) -> None:
     for path in sorted(FOLDER.glob("*.ipynb")):
         if not names or path.stem in names:
             start = time.perf_counter()
-            path.write_text(nbformat.writes(kept(executed(path))) + "\n", "utf-8")
+            path.write_text(nbformat.writes(with_common_cells(kept(executed(path)), path.name)) + "\n", "utf-8")
             print(f"{path.name}: {time.perf_counter() - start:.0f} s, {path.stat().st_size / 1024:.0f} KiB", flush=True)
 
 
@@ -54,6 +79,14 @@ def kept(notebook: NotebookNode) -> NotebookNode:
         cell.metadata = {}
         if "outputs" in cell:
             cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
+    return notebook
+
+
+def with_common_cells(notebook: NotebookNode, name: str) -> NotebookNode:
+    """The notebook with the badge and the cell that all of them have."""
+    first, second, *_ = notebook.cells
+    first.source = re.sub(r"\[!\[Open in Colab\].*", BADGE.format(name), first.source)
+    second.source = INSTALL
     return notebook
 
 

@@ -100,6 +100,28 @@ def test_median_of_means_deals_clients_to_buckets(rng):
     close(JITTED["median_of_means"](*args), by_cluster(lambda r, w: dealt(3, r), *args))
 
 
+def test_the_bootstrap_draws_buckets_with_replacement():
+    args, key = cohort(np.random.default_rng(7)), jax.random.key(5)
+    rule = functools.partial(averaging.bootstrap_median_of_means, buckets=7, size=3)
+
+    def drawn(cluster, rows):
+        who = jax.random.randint(jax.random.fold_in(key, cluster), (7, 3), 0, len(rows))
+        return np.median(rows[np.asarray(who)].mean(1), 0)
+
+    parts = [by_cluster(lambda r, w, c=c: drawn(c, r), *args) for c in range(K)]
+    close(jax.jit(rule)(*args, key=key), {name: np.stack([parts[c][name][c] for c in range(K)]) for name in args[3]})
+
+
+@pytest.mark.parametrize("bad", [1e30, np.inf, np.nan])
+def test_the_bootstrap_withstands_what_dealt_buckets_do_not(bad):
+    """Four of eleven clients are hostile: every dealt bucket of four has one; most drawn buckets of one have none."""
+    rows = np.where(np.arange(S) < 4, bad, 1.0).astype(np.float32)
+    args = np.zeros(S, np.int32), np.ones(S, np.float32), rows, np.zeros(1, np.float32)
+    bootstrap = jax.jit(lambda *a: averaging.bootstrap_median_of_means(*a, key=jax.random.key(0), buckets=99, size=1))
+    assert not np.abs(bucketed(3, *args)[0]) < 2
+    assert bootstrap(*args)[0] == 1
+
+
 def test_trimmed_mean_is_scipys():
     rows = np.random.default_rng(0).normal(size=(S, 5)).astype(np.float32)
     for beta in (0.1, 0.3, 0.45):

@@ -118,7 +118,8 @@ def test_inner_products_in_parts(monkeypatch, fresh):
         model = context.task.init(jax.random.key(0))
         sums = jax.vmap(lambda key: context.task.init(key)["params"])(jax.random.split(jax.random.key(1), 5))
         sums = trees.select(live, sums, jax.tree.map(jnp.zeros_like, sums))
-        memory = MergeMemory(model, model, sums, trees.inner(sums, sums), live, jax.random.key(2))
+        gram, described = trees.inner(sums, sums), jnp.zeros(8, jnp.int32)
+        memory = MergeMemory(model, model, sums, gram, live, jax.random.key(2), described)
         found = []
         for shortcut in (True, False):
             own = Settings(describe._replace(has_coordinates=shortcut), 0.5, greedy, "current", 3, 8, 800, False)

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.neighbors import LocalOutlierFactor
 
 import jcfl
 from jcfl.cli import display
-from jcfl.core import attacks, local, robust
+from jcfl.core import attacks, local, robust, server
 from jcfl.core.chunks import gather
-from jcfl.core.faults import Exclude, Faults
+from jcfl.core.faults import Exclude, ExcludeSparse, Faults
 from jcfl.core.objective import objective
 from jcfl.core.reliability import Reliability
 from jcfl.data import hostile
@@ -153,9 +154,20 @@ def test_defences_protect_the_shared_model_too(rule):
     assert largest(tiny.run(guarded, 1, data=data)) < 10
 
 
-def test_excluded_clients_are_suspects_and_are_not_asked_again():
+def test_buckets_are_drawn_anew_in_every_round():
+    extras = [{"name": "robust", "rule": "median_of_means", "buckets": 5, "size": 1}]
+    algorithm, data = attacked("stocfl", faults=Faults(), extras=extras)
+    state = jax.jit(algorithm.init)(jax.random.key(0), data)
+    one, two = (jax.jit(server.bucket_key)(state.replace(round=round)) for round in (0, 1))
+    assert one != two
+    leaves = jax.tree.leaves(jax.jit(algorithm.step)(state, data).clusters)
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("more", [{}, {"by": "lof", "limit": 3.0, "neighbours": 3}])
+def test_excluded_clients_are_suspects_and_are_not_asked_again(more):
     attack = Faults(attacks.Scaled(share=0.25, factor=1e3))
-    algorithm, data = attacked("fedavg", faults=attack, extras=[{"name": "exclude", "patience": 2}])
+    algorithm, data = attacked("fedavg", faults=attack, extras=[{"name": "exclude", "patience": 2, **more}])
     states = tiny.run(algorithm, 4, data=data)
     bad = np.asarray(data.hostile)
     assert (states.clients["suspected"][-1][bad] == 2).all(), "left out twice, then not asked any more"
@@ -172,6 +184,28 @@ def test_suspects_are_far_from_the_median():
     rows = {"params": jnp.array([[0.0], [0.1], [0.2], [9.0], [5.0]])}
     found = Exclude().suspects(rows, jnp.array([0, 0, 0, 0, 1]), jnp.ones(5, bool), 2)
     assert list(found) == [False, False, False, True, False]
+
+
+def test_outlier_factors_are_scikit_learns():
+    rng = np.random.default_rng(2)
+    rows = {"a": rng.normal(size=(24, 3, 2)).astype(np.float32), "b": rng.normal(size=(24, 4)).astype(np.float32)}
+    rows["b"][[3, 17]] += 20
+    labels, present = np.arange(24) % 3, np.arange(24) != 8
+    labels[[2, 5, 11]] = 3  # a cluster of three, with fewer neighbours
+    found = np.asarray(jax.jit(robust.local_outlier_factors)(labels, present, rows))
+    for cluster in range(4):
+        own = (labels == cluster) & present
+        judge = LocalOutlierFactor(n_neighbors=min(5, own.sum() // 2)).fit(flat(rows)[own])
+        np.testing.assert_allclose(found[own], -judge.negative_outlier_factor_, rtol=1e-4)
+    assert set(np.flatnonzero(found > 1.5)) == {3, 17} and found[8] == 0
+
+
+def test_suspects_by_their_surroundings():
+    """Two places where updates are dense are no outliers; one that is not finite is, and spoils no other."""
+    places = [0.0, 0.1, 0.2, 0.3, 9.0, 9.1, 9.2, 9.3, 5.0, np.nan, 7.0]
+    rows, label = {"params": jnp.array(places)[:, None]}, jnp.array([0] * 10 + [1])
+    found = ExcludeSparse(limit=1.5, neighbours=3).suspects(rows, label, jnp.ones(11, bool), 2)
+    assert list(np.flatnonzero(found)) == [8, 9], "the client that is alone in its cluster has no outlier factor"
 
 
 def test_label_flips_touch_attackers_training_examples_only():

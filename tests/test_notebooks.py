@@ -1,8 +1,11 @@
 """The notebooks run from top to bottom, show pictures, and are kept as GitHub and Colab need them."""
 
 import base64
+import importlib.util
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,12 +24,6 @@ def pictures(notebook) -> list[bytes]:
     """The PNG files among a notebook's outputs."""
     shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
     return [base64.b64decode(data["image/png"]) for data in shown if "image/png" in data]
-
-
-def install(notebook) -> str:
-    """The one cell that installs jcfl."""
-    (cell,) = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "%pip" in cell.source]
-    return cell
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)
@@ -65,14 +62,25 @@ def test_stored_as_a_reader_on_github_needs_it(path):
 
 def test_opens_in_colab_and_installs_only_where_jcfl_is_not_there(path):
     notebook = nbformat.read(path, as_version=4)
-    first = notebook.cells[0].source
-    repository = re.search(r"jcfl @ git\+https://github\.com/([\w-]+/[\w-]+)\"", install(notebook))
-    assert repository
-    badge = rf"https://colab.research.google.com/github/{repository[1]}/blob/main/notebooks/{path.name}"
-    assert first.startswith("# ") and f"]({badge})" in first
-    assert install(notebook) == install(nbformat.read(PATHS[0], as_version=4))
-    guard, command = install(notebook).split("\n")[-2:]
-    assert guard.startswith('if importlib.util.find_spec("jcfl") is None:') and command.startswith("    %pip install")
+    refresh = runpy.run_path(str(FOLDER / "refresh.py"))
+    assert notebook.cells[0].source.startswith("# ") and refresh["BADGE"].format(path.name) in notebook.cells[0].source
+    assert notebook.cells[1].source == refresh["INSTALL"]
+    assert not any("%pip" in cell.source for cell in notebook.cells)
+
+
+@pytest.mark.parametrize(("wheel", "gpu"), [(True, True), (False, False)])
+def test_install_takes_a_wheel_or_the_index_and_stops_where_neither_is(wheel, gpu, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if gpu else None)
+    monkeypatch.setattr(subprocess, "run", lambda words: asked.append(words) or subprocess.CompletedProcess(words, 1))
+    if wheel:
+        (tmp_path / "jcfl-0.1.0-py3-none-any.whl").touch()
+    expected = ("jcfl-0.1.0-py3-none-any.whl" if wheel else "jcfl") + ("[cuda]" if gpu else "")
+    with pytest.raises(RuntimeError, match="upload it beside this notebook"):
+        exec(runpy.run_path(str(FOLDER / "refresh.py"))["INSTALL"], {})
+    assert asked[0][1:] == ["-m", "pip", "install", "--quiet", expected]
 
 
 def test_together_small_enough_to_be_looked_at_anywhere():

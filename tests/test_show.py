@@ -37,11 +37,14 @@ def test_a_table_with_a_line_for_each_group_and_one_for_all(call, tmp_path):
 
 def test_who_comes_goes_and_is_held_out(call):
     more = ["scenario.held_out=0.25", "scenario.arrivals={5: 0.5}", "scenario.departures={7: 0.25}"]
+    more.append("scenario.drift={2: 0.35}")
     _, printed, _ = call(*SMALL, *more)
+    assert "clients that exchange their data: 4 in round 2" in printed
     assert "clients that arrive: 6 in round 5" in printed
     assert "clients that leave: 3 in round 7" in printed
     facts = json.loads(call(*SMALL, *more, "--json")[1])
     assert (facts["arrivals"], facts["departures"], facts["all"]["held_out"]) == ({"5": 6}, {"7": 3}, 3)
+    assert facts["drift"] == {"2": 4}
 
 
 def test_guesses_are_counted(call):

@@ -17,13 +17,16 @@ from jcfl.core.matching import matched_mean
 from jcfl.core.method import Aggregate, Mean, Piece, Weights
 from jcfl.core.terms import number
 from jcfl.registry import register
-from jcfl.types import Array, Federation, Models
+from jcfl.types import Array, Federation, Key, Models
 
-Bound = Callable[[Federation, Array], Averaging]
-"""An averaging rule for the clients `who` [s] of a federation."""
+Bound = Callable[[Key, Federation, Array], Averaging]
+"""An averaging rule for the clients `who` [s] of a federation, which draws at random from the key."""
 
 Beta = Annotated[float, Field(ge=0, lt=0.5, description="share of clients dropped at either end")]
 Buckets = Annotated[int, Field(ge=1, description="buckets of clients in every cluster")]
+Drawn = Annotated[
+    int | None, Field(ge=1, description="clients drawn with replacement into each bucket; null: each is in one bucket")
+]
 Hostile = Annotated[float, Field(ge=0, lt=0.5, description="share of a cluster's clients that may be hostile")]
 Iterations = Annotated[int, Field(ge=1, description="Weiszfeld steps")]
 Bounded = Annotated[float | None, Field(gt=0, description="largest norm of an update; null: the cluster's median norm")]
@@ -47,7 +50,7 @@ class OfUploads(Piece):
     def bind(self, context: Context) -> Bound:
         """The function with the piece's options; see `jcfl.core.averaging` and `jcfl.core.robust`."""
         options = {field.name: getattr(self, field.name) for field in fields(self)}
-        return lambda federation, who: partial(self.function, **options)
+        return lambda key, federation, who: partial(self.function, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,25 @@ class MedianOfMeans(OfUploads):
     name: ClassVar[str] = "median_of_means"
     function = staticmethod(averaging.median_of_means)
     buckets: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapMedianOfMeans(Piece):
+    """The coordinate-wise median of the means of buckets drawn with replacement (Brunet-Saumard et al. 2022)."""
+
+    name: ClassVar[str] = "bootstrap_median_of_means"
+    buckets: int = 15
+    size: int = 3
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.averaging.bootstrap_median_of_means`."""
+        rule = partial(averaging.bootstrap_median_of_means, buckets=self.buckets, size=self.size)
+        return lambda key, federation, who: partial(rule, key=key)
+
+
+def of_buckets(buckets: int, size: int | None) -> Piece:
+    """The median of means by its options: of buckets drawn with replacement, or of dealt ones without a `size`."""
+    return MedianOfMeans(buckets=buckets) if size is None else BootstrapMedianOfMeans(buckets=buckets, size=size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +142,7 @@ class Matched(Piece):
         """
         layers = chain(context.task, context.population.shape)
 
-        def rule(federation: Federation, who: Array) -> Averaging:
+        def rule(key: Key, federation: Federation, who: Array) -> Averaging:
             return partial(matched_mean, layers=layers, class_counts=class_counts(federation)[who], sigma=self.sigma)
 
         return rule
@@ -182,9 +204,9 @@ def trimmed_mean(*, beta: Beta = 0.1, rate: Rate = 1.0) -> Aggregate:
 
 
 @register("aggregate", "median_of_means")
-def median_of_means(*, buckets: Buckets = 3, rate: Rate = 1.0) -> Aggregate:
-    """The coordinate-wise median of the means of buckets of clients (Ma 2023, §2.4)."""
-    return Aggregate(rule=MedianOfMeans(buckets=buckets), rate=rate)
+def median_of_means(*, buckets: Buckets = 3, size: Drawn = None, rate: Rate = 1.0) -> Aggregate:
+    """The coordinate-wise median of the means of buckets of clients, dealt or drawn (Ma 2023, §2.4)."""
+    return Aggregate(rule=of_buckets(buckets, size), rate=rate)
 
 
 @register("aggregate", "krum")

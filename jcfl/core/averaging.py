@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jcfl import trees
-from jcfl.types import Array, Model, Models
+from jcfl.types import Array, Key, Model, Models
 
 Averaging = Callable[[Array, Array, Models, Models], Models]
 """The type of a rule."""
@@ -99,7 +99,7 @@ def median_of_means(labels: Array, weights: Array, uploads: Models, default: Mod
         as for `weighted_mean`; weights only say which clients are present. `buckets` is at least 1.
 
     Deviations:
-        The thesis cites the bootstrap, which draws buckets at random with replacement. A rule here has no random key.
+        The thesis cites the bootstrap, which draws buckets at random: `bootstrap_median_of_means`.
     """
     k, s = trees.count(default), labels.size
     group = present_labels(labels, weights, k)
@@ -112,6 +112,35 @@ def median_of_means(labels: Array, weights: Array, uploads: Models, default: Mod
     uploads = jax.tree.map(as_floats, uploads)
     means = mean_by(place, jnp.ones(s), uploads, uploads)
     return median(owner, filled * 1.0, means, default)
+
+
+def bootstrap_median_of_means(
+    labels: Array, weights: Array, uploads: Models, default: Models, *, key: Key, buckets: int = 15, size: int = 3
+) -> Models:
+    """The coordinate-wise median of the means of buckets of clients drawn with replacement, unweighted.
+
+    Ma 2023, §2.4; Brunet-Saumard et al. 2022 (K-bMOM, Computational Statistics & Data Analysis 167). Every bucket of a
+    cluster holds `size` of its clients, drawn uniformly with replacement. A bucket is sound if none of them is hostile.
+    Small buckets therefore withstand more hostile clients than dealt ones, as long as most buckets are sound.
+
+    Args, Returns:
+        as for `weighted_mean`; weights only say which clients are present. `key` draws the buckets of every cluster.
+
+    Deviations:
+        The median is taken coordinate by coordinate. K-bMOM takes the bucket of the median risk.
+    """
+    k = trees.count(default)
+    group = present_labels(labels, weights, k)
+
+    def of_cluster(cluster: Array) -> Model:
+        n, members = (group == cluster).sum(), jnp.argsort(group != cluster, stable=True)
+        drawn = members[jax.random.randint(jax.random.fold_in(key, cluster), (buckets, size), 0, jnp.maximum(n, 1))]
+        means = lax.map(lambda who: jax.tree.map(lambda leaf: as_floats(leaf)[who].mean(0), uploads), drawn)
+        kept = trees.take(default, cluster[None])
+        center = lambda: median(jnp.zeros(buckets, jnp.int32), jnp.ones(buckets), means, kept)
+        return trees.take(lax.cond(n > 0, center, lambda: kept), 0)
+
+    return lax.map(of_cluster, jnp.arange(k))
 
 
 def present_labels(labels: Array, weights: Array, k: int) -> Array:

@@ -15,7 +15,7 @@ from jcfl.core import averaging
 from jcfl.core.attacks import Attack, Crowd, with_forgeries
 from jcfl.core.method import Piece
 from jcfl.core.reliability import Reliability
-from jcfl.core.robust import norms
+from jcfl.core.robust import local_outlier_factors, norms
 from jcfl.types import Array, Cohort, Federation, Key, Models, State, Upload
 
 OnDivergence = Literal["stop", "drop_client", "drop_cluster"]
@@ -61,6 +61,24 @@ class Exclude(Piece):
         middle = averaging.median(label, here, far, jnp.zeros(k))
         spread = averaging.median(label, here, jnp.abs(far - middle[label]), jnp.zeros(k))
         return present & ~(far <= (middle + self.limit * 1.4826 * spread)[label])  # NaN is far as well
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludeSparse(Exclude):
+    """Clients whose updates lie where those of their cluster are sparse: with a large local outlier factor.
+
+    Attributes:
+        limit: the largest factor of a client that is used (Breunig et al. 2000).
+        neighbours: how many of the nearest updates a factor looks at.
+    """
+
+    name: ClassVar[str] = "exclude_sparse"
+    neighbours: Any = 5
+
+    def suspects(self, updates: Models, label: Array, present: Array, k: int) -> Array:
+        """The clients to leave out. [s] bool"""
+        factors = local_outlier_factors(label, present, updates, neighbours=self.neighbours)
+        return present & ~(jnp.isfinite(norms(updates)) & (factors <= self.limit))
 
 
 def looks_at_uploads(faults: Faults, exclude: Exclude | None) -> bool:

@@ -101,6 +101,34 @@ def norm_bound(labels: Array, weights: Array, uploads: Models, default: Models, 
     return weighted_mean(labels, weights, clipped, default)
 
 
+def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighbours: Any = 5) -> Array:
+    """How much sparser a row's surroundings are than those of its nearest neighbours in its cluster. [s]
+
+    The local outlier factor of Breunig et al. 2000 (Definition 7) is about 1 inside a cluster and larger outside. A
+    client has the nearest `neighbours`, and at most half of the others in its cluster: an outlier that is everybody's
+    neighbour would have the factor 1. Equal distances are taken in the order of the rows. A client that is absent or
+    alone, or whose row is not finite, has the factor 0 and is nobody's neighbour.
+
+    Args:
+        labels: every client's cluster. [s] int
+        present: whether its row counts. [s] bool
+        rows: the clients' rows. [s, ...]
+    """
+    real = present & jnp.isfinite(norms(rows))
+    mates = (labels[:, None] == labels) & real[:, None] & real & ~jnp.eye(labels.size, dtype=bool)
+    far = jnp.sqrt(jnp.where(mates, squared_distances(rows), jnp.inf))
+    order = jnp.argsort(far, axis=1, stable=True)  # [s, s], the nearest first
+    others = mates.sum(1)
+    number = jnp.minimum(neighbours, (others + 1) // 2)  # [s]
+    near = jnp.arange(labels.size) < number[:, None]
+    sorted_far = jnp.take_along_axis(far, order, 1)
+    reach = jnp.where(near, sorted_far, 0).max(1)  # the distance to the last of the neighbours
+    reached = jnp.where(near, jnp.maximum(reach[order], sorted_far), 0).sum(1)
+    density = number / jnp.maximum(reached, 1e-10)
+    around = jnp.where(near, density[order], 0).sum(1)
+    return around / jnp.maximum(number * density, 1e-30)
+
+
 def squared_distances(rows: Models) -> Array:
     """The squared Euclidean distances between all rows. [s, ...] -> [s, s]"""
     rows = jax.tree.map(as_floats, rows)

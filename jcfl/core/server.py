@@ -12,8 +12,9 @@ from jcfl.core.aggregates import Bound
 from jcfl.core.clients import sums_shared
 from jcfl.core.engine import Sums, Weigh, weights_of
 from jcfl.core.method import Method
+from jcfl.core.streams import Stream, stream
 from jcfl.trees.rows import HostRows
-from jcfl.types import Array, Cohort, Federation, Model, Models, State
+from jcfl.types import Array, Cohort, Federation, Key, Model, Models, State
 
 FOLLOWS = ("optimizer", "control")
 """What the server keeps for each cluster, `[k, ...]`, and what follows a cluster when clusters merge or split."""
@@ -83,8 +84,13 @@ def aggregate(
         bound: the averaging rule for the run; None for the weighted mean.
     """
     labels, weights, total = weighed(method, state, members, federation)
-    rule = averaging.weighted_mean if bound is None else bound(federation, members.who)
+    rule = averaging.weighted_mean if bound is None else bound(bucket_key(state), federation, members.who)
     return rule(labels, weights, models, state.clusters), total
+
+
+def bucket_key(state: State) -> Key:
+    """The key from which a round's averaging rule draws."""
+    return stream(state.key, Stream.BUCKETS, state.round)
 
 
 def weighed(method: Method, state: State, members: Cohort, federation: Federation) -> tuple[Array, Array, Array]:
@@ -111,7 +117,7 @@ def means_of_kept(
 def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
     """ω by the method's own rule, from the copies of it that the cohort trained."""
     weights = weights_of(cohort, federation, by_size)
-    rule, default = bound(federation, cohort.who), trees.stack(state.shared, 1)
+    rule, default = bound(bucket_key(state), federation, cohort.who), trees.stack(state.shared, 1)
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
 

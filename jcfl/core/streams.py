@@ -38,7 +38,8 @@ The tree of streams, with what each is folded by:
         ├── WARMUP                clustering at the end of the warm-up
         ├── TUNE[round, client]   fine-tuning at an evaluation; STEP and ORDER lie below it as below CLIENT
         ├── OWN[round, client]    local training that an evaluation measures; STEP and ORDER lie below it likewise
-        └── DRAW[round, client]   mini-batches of which an evaluation measures the gradients
+        ├── DRAW[round, client]   mini-batches of which an evaluation measures the gradients
+        └── BUCKETS[round]        which clients are in the buckets of the bootstrap median of means
 """
 
 from enum import Enum
@@ -75,6 +76,7 @@ class Stream(Enum):
     TUNE = Place("RUN", 2**31 - 5, ("round", "client"))
     OWN = Place("RUN", 2**31 - 9, ("round", "client"))
     DRAW = Place("RUN", 2**31 - 10, ("round", "client"))
+    BUCKETS = Place("RUN", 2**31 - 11, ("round",))
     PICK = Place("ROUND", 0)
     GROUP = Place("ROUND", 1)
     TRAIN = Place("ROUND", 2)

@@ -49,7 +49,7 @@ def from_clients(
         name: what the federation is called.
         min_examples: the fewest (training, test) examples of a client.
         series: whether `x` [n, t, c] holds series of t steps of c numbers, and not grey images.
-        **options: those of `federation`: `seed`, `validation`, `held_out`, `arrivals`, `departures`, `scale`.
+        **options: those of `federation`: `seed`, `validation`, `held_out`, `arrivals`, `departures`, `drift`, `scale`.
 
     Returns:
         The federation, its leaves in NumPy.

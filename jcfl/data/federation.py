@@ -1,4 +1,4 @@
-"""A federation from a scenario's partition, with held-out clients, arrivals and departures."""
+"""A federation from a scenario's partition, with held-out clients, arrivals, departures and drift."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from pydantic import Field
 from jcfl import registry
 from jcfl.data import scenarios as scenarios
 from jcfl.data.dataset import Dataset, Examples, channelled, examples, redivided, whole_numbers
+from jcfl.data.drift import with_drift
 from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
@@ -19,9 +20,9 @@ from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.types import NEVER, Federation, Split
 
-VALIDATION, RESPLIT = 6, 7
-"""The random streams of validation examples and of a new split, among those of a federation's seed. The attackers' is
-before them."""
+VALIDATION, RESPLIT, DRIFT = 6, 7, 8
+"""The random streams of validation examples, of a new split and of drift, among those of a federation's seed. The
+attackers' is before them."""
 
 COUNTS = 24
 """Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are answered."""
@@ -46,6 +47,9 @@ def federation(
     held_out: Annotated[float, Field(ge=0, lt=1, description="share of clients that never train")] = 0.0,
     arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive then}")] = {},  # noqa: B006
     departures: Annotated[Shares, Field(description="{round: share of clients that leave then}")] = {},  # noqa: B006
+    drift: Annotated[
+        Shares, Field(description="{round: share of clients that exchange their data then, with one of another group}")
+    ] = {},  # noqa: B006
     scale: Annotated[
         Literal["unit", "standard"], Field(description="pixels in [0, 1], or less mean 0.5 and over deviation 0.5")
     ] = "unit",
@@ -57,8 +61,8 @@ def federation(
 ) -> Federation:
     """The federation that a scenario makes of a dataset.
 
-    Partition, topping up, held-out clients, arrivals and departures each have their own random stream, so a change of
-    one does not change the others. The same arguments give the same federation bit for bit.
+    Partition, topping up, held-out clients, arrivals, departures and drift each have their own random stream, so a
+    change of one does not change the others. The same arguments give the same federation bit for bit.
 
     Args:
         dataset: the dataset, or several for a scenario that takes several (`hybrid`).
@@ -71,6 +75,8 @@ def federation(
         held_out: the share of clients that never train, drawn from all groups in proportion.
         arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
         departures: by round, the share of clients that depart in this round.
+        drift: by round, the share of clients that exchange all their examples in pairs of two true groups; see
+            `with_drift`.
         scale: `unit` for pixels in [0, 1]; `standard` for pixels less 0.5, over 0.5, in every channel.
         resplit: training and test examples are put together and split anew at random; this share of every class is to
             test on. By default the dataset's own split is used.
@@ -83,8 +89,8 @@ def federation(
         InputError: an unknown option, a wrong value, or too little data for the request.
     """
     common = {"seed": seed, "min_examples": min_examples, "validation": validation, "resplit": resplit}
-    common |= {"held_out": held_out, "arrivals": arrivals}
-    common = registry.options("federation", "options", common | {"departures": departures, "scale": scale})
+    common |= {"held_out": held_out, "arrivals": arrivals, "departures": departures, "drift": drift, "scale": scale}
+    common = registry.options("federation", "options", common)
     datasets = [dataset] if isinstance(dataset, Dataset) else dataset
     if not isinstance(datasets, list | tuple) or not all(isinstance(one, Dataset) for one in datasets):
         raise InputError(f"expected a dataset or a list of them, got {shown(dataset)}")
@@ -97,7 +103,7 @@ def federation(
     refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
-    streams = np.random.default_rng(common["seed"]).spawn(RESPLIT + 1)
+    streams = np.random.default_rng(common["seed"]).spawn(DRIFT + 1)
     if common["resplit"]:
         datasets = [redivided(streams[RESPLIT], one, common["resplit"]) for one in datasets]
     made = make(streams[0], *datasets, **own)
@@ -109,7 +115,8 @@ def federation(
         made = _owned(topped_up(streams[1], made, common["min_examples"]))
         whole = _from_partition(made, classes, name)
     whole = with_validation(streams[VALIDATION], checked(whole), common["validation"], made.source)
-    return _scaled(_with_attendance(whole, streams[2:5], common), common["scale"])
+    whole = with_drift(streams[DRIFT], _with_attendance(whole, streams[2:5], common), common["drift"])
+    return _scaled(whole, common["scale"])
 
 
 def place(federation: Federation) -> Federation:

@@ -41,8 +41,13 @@ def with_flipped_labels(federation: Federation) -> Federation:
     Test and validation examples keep their labels.
 
     Raises:
-        InputError: an attacker shares an example with another client or with a test set.
+        InputError: an attacker shares an example with another client or with a test set, or clients' data drift.
     """
+    if not isinstance(federation.drift, tuple):
+        raise InputError(
+            f"{federation.name}: labels are flipped before training, and drift would hand them to honest clients; take "
+            "another attack, or leave scenario.drift out"
+        )
     split, y = federation.train, np.array(federation.y)
     rows, size = np.asarray(split.rows), np.asarray(split.size)
     hostile = np.repeat(np.asarray(federation.hostile), size)  # of every row of the clients in turn

@@ -6,7 +6,7 @@ import numpy as np
 
 from jcfl.data.dataset import CLASSES, array, features, labels, whole_numbers
 from jcfl.errors import InputError, shown
-from jcfl.types import Federation, Split
+from jcfl.types import Drift, Federation, Split
 
 
 def checked(federation: Federation) -> Federation:
@@ -42,6 +42,8 @@ def checked(federation: Federation) -> Federation:
         if np.shape(federation.hostile) != (clients,):
             raise InputError(f"{where}: hostile is not one value for each of {clients} clients")
         _refuse_kind(federation.hostile, "hostile", where, "b")
+    if not (isinstance(federation.drift, tuple) and not federation.drift):
+        _refuse_drift(federation.drift, clients, where)
     for what in ("mean", "std"):
         _refuse_scale(getattr(federation, what), what, where, x.shape[-1])
     for name in federation.splits:
@@ -66,6 +68,22 @@ def _refuse_kind(values: Any, what: str, where: str, kinds: str) -> None:
     if np.asarray(values).dtype.kind not in kinds:
         expected = "true or false" if kinds == "b" else "whole numbers"
         raise InputError(f"{where}: {what} are {np.asarray(values).dtype}; expected {expected}")
+
+
+def _refuse_drift(drift: Any, clients: int, where: str) -> None:
+    """Refuse data that do not change hands from round to round: a client without data, or with those of two."""
+    if not isinstance(drift, Drift):
+        raise InputError(f"{where}: expected drift to have rounds and holds, got {shown(drift)}")
+    rounds, holds = np.asarray(drift.rounds), np.asarray(drift.holds)
+    if rounds.ndim != 1 or rounds.dtype.kind not in "iu" or (np.diff(rounds, prepend=0) <= 0).any():
+        raise InputError(f"{where}: expected drift in whole, ascending rounds from 1, got {shown(rounds)}")
+    every = np.arange(clients)
+    fits = holds.shape == (len(rounds) + 1, clients) and holds.dtype.kind in "iu"
+    if not fits or (np.sort(holds) != every).any() or (holds[0] != every).any():
+        raise InputError(
+            f"{where}: expected drift to hold all of {clients} clients once in each of {len(rounds) + 1} rows, and in "
+            f"their order in the first, got the shape {holds.shape}"
+        )
 
 
 def _refuse_scale(values: Any, what: str, where: str, channels: int) -> None:

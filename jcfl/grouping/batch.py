@@ -163,7 +163,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         found = jnp.where(here, found, -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
-            rule = averaging.weighted_mean if bound is None else bound(federation, everyone)
+            rule = averaging.weighted_mean if bound is None else bound(server.bucket_key(state), federation, everyone)
             clusters = rule(found, weights, models, state.clusters)
         centres = representatives(compare, points, found, k) if of_data else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))

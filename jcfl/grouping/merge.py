@@ -83,6 +83,7 @@ class Merge(Clustering):
             tile=self.tile(method.describe, task, context),
             budget=context.resources.room // 8,
             departures=context.population.departures,
+            renew=method.when.renew,
             follow=partial(server.merged, method=method),
             privacy=context.privacy,
         )

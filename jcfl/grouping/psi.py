@@ -29,6 +29,7 @@ class MergeMemory(struct.PyTreeNode):
     gram: Array  # [k, k] inner products of the sums; the diagonal is corrected for noise
     live: Array  # [k] bool, whether a slot holds a cluster
     key: Key  # from which the halves of clients' examples are drawn
+    described: Array  # [m] int32, the round whose examples a client's Ψ in the sums is of
 
 
 class Settings(NamedTuple):
@@ -42,6 +43,7 @@ class Settings(NamedTuple):
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
     departures: bool  # whether clients ever leave
+    renew: int | None = None  # after how many rounds a client that is asked is described anew; None: never
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
     privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
 

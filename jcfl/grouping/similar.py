@@ -15,6 +15,9 @@ from jcfl.grouping.labels import with_overflow
 from jcfl.grouping.psi import MergeMemory, Settings, descriptions, joint_gram, projections, sums_with_clients
 from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
+Anew = Callable[[Array, Models, Array], tuple[Array, Models, Array]]
+"""What takes the place of clients' Ψ in their clusters' sums; see `exchanged`."""
+
 
 def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> Grouping:
     """A client is a cluster of its own when it first takes part; clusters with similar directions of Ψ are merged.
@@ -29,15 +32,19 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         data = trees.take(chunks.gather(federation, federation.train, jnp.zeros(1, jnp.int32)), 0)
         psi, _ = jax.eval_shape(settings.describe.__call__, model, data, key)
         sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), leaf.dtype), psi)
-        memory = MergeMemory(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key)
+        described = jnp.zeros_like(state.labels)
+        memory = MergeMemory(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key, described)
         return state.replace(memory=memory)
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
-        new = cohort.present & (state.labels[cohort.who] < 0)
-        changed = new.any()
+        changed = jnp.array(False)
         if settings.departures:
-            state, left = after_departures(settings, state, federation)
-            changed |= left
+            state, changed = after_departures(settings, state, federation)
+        if settings.renew is not None:
+            state, renewed = after_renewal(settings, state, cohort, federation)
+            changed |= renewed
+        new = cohort.present & (state.labels[cohort.who] < 0)
+        changed |= new.any()
         order = jnp.argsort(~new, stable=True)  # new clients first, so that chunks without any can be skipped
 
         def arrive(turn: Array, state: State) -> State:
@@ -86,12 +93,14 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     sums = sums_with_clients(settings, memory, remixed_if_moved(moved, memory.sums), who, came, psi, federation)
     gram = jnp.where(live[:, None] & live, gram[source][:, source], 0.0)
     labels = jnp.where(state.labels >= 0, to[jnp.maximum(state.labels, 0)], -1)
-    labels = labels.at[jnp.where(new, who, labels.size)].set(to[k:], mode="drop").astype(jnp.int32)
+    arrived = jnp.where(new, who, labels.size)
+    labels = labels.at[arrived].set(to[k:], mode="drop").astype(jnp.int32)
+    described = memory.described.at[arrived].set(state.round, mode="drop")
     return with_overflow(state, overflow).replace(
         clusters=merged_models(settings, state, moved, gram),
         server=settings.follow(state.server, moved * trained_members(state, k), memory.first),
         labels=labels,
-        memory=memory.replace(sums=sums, gram=gram, live=live),
+        memory=memory.replace(sums=sums, gram=gram, live=live, described=described),
     )
 
 
@@ -155,25 +164,62 @@ def after_departures(settings: Settings, state: State, federation: Federation) -
     Returns:
         the state, and whether anybody departed. [] bool
     """
-    k = trees.count(state.clusters)
     gone = lambda state: (federation.depart <= state.round) & (state.labels >= 0)
+    nobody = lambda who, psi, trust: (jnp.zeros(who.size, bool), psi, trust)
 
     def forget(state: State) -> State:
-        memory = state.memory
-        leaving, who = jax.lax.top_k(gone(state), min(settings.chunk, state.labels.size))
-        psi, trust = descriptions(settings, memory, who, leaving, federation)
-        from_ = jax.nn.one_hot(jnp.where(leaving, state.labels[who], -1), k, axis=0)  # [k, c]
-        taken = trees.mix(from_, psi)
-        cross = trees.inner(taken, memory.sums)
-        gram = memory.gram - cross - cross.T + trees.inner(taken, taken) + jnp.diag(from_ @ (1 - trust))
-        labels = state.labels.at[jnp.where(leaving, who, state.labels.size)].set(-1, mode="drop")
-        live = metrics.sizes(labels, k) > 0
-        sums = trees.select(live, optax.tree.sub(memory.sums, taken), jax.tree.map(jnp.zeros_like, memory.sums))
-        gram = jnp.where(live[:, None] & live, gram, 0.0)
-        return state.replace(
-            labels=labels,
-            seen=state.seen.at[jnp.where(leaving, who, labels.size)].set(False, mode="drop"),
-            memory=memory.replace(sums=sums, gram=gram, live=live),
-        )
+        after = exchanged(settings, state, gone(state), federation, nobody)
+        return after.replace(seen=after.seen & ~(gone(state) & (after.labels < 0)))
 
     return jax.lax.while_loop(lambda state: gone(state).any(), forget, state), gone(state).any()
+
+
+def after_renewal(settings: Settings, state: State, cohort: Cohort, federation: Federation) -> tuple[State, Array]:
+    """The state after clients of the cohort were described anew whose Ψ is `settings.renew` rounds old or older.
+
+    A client whose new Ψ has a cosine of at least τ with its old one stays in its cluster. Another leaves it, and is
+    in no cluster then.
+
+    Returns:
+        the state, and whether anybody was described anew. [] bool
+    """
+    asked = jnp.zeros_like(state.seen).at[cohort.who].max(cohort.present)
+    old = lambda state: state.round - state.memory.described >= settings.renew
+    due = lambda state: asked & (state.labels >= 0) & old(state)
+    least = jnp.minimum(settings.tau, 1 - 1e-5)  # the cosine of a Ψ with itself may be rounded
+
+    def anew(state: State) -> State:
+        def alike(who: Array, before: Models, trust: Array) -> tuple[Array, Models, Array]:
+            psi, fresh = descriptions(settings, state.memory, who, due(state)[who], federation)
+            length = jnp.sqrt(jnp.maximum(trust * fresh, 1e-12))
+            return jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * length), psi, fresh
+
+        return exchanged(settings, state, due(state), federation, alike)
+
+    return jax.lax.while_loop(lambda state: due(state).any(), anew, state), due(state).any()
+
+
+def exchanged(settings: Settings, state: State, due: Array, federation: Federation, anew: Anew) -> State:
+    """The state after the Ψ of some clients, as many as are described at a time, were exchanged in the clusters' sums.
+
+    Args:
+        due: the clients to choose from, each in a cluster. [m] bool
+        anew: for clients `who` [c], their Ψ in the sums [c, ...] and its trust [c]: which of them stay [c], and the Ψ
+            and the trust with which they do. The others leave their clusters.
+    """
+    memory, k = state.memory, trees.count(state.clusters)
+    due, who = jax.lax.top_k(due, min(settings.chunk, due.size))
+    before, trust = descriptions(settings, memory, who, due, federation.at(memory.described))
+    stays, psi, fresh = anew(who, before, trust)
+    from_ = jax.nn.one_hot(jnp.where(due, state.labels[who], -1), k, axis=0)  # [k, c]
+    to = from_ * stays
+    change = optax.tree.sub(trees.mix(to, psi), trees.mix(from_, before))
+    cross = trees.inner(change, memory.sums)
+    noise = from_ @ (1 - trust) - to @ (1 - fresh)
+    gram = memory.gram + cross + cross.T + trees.inner(change, change) + jnp.diag(noise)
+    labels = state.labels.at[jnp.where(due & ~stays, who, state.labels.size)].set(-1, mode="drop")
+    described = memory.described.at[jnp.where(due & stays, who, labels.size)].set(state.round, mode="drop")
+    live = metrics.sizes(labels, k) > 0
+    sums = trees.select(live, optax.tree.add(memory.sums, change), jax.tree.map(jnp.zeros_like, memory.sums))
+    gram = jnp.where(live[:, None] & live, gram, 0.0)
+    return state.replace(labels=labels, memory=memory.replace(sums=sums, gram=gram, live=live, described=described))

@@ -10,6 +10,8 @@ from jcfl.core.neutral import Once as Once  # answers this question too
 from jcfl.core.neutral import Round
 from jcfl.registry import register
 
+Renew = Annotated[int | None, Field(ge=1, description="rounds after which a client that is asked is described anew")]
+
 
 @register("when", "window")
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +26,11 @@ class Window(When):
 @register("when", "arrival")
 @dataclass(frozen=True, kw_only=True)
 class Arrival(When):
-    """A client is grouped when it takes part for the first time (Zeng et al. 2023)."""
+    """A client is grouped when it takes part for the first time (Zeng et al. 2023), and anew after `renew` rounds."""
 
     name: ClassVar[str] = "arrival"
     on_arrival: ClassVar[bool] = True
+    renew: Renew = None
 
 
 @register("when", "settled")

@@ -11,15 +11,16 @@ from jcfl.core.aggregates import (
     Beta,
     Bounded,
     Buckets,
+    Drawn,
     GeometricMedian,
     Hostile,
     Krum,
     Median,
-    MedianOfMeans,
     NormBound,
     TrimmedMean,
+    of_buckets,
 )
-from jcfl.core.faults import Exclude
+from jcfl.core.faults import Exclude, ExcludeSparse
 from jcfl.core.method import Ballot, Mean, Method, Phase, Vote
 from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Proximal, Sharing
 from jcfl.errors import InputError
@@ -155,6 +156,7 @@ def robust(
     ] = "median",
     beta: Beta = 0.1,
     buckets: Buckets = 3,
+    size: Drawn = None,
     share: Hostile = 0.2,
     bound: Bounded = None,
 ) -> Method:
@@ -165,7 +167,7 @@ def robust(
     rules = {
         "median": Median(),
         "trimmed_mean": TrimmedMean(beta=beta),
-        "median_of_means": MedianOfMeans(buckets=buckets),
+        "median_of_means": of_buckets(buckets, size),
         "krum": Krum(share=share),
         "multi_krum": Krum(share=share, several=True),
         "geometric_median": GeometricMedian(),
@@ -178,14 +180,27 @@ def robust(
 def exclude(
     method: Method,
     *,
-    limit: Annotated[float, Field(gt=0, description="deviations above the cluster's median distance")] = 3.0,
+    by: Annotated[
+        Literal["distance", "lof"], Field(description="distance to the cluster's median, or local outlier factor")
+    ] = "distance",
+    limit: Annotated[
+        float, Field(gt=0, description="deviations above the cluster's median distance, or the largest factor")
+    ] = 3.0,
+    neighbours: Annotated[int, Field(ge=1, description="of the updates that a factor looks at")] = 5,
     patience: Annotated[
         int | None, Field(ge=1, description="rounds left out after which a client is not asked again; null: always")
     ] = 3,
 ) -> Method:
-    """Clients whose updates lie far from their cluster's are left out, before anything is averaged or grouped."""
+    """Clients whose updates lie far from their cluster's are left out, before anything is averaged or grouped.
+
+    With `by="lof"` a client is left out if its local outlier factor is above the limit (Breunig et al. 2000).
+    """
     refuse_without_models(method, "exclude")
-    return method.with_aggregate(exclude=Exclude(limit=limit, patience=patience))
+    rules = {
+        "distance": Exclude(limit=limit, patience=patience),
+        "lof": ExcludeSparse(limit=limit, patience=patience, neighbours=neighbours),
+    }
+    return method.with_aggregate(exclude=rules[by])
 
 
 def with_term(method: Method, term: LossTerm, name: str) -> Method:

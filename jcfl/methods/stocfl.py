@@ -9,7 +9,7 @@ from jcfl.core.terms import Proximal
 from jcfl.grouping.compare import Cosine, NoiseCorrectedCosine
 from jcfl.grouping.describe import Displacement, Gradient
 from jcfl.grouping.merge import Merge
-from jcfl.grouping.when import Arrival
+from jcfl.grouping.when import Arrival, Renew
 from jcfl.methods.options import Lam, SharedUpdate
 from jcfl.registry import register
 
@@ -38,6 +38,7 @@ def stocfl(
         int | None, Field(ge=16, description="Ψ folded to so many numbers, for many clients at a time")
     ] = None,
     capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None,
+    renew: Renew = None,
     unasked: Unasked = "shared",
 ) -> Method:
     """Clients described by a gradient at a fixed anchor and merged by cosine; cluster models tied to a shared one.
@@ -50,8 +51,10 @@ def stocfl(
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
         cluster first seen starts at the current ω (the paper: at ω₀, `start="initial"`). `anchor_steps` and
-        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours. ω
-        answers for a client that was never asked; with `unasked="placed"` its cluster is inferred as in §4.4.
+        `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours, and so
+        is `renew`, for data that drift: Ψ is computed again, and a client whose cosine with its old Ψ is below τ leaves
+        its cluster and enters one as a new client does. ω answers for a client that was never asked; with
+        `unasked="placed"` its cluster is inferred as in §4.4.
     """
     gradient = Gradient(anchor=anchor, sketch=sketch)
     pull, chained = Proximal(lam, "shared"), shared_update == "sequential"
@@ -61,7 +64,7 @@ def stocfl(
         describe=Displacement(anchor=anchor, sketch=sketch, steps=anchor_steps) if anchor_steps else gradient,
         compare={"plain": Cosine(), "noise_corrected": NoiseCorrectedCosine()}[similarity],
         group=Merge(tau=tau, order=merge, start=start, capacity=capacity),
-        when=Arrival(),
+        when=Arrival(renew=renew),
         train=Train(
             terms=(pull,), shared="trained", shared_terms=objective, chained=chained, active=not clustering_only
         ),

@@ -25,7 +25,8 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
 
     Args:
         outcome: what an algorithm's `evaluate` returned, in NumPy.
-        federation: the clients' groups, and who takes part when.
+        federation: the clients' groups, and who takes part when. Where data drift, the groups are those of the last
+            round trained.
         round: the number of rounds that were trained before the evaluation.
 
     Returns:
@@ -38,7 +39,8 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
     if any(name not in outcome for name in FIELDS):
         return dict(outcome)
     groups, held_out, arrive, depart = (
-        np.asarray(leaf) for leaf in (federation.groups, federation.held_out, federation.arrive, federation.depart)
+        np.asarray(leaf)
+        for leaf in (federation.at(round - 1).groups, federation.held_out, federation.arrive, federation.depart)
     )
     arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
     arrays |= {"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}

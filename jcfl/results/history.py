@@ -66,7 +66,7 @@ class History:
     scores: dict[str, np.ndarray]  # [seeds, e] each
     labels: np.ndarray  # [seeds, e, m], the cluster that serves each client; -1: none yet
     accuracy_clients: np.ndarray  # [seeds, e, m]
-    groups: np.ndarray  # [m], -1 where unknown
+    groups: np.ndarray  # [m], -1 where unknown; where data drift, those at the last evaluation
     clusterability_clusters: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [seeds, e, k]: B
     models: dict[tuple[int, int], dict[str, np.ndarray]] = field(default_factory=dict)  # by seed and round
     summary: dict[str, Any] = field(default_factory=dict)  # as in summary.json

@@ -36,10 +36,10 @@ def reader(algorithm: Algorithm, federation: Federation, placed: Federation) -> 
     first = file.offset + x.ctypes.data - file.ctypes.data
     row, last = x.strides[0], [threading.Thread()]
 
-    def read(cohorts: list[np.ndarray]) -> None:
+    def read(held: list[Federation], cohorts: list[np.ndarray]) -> None:
         left = available_memory() // SHARE
         with open(str(file.filename), "rb") as source:
-            for begin, end in (span for who in cohorts for span in spans(federation, who)):
+            for begin, end in (span for part in zip(held, cohorts, strict=True) for span in spans(*part)):
                 left -= (end - begin) * row
                 if left < 0:
                     return
@@ -49,7 +49,8 @@ def reader(algorithm: Algorithm, federation: Federation, placed: Federation) -> 
         if not last[0].is_alive():
             found = [asked(state, placed, np.int32(round)) for round in rounds]
             cohorts = [np.asarray(one.who)[np.asarray(one.present)] for one in found]
-            last[0] = threading.Thread(target=read, args=(cohorts,), daemon=True)
+            held = [federation.at(round) for round in rounds]
+            last[0] = threading.Thread(target=read, args=(held, cohorts), daemon=True)
             last[0].start()
 
     return ahead

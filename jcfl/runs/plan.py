@@ -98,7 +98,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     return settled(config, made, lanes)._replace(objects=objects)
 
 
-def settled(config: Config, objects: Objects, lanes: int | None) -> Plan:
+def settled(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
     """The plan of a configuration that leaves nothing open; see `planned`."""
     if hosts.several():
         hosts.agree(common(config))

@@ -133,8 +133,10 @@ def compiling(
     several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
     init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
     init = jax.jit(init, out_shardings=where)
-    step = several(lambda state, scalars, federation: make(scalars).step(state, federation), (0, 0, None))
-    judge = lambda state, scalars, federation: with_validation(make(scalars).evaluate)(state, federation)
+    step = lambda state, scalars, federation: make(scalars).step(state, federation.at(state.round))
+    step = several(step, (0, 0, None))
+    evaluation = lambda scalars: with_validation(make(scalars).evaluate)
+    judge = lambda state, scalars, federation: evaluation(scalars)(state, federation.at(state.round - 1))
     evaluate = several(judge, (0, 0, None))
 
     def advance(state: State, scalars: Scalars, federation: Federation, until: Array) -> State:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import struct
 
 from jcfl.types.host import OnHost
@@ -39,6 +40,13 @@ class Split(struct.PyTreeNode):
     width: int = struct.field(pytree_node=False)  # the largest size
 
 
+class Drift(struct.PyTreeNode):
+    """Which client's data every client has, by round: before `rounds[p]` those of `holds[p]`, from then on the next."""
+
+    rounds: Array  # [p] int32, ascending
+    holds: Array  # [p + 1, m] int32, each row a permutation of the clients: client i has the data of holds[p, i]
+
+
 class Federation(struct.PyTreeNode):
     """A pool of examples, and who owns which of them.
 
@@ -60,6 +68,7 @@ class Federation(struct.PyTreeNode):
     name: str = struct.field(pytree_node=False, default="")
     hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
     validation: Split | tuple[()] = ()  # examples to choose by, on which nobody trains; () where there are none
+    drift: Drift | tuple[()] = ()  # how clients' data change between rounds; () where they do not
 
     @property
     def is_attacked(self) -> bool:
@@ -72,9 +81,28 @@ class Federation(struct.PyTreeNode):
         own = {} if isinstance(self.validation, tuple) else {"validation": self.validation}
         return {"train": self.train, "test": self.test} | own
 
-    def available(self, round: Array) -> Array:
+    def available(self, round: Array | int) -> Array:
         """The clients that can be asked in a round: not held out, arrived, and not departed. [m] bool"""
         return ~self.held_out & (self.arrive <= round) & (round < self.depart)
+
+    def at(self, round: Any) -> "Federation":
+        """The federation as it is in a round: every client with the examples and the true group that it has then.
+
+        Only who owns which rows changes, so all shapes stay. `at` of the result is again that of a round of the run.
+
+        Args:
+            round: one round, or a round of its own for every client; several clients may then have the same examples,
+                and the result is not asked for another round. [] or [m] int
+        """
+        if isinstance(self.drift, tuple):
+            return self
+        rounds, holds = self.drift.rounds, self.drift.holds
+        now = holds[rounds.searchsorted(round, side="right"), np.arange(holds.shape[1])]  # [m]
+        moved = {
+            name: split.replace(start=split.start[now], size=split.size[now]) for name, split in self.splits.items()
+        }
+        drift = self.drift.replace(holds=now.argsort()[holds])
+        return self.replace(groups=self.groups[now], drift=drift, **moved)
 
 
 class Clients(struct.PyTreeNode):

@@ -22,7 +22,8 @@ def facts(federation: Federation) -> dict[str, Any]:
     """The numbers that describe a federation: those of `jcfl.data.summary.describe`, and three more.
 
     Returns:
-        the result of `describe`, and: `arrivals` and `departures`, the number of clients by round; `guess_one`, the
+        the result of `describe`, and: `arrivals`, `departures` and `drift`, the number of clients that arrive, leave or
+        exchange their data, by round; `guess_one`, the
         accuracy on all test examples if every client predicts the class that is most frequent in all training data.
     """
     test = label_counts(federation, "test").sum(0)
@@ -32,7 +33,17 @@ def facts(federation: Federation) -> dict[str, Any]:
         name: {int(round): int((when == round).sum()) for round in np.unique(when[(when > 0) & (when < NEVER)])}
         for name, when in moments.items()
     }
+    turnover["drift"] = moved(federation)
     return describe(federation) | turnover | {"guess_one": float(test[top] / max(test.sum(), 1))}
+
+
+def moved(federation: Federation) -> dict[int, int]:
+    """How many clients exchange their data, by round."""
+    if isinstance(federation.drift, tuple):
+        return {}
+    holds = np.asarray(federation.drift.holds)
+    numbers = (holds[1:] != holds[:-1]).sum(1)
+    return {int(round): int(number) for round, number in zip(federation.drift.rounds, numbers, strict=True)}
 
 
 def table(federation: Federation) -> Group:
@@ -80,7 +91,7 @@ def bars(counts: np.ndarray) -> str:
 def remarks(found: Mapping[str, Any]) -> Iterator[str]:
     """The notes below the table: its columns, when clients arrive and leave, and the accuracy of guessing."""
     yield "train, test, classes: from the smallest to the largest client; labels: training examples of every class"
-    for name, verb in (("arrivals", "arrive"), ("departures", "leave")):
+    for name, verb in (("arrivals", "arrive"), ("departures", "leave"), ("drift", "exchange their data")):
         if found[name]:
             moments = ", ".join(f"{count} in round {round}" for round, count in found[name].items())
             yield f"clients that {verb}: {moments}"
