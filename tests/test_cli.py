@@ -155,7 +155,7 @@ def test_a_bug_of_ours_is_not_said_to_be_the_users(monkeypatch):
         cli.status(["run", "quickstart"])
 
 
-def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path):
+def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path, monkeypatch):
     words = [*SMALL, "method.name=fedavg", "rounds=1500", "evaluate_every=10", "checkpoint_every=0.05"]
     environment = os.environ | {
         "JCFL_CACHE": str(tmp_path / "cache"),
@@ -175,13 +175,14 @@ def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path)
         assert lines <= metrics.read_text().count("\n") < 150, "the run was not stopped in its middle"
         return process.returncode, complaint
 
-    subprocess.run([*command, *words, "--out", "whole"], check=True, **options)
+    monkeypatch.chdir(tmp_path)
+    assert cli.status(["run", *words, "--out", "whole"]) == 0
     status, complaint = stopped(signal.SIGINT, [*words, "--out", "cut"], 10)
     assert status == 130
     assert "jcfl run --resume cut" in complaint
     assert stopped(signal.SIGKILL, ["--resume", "cut"], 60)[0] == -signal.SIGKILL
     assert json.loads((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()[0])["round"] == 10
-    subprocess.run([*command, "--resume", "cut"], check=True, **options)
+    assert cli.status(["run", "--resume", "cut"]) == 0
     assert (tmp_path / "cut" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
     one, two = (np.load(tmp_path / name / "clusters.npz") for name in ("whole", "cut"))
     for key in one:

@@ -86,8 +86,7 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
     for host in hosts(*words):
         assert lines(host, 300) == [] and host.returncode == 0
 
-    alone = [*COMMAND, str(config), "--quiet", "--out", str(tmp_path / "one")]
-    subprocess.run(alone, env=PLATFORM, check=True, **REST)
+    assert cli.status(["run", str(config), "--quiet", "--out", str(tmp_path / "one")]) == 0
     (two, labels), (one, others) = figures(folder), figures(tmp_path / "one")
     assert set(two) == set(one) == {200, 400, 600}
     np.testing.assert_array_equal(labels, others)

@@ -11,6 +11,12 @@ from jcfl.types import NEVER
 from tests import oracle, tiny
 
 
+@pytest.fixture(scope="module")
+def gram():
+    """The inner products of all clients' Ψ. [8, 8]"""
+    return tiny.run(tiny.built("stocfl", tiny.setting(), tau=1.1), 1).memory.gram[-1]
+
+
 def cohorts(algorithm_setting, states, data):
     """The ids that took part in every round, as the run itself drew them."""
     keys = states.key[0]
@@ -45,10 +51,9 @@ def test_agrees_with_a_plain_loop(tau, participation):
     assert max(found) > 1 or tau < 0.3
 
 
-def test_single_pass_unites_connected_parts():
+def test_single_pass_unites_connected_parts(gram):
     setting = tiny.setting()
     states = tiny.run(tiny.built("stocfl", setting, tau=0.5, merge="single_pass"), 1)
-    gram = tiny.run(tiny.built("stocfl", setting, tau=1.1), 1).memory.gram[-1]
     from scipy.sparse.csgraph import connected_components
 
     _, parts = connected_components(gram >= 0.5)
@@ -118,7 +123,7 @@ def test_held_out_clients_go_to_the_nearest_cluster():
     assert (labels[-1] == labels[np.flatnonzero(joined[:-2] == joined[-1])]).all()
 
 
-def test_clients_never_asked_are_placed_where_they_belong():
+def test_clients_never_asked_are_placed_where_they_belong(gram):
     """Zeng et al. infer the cluster of a client that did not take part (§4.4); by default ω answers for it."""
     setting, data = tiny.setting(0.25), jax.device_put(tiny.federation())
     shared, placed = (tiny.built("stocfl", setting, tau=0.3, unasked=who) for who in ("shared", "placed"))
@@ -128,7 +133,6 @@ def test_clients_never_asked_are_placed_where_they_belong():
     state = step(step(start, data), data)
     labels = np.asarray(state.labels)
     np.testing.assert_array_equal(asked(state, data)[0], labels)
-    gram = tiny.run(tiny.built("stocfl", tiny.setting(), tau=1.1), 1).memory.gram[-1]  # of all clients' Ψ
     members = labels[:, None] == np.unique(labels[labels >= 0])  # [m, k]
     cosine = gram @ members / np.sqrt(np.diag(members.T @ gram @ members))
     nearest = np.unique(labels[labels >= 0])[cosine.argmax(1)]
