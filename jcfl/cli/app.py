@@ -31,6 +31,14 @@ Overrides = Annotated[
 AllowVersions = Annotated[
     bool, typer.Option("--allow-versions", help="Go on with what other versions of jcfl, JAX or NumPy have made.")
 ]
+Share = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        metavar="N|slurm:N[,OPTION=VALUE...]",
+        help="Share out over N processes of this machine, or N jobs of a Slurm cluster at a time.",
+    ),
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_default="JCFL_DATA, else data")]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Stopped, app
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, Stopped, app
 from jcfl.cli.arguments import destination
 from jcfl.errors import InputError
 
@@ -31,6 +31,7 @@ def reproduce(
         Path, typer.Option(help="The folder to write; runs go into `runs` there.", parser=destination, metavar="PATH")
     ] = Path("reproduction"),
     data_dir: DataDir = None,
+    workers: Share = None,
     allow_versions: AllowVersions = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as JSON on stdout.")] = False,
@@ -43,6 +44,7 @@ def reproduce(
     from jcfl.results.files import writing
     from jcfl.runs import bars, devices, reproducing
     from jcfl.runs.environment import use_cache
+    from jcfl.runs.workers import from_command
     from jcfl.view import reproduction
 
     console = bars.screen()
@@ -51,11 +53,12 @@ def reproduce(
         return
     if table is None:
         raise InputError("which table? `jcfl reproduce --list` names all of them")
+    sharing = from_command(workers)
     use_cache()
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
     with bars.watched(bars.screen(stderr=True), quiet) as watch:
-        settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch)
+        settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing)
         try:
             found = reproducing.reproduce(table, budget, only or [], settings)
         except KeyboardInterrupt as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Track, app, complain, stopping
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Track, app, complain, stopping
 from jcfl.cli.arguments import (
     assigned,
     configured,
@@ -172,6 +172,7 @@ def sweep(
     ] = None,
     data_dir: DataDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the sweep that a folder holds.")] = None,
+    workers: Share = None,
     allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
@@ -188,7 +189,9 @@ def sweep(
     from jcfl.results import claimed
     from jcfl.runs import bars, sweeping
     from jcfl.runs.environment import use_cache
+    from jcfl.runs.workers import from_command
 
+    sharing = from_command(workers)
     names, changes = separated(words, overrides)
     changes += option_overrides(seeds, track)
     if resume is not None:
@@ -210,7 +213,7 @@ def sweep(
         stopping("sweep", folder),
         bars.watched(progress, quiet, ["sweep"]) as watch,
     ):
-        found = sweeping.carried_out(whole, by, folder, resume is not None, allow_versions, watch)
+        found = sweeping.carried_out(whole, by, folder, resume is not None, allow_versions, watch, sharing)
         drawn = draw_effect(found, folder)
     if as_json:
         print((folder / "sweep.json").read_text("utf-8"), end="")

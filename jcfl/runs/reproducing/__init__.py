@@ -1,8 +1,9 @@
 """Papers' tables, run and judged: what is printed beside what is found here, with a verdict on every claim."""
 
 import subprocess
+import threading
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,14 +11,16 @@ import jax
 
 from jcfl.errors import Absent, InputError, TooLarge, TrainingError, unknown
 from jcfl.results import History
-from jcfl.runs import devices, experiment
+from jcfl.runs import devices, experiment, loop
 from jcfl.runs.config import Config
+from jcfl.runs.loop import Progress
 from jcfl.runs.plan import Objects, federation_of, planned
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.runs.reproducing.outcomes import outcome
 from jcfl.runs.reproducing.tables import Key, Table, find, title
 from jcfl.runs.sweeping.groups import finished_history
+from jcfl.runs.workers import Workers, share_out
 from jcfl.types import Federation
 
 Found = dict[Key, History | Judgement]
@@ -32,6 +35,7 @@ class Settings(NamedTuple):
     made_by: Mapping[str, str] = {}  # the command, and the commit
     allow_versions: bool = False
     on_progress: OnProgress = lambda progress: None
+    workers: Workers | None = None  # who trains; None: this process
 
 
 def reproduce(name: str, budget: str, only: Collection[str], settings: Settings) -> dict[str, Any]:
@@ -66,6 +70,8 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
         elif key not in wanted:
             found[key] = Judgement("not run", "left out by --only")
     folder = settings.runs / f"{table.stem}-{budget}"
+    if settings.workers is not None:
+        found |= by_workers({key: one for key, one in configs.items() if key not in found}, folder, settings)
     for name in dict.fromkeys(federation for federation, _ in configs):
         mine = {key: config for key, config in configs.items() if key[0] == name}
         found |= on_one_federation(mine, found, folder / title(name), settings)
@@ -83,14 +89,42 @@ def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Pa
     """The runs on one federation, which is made once, and only if a run is not complete yet."""
     made = cache(lambda: jax.device_put(federation_of(next(iter(configs.values())))))
     found: Found = {}
-    for (federation, method), config in configs.items():
-        key, place = (federation, method), folder / "runs" / title(method)
+    for key, config in configs.items():
+        place = folder / "runs" / title(key[1])
         there = finished(place, config)
         if there is not None:
             found[key] = there
         elif key not in left_out:
             found[key] = attempted(made, config, place, settings)
     return found
+
+
+def by_workers(configs: Mapping[Key, Config], folder: Path, settings: Settings) -> Found:
+    """Have workers train the runs that are not complete; returns why there is none of those that cannot be trained."""
+    found: Found = {}
+    places = {key: folder.resolve() / title(key[0]) / "runs" / title(key[1]) for key in configs}
+    left = {f"{key[0]}, {key[1]}": key for key in configs if finished(places[key], configs[key]) is None}
+    apart = settings._replace(on_progress=lambda progress: None, workers=None)
+    tasks = {name: partial(by_worker, configs[key], places[key], apart) for name, key in left.items()}
+    done = 0
+
+    def report(name: str, why: Judgement | None) -> None:
+        nonlocal done
+        done += 1
+        found.update({} if why is None else {left[name]: why})
+        settings.on_progress(Progress(folder.name, 0, 0, done, len(tasks), {}))
+
+    stop = threading.Event()
+    with loop.interruptible(stop, True):
+        share_out(tasks, settings.workers or Workers(1), folder, stop, report)
+    return found
+
+
+def by_worker(config: Config, place: Path, settings: Settings) -> Judgement | None:
+    """A run trained in a worker; why there is none, if it cannot be."""
+    devices.split_cores()
+    found = attempted(lambda: jax.device_put(federation_of(config)), config, place, settings)
+    return found if isinstance(found, Judgement) else None
 
 
 def begun(place: Path) -> bool:

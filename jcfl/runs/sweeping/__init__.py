@@ -19,11 +19,15 @@ from jcfl.nested import plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import destination
-from jcfl.runs import bars, experiment, loop
+from jcfl.runs import bars, loop
 from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
+from jcfl.runs.sweeping import shared
 from jcfl.runs.sweeping.groups import Training
 from jcfl.runs.sweeping.points import Over, Point, Points, points
+from jcfl.runs.sweeping.shared import begun
+from jcfl.runs.workers import Workers
+from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
 
 ASK = "keep a share of the training examples for it, such as scenario.validation=0.1"
@@ -70,6 +74,7 @@ def sweep(
     by: str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
+    workers: int | str | None = None,
     allow_versions: bool = False,
     on_progress: OnProgress | None = None,
     progress: bool | None = None,
@@ -88,6 +93,8 @@ def sweep(
             every point has some (`scenario.validation`), else on test examples: then the best point is an oracle.
         out: the sweep's folder; each point has an ordinary run's folder under `runs`.
         resume: whether to go on with the sweep that `out` holds; points that are complete are not run again.
+        workers: how many processes of this machine train points at a time, or jobs of a Slurm cluster,
+            `"slurm:8,partition=gpu,time=60"`; needs `out`. By default this process trains them.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
         progress: whether a bar is shown, as for `jcfl.run`.
@@ -99,11 +106,14 @@ def sweep(
     """
     if by is not None:
         refuse_score(by)
+    sharing = parsed_workers(workers) if workers is not None else None
+    if sharing is not None and out is None:
+        raise InputError("workers need out=…: a folder in which they all write")
     folder = destination(out) if out is not None else None
     with claimed(folder, new=not resume) if folder is not None else nullcontext():
         found = points(what, over, **given)
         with bars.shown(progress, on_progress, ["sweep"]) as watch:
-            return carried_out(found, by, folder, resume, allow_versions, watch)
+            return carried_out(found, by, folder, resume, allow_versions, watch, sharing)
 
 
 def refuse_score(by: str) -> None:
@@ -120,6 +130,7 @@ def carried_out(
     resume: bool,
     allow_versions: bool,
     on_progress: OnProgress | None,
+    workers: Workers | None = None,
 ) -> Sweep:
     """A sweep that has been trained, in a folder that this process has claimed; see `sweep`."""
     whole = whole._replace(points=[begun(folder if resume else None, point) for point in whole.points])
@@ -130,6 +141,8 @@ def carried_out(
         training.files.put_text("sweep.yaml", whole.text())
     stop = threading.Event()
     with loop.interruptible(stop, folder is not None):
+        if workers is not None:
+            shared.train(training, workers, stop)
         training.train(stop)
     found = Sweep(whole.points, training.ordered(), by, training.compilations)
     if training.files is not None:
@@ -152,16 +165,6 @@ def chosen_score(by: str | None, validated: bool) -> str:
     if by is not None and by.startswith(metrics.VALIDATION) and not validated:
         raise InputError(f"{by}: there are no validation examples; {ASK}")
     return by or f"{metrics.VALIDATION if validated else ''}accuracy_micro"
-
-
-def begun(folder: Path | None, point: Point) -> Point:
-    """A point that goes on as it began, if it has begun in a sweep's folder; else one that nothing has made yet."""
-    place = folder / "runs" / point.name if folder is not None else None
-    if place is None or (not (place / "config.yaml").exists() and not (place / "checkpoints").exists()):
-        command = {key: value for key, value in point.config.made_by.items() if key == "command"}
-        return point._replace(config=point.config.model_copy(update={"made_by": command}))
-    stored = experiment.resumed(place, point.config)
-    return point._replace(config=stored.model_copy(update={"seeds_in_one": point.config.seeds_in_one}))
 
 
 def write(files: Folder, sweep: Sweep) -> None:

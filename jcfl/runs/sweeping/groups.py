@@ -90,17 +90,18 @@ class Training:
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
-        left = []
+        for group in grouped(self.unfinished()):
+            self.train_group(group, differing_options(group), stop)
+        self.write()
+
+    def unfinished(self) -> list[Point]:
+        """The points that are not complete; the histories of those that are complete are read from their folders."""
         for point in self.left():
             found = finished_history(self.folder_of(point), point.config.rounds)
             if found is not None:
                 self.histories[point.name] = found
                 self.done += point.config.rounds * point.config.seeds
-            else:
-                left.append(point)
-        for group in grouped(left):
-            self.train_group(group, differing_options(group), stop)
-        self.write()
+        return self.left()
 
     def train_group(self, group: Sequence[Point], names: Sequence[str], stop: threading.Event) -> None:
         """Train points that differ only in the options `names`.
@@ -305,6 +306,6 @@ def grouped_by_progress(runs: Sequence[Run]) -> list[list[Run]]:
     return [list(group) for _, group in itertools.groupby(sorted(runs, key=far), key=far)]
 
 
-def batches(runs: Sequence[Run], width: int) -> Iterator[list[Run]]:
-    """The runs in their order, at most `width` at a time."""
-    return (list(runs[start : start + width]) for start in range(0, len(runs), width))
+def batches(those: Sequence[Any], width: int) -> Iterator[list[Any]]:
+    """Runs, or points, in their order, at most `width` at a time."""
+    return (list(those[start : start + width]) for start in range(0, len(those), width))

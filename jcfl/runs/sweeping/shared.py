@@ -1,0 +1,67 @@
+"""A sweep whose points are trained by workers: what each of them is given, and what it does."""
+
+import functools
+import math
+import threading
+from pathlib import Path
+
+from jcfl.runs import experiment, loop
+from jcfl.runs.loop import Progress
+from jcfl.runs.sweeping.groups import Training, batches, differing_options, grouped
+from jcfl.runs.sweeping.points import Point, Points
+from jcfl.runs.workers import Workers, share_out
+
+
+def train(training: Training, workers: Workers, stop: threading.Event) -> None:
+    """Have workers train every point that is not complete; points that share a program stay together if they are few.
+
+    Raises:
+        InputError, TrainingError, Interrupted: see `jcfl.runs.workers.share_out`.
+    """
+    assert training.folder is not None  # which `jcfl.sweep` has asked for
+    left = training.unfinished()
+    most = math.ceil(len(left) / workers.at_once)
+    tasks, rounds = {}, {}
+    for group in grouped(left):
+        names = differing_options(group)
+        for part in batches(group, most):
+            title = part[0].name if len(part) == 1 else f"{part[0].name} to {part[-1].name}"
+            given = training.whole._replace(points=part)
+            tasks[title] = functools.partial(trained, given, names, training.folder.resolve(), training.allow_versions)
+            rounds[title] = sum(point.config.rounds * point.config.seeds for point in part)
+    done = training.done
+
+    def report(title: str, compilations: int) -> None:
+        nonlocal done
+        done += rounds[title]
+        training.compilations += compilations
+        training.on_progress(Progress(training.name, 0, 0, done, training.total, {}))
+
+    training.on_progress(Progress(training.name, 0, 0, done, training.total, {}))
+    share_out(tasks, workers, training.folder, stop, report)
+
+
+def trained(whole: Points, names: list[str], folder: Path, allow_versions: bool) -> int:
+    """Train points that differ only in the options `names`, in a worker; returns how often a program was compiled.
+
+    The figures of all points are written by the process that shares them out.
+    """
+    whole = whole._replace(points=[begun(folder, point) for point in whole.points])
+    training = Training(whole, folder, lambda progress: None, allow_versions)
+    training.files = None
+    stop = threading.Event()
+    with loop.interruptible(stop, True):
+        left = training.unfinished()
+        if left:
+            training.train_group(left, names, stop)
+    return training.compilations
+
+
+def begun(folder: Path | None, point: Point) -> Point:
+    """A point that goes on as it began, if it has begun in a sweep's folder; else one that nothing has made yet."""
+    place = folder / "runs" / point.name if folder is not None else None
+    if place is None or (not (place / "config.yaml").exists() and not (place / "checkpoints").exists()):
+        command = {key: value for key, value in point.config.made_by.items() if key == "command"}
+        return point._replace(config=point.config.model_copy(update={"made_by": command}))
+    stored = experiment.resumed(place, point.config)
+    return point._replace(config=stored.model_copy(update={"seeds_in_one": point.config.seeds_in_one}))

@@ -1,0 +1,171 @@
+"""Sweeps and tables shared out over workers give what they give alone, also when a worker is killed."""
+
+import functools
+import json
+import operator
+import os
+import signal
+import stat
+import threading
+import time
+
+import pytest
+
+from jcfl import cli
+from jcfl.errors import InputError, Interrupted, TrainingError
+from jcfl.runs import sweeping, workers
+from jcfl.runs.workers import Workers
+
+pytest.importorskip("submitit", reason="submitit is not installed")
+
+GIVEN = {
+    "data": "digits",
+    "scenario": {"name": "rotated", "clients": 8, "groups": 2},
+    "model": {"name": "mlp", "hidden": 4},
+    "train": {"lr": 0.1, "epochs": 1},
+    "method": {"name": "ifca", "clusters": 2},
+    "rounds": 200,
+    "evaluate_every": 20,
+    "checkpoint_every": 0,
+}
+
+
+def figures(folder):
+    """The figures of every point."""
+    return {file.parent.name: file.read_text() for file in sorted(folder.glob("runs/*/metrics.jsonl"))}
+
+
+def kill_a_worker(folder, killed):
+    """Kill the first process that has written a checkpoint."""
+    while not killed:
+        time.sleep(0.005)
+        for file in folder.glob("runs/*/checkpoints/*"):
+            held = file.parents[1] / ".lock.json"
+            if held.exists():
+                killed.append(json.loads(held.read_text())["pid"])
+                os.kill(killed[0], signal.SIGKILL)
+                return
+
+
+def test_a_sweep_is_the_same_when_a_worker_is_killed(tmp_path):
+    over, killed = {"train.lr": [0.05, 0.1], "method.clusters": [2]}, []
+    sweeping.sweep(GIVEN, over, out=tmp_path / "alone")
+    threading.Thread(target=kill_a_worker, args=(tmp_path / "shared", killed), daemon=True).start()
+    found = sweeping.sweep(GIVEN, over, out=tmp_path / "shared", workers=2)
+    assert killed and killed[0] != os.getpid()
+    assert figures(tmp_path / "shared") == figures(tmp_path / "alone")
+    assert [history.rounds[-1] for history in found.histories] == [200, 200]
+    assert found.compilations == 2, "one in each worker that ended; that of the killed one is not counted"
+    assert not (tmp_path / "shared" / "workers").exists()
+    again = sweeping.sweep(GIVEN, over, out=tmp_path / "shared", workers=2, resume=True)
+    assert again.compilations == 0 and again.rows() == found.rows()
+
+
+SBATCH = """#!/bin/bash
+export SLURM_JOB_ID=$$ script=$(cat "$1")
+(bash -c "$script"; echo "$SLURM_JOB_ID|FAILED|here" >> "$ENDED") > /dev/null 2>&1 &
+echo "Submitted batch job $SLURM_JOB_ID"
+"""
+SRUN = """#!/bin/bash
+while [[ $1 != *python* ]]; do shift; done
+exec "$@"
+"""
+SACCT = """#!/bin/bash
+echo "JobID|State|NodeList"
+cat "$ENDED"
+"""
+
+
+def test_slurm_is_asked_for_jobs(tmp_path, monkeypatch):
+    """By stand-ins for Slurm's commands, which run a job at once."""
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scancel", "#!/bin/sh"), ("sacct", SACCT)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ENDED", str(tmp_path / "ended"))
+    found, there = {}, workers.workers("slurm:1,partition=gpu,time=60")
+    assert there == Workers(1, {"partition": "gpu", "time": 60})
+    tasks = {"sum": functools.partial(operator.add, 1, 2)}
+    workers.share_out(tasks, there, tmp_path / "out", threading.Event(), found.__setitem__)
+    assert found == {"sum": 3}
+
+
+def refused():
+    """What a worker does that finds a mistake of the user's."""
+    raise InputError("it is wrong")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (refused, InputError, "one: it is wrong"),
+        (functools.partial(operator.truediv, 1, 0), TrainingError, "one: a worker failed: ZeroDivisionError"),
+        (
+            functools.partial(os._exit, 9),
+            TrainingError,
+            "one: 1 workers ended before it was done; their logs: .*workers",
+        ),
+    ],
+)
+def test_what_a_worker_cannot_do_ends_in_one_line(tmp_path, monkeypatch, call, error, said):
+    monkeypatch.setattr(workers, "TRIES", 1)
+    with pytest.raises(error, match=said):
+        workers.share_out({"one": call}, Workers(2), tmp_path, threading.Event())
+
+
+def test_workers_are_ended_when_the_sweep_is(tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        workers.share_out({"one": functools.partial(time.sleep, 600)}, Workers(1), tmp_path, stop)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("none", "expected a number of processes"),
+        ("0", "expected a number of processes"),
+        ("2,time=3", "expected a number of processes"),
+        ("8slurm:8", "expected a number of processes"),
+        ("slurm:2,partitoin=gpu", "did you mean 'partition'"),
+    ],
+)
+def test_workers_that_cannot_be_had_are_refused(tmp_path, given, said):
+    with pytest.raises(InputError, match=said):
+        sweeping.sweep(GIVEN, {"train.lr": [0.1]}, workers=given, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_need_a_folder_and_a_gpu_each(monkeypatch):
+    with pytest.raises(InputError, match="need out="):
+        sweeping.sweep(GIVEN, {"train.lr": [0.1]}, workers=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6")
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    assert [workers.devices_of(number, 2) for number in range(2)] == [[2, 6], [5]]
+    with pytest.raises(InputError, match="has 3 GPUs"):
+        workers.workers("4")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not bind processes to cores")
+def test_workers_share_the_cores():
+    before = os.sched_getaffinity(0)
+    shares = []
+    for number in range(len(before)):
+        with workers.on_cores(number, len(before)):
+            shares.append(os.sched_getaffinity(0))
+    assert set.union(*shares) == before and sum(map(len, shares)) == len(before)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_table_is_the_same_by_workers(tmp_path, monkeypatch, capsys):
+    from tests.test_reproduce import MADE
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.yaml").write_text(MADE)
+    words = ["reproduce", str(tmp_path / "made.yaml"), "--data-dir", str(tmp_path / "empty"), "--json"]
+    ours, rows = [], []
+    for place, more in (("alone", []), ("shared", ["--workers", "2"])):
+        assert cli.status([*words, "--out", place, *more]) == 0
+        rows.append(json.loads(capsys.readouterr().out)["rows"])
+        ours.append(figures(tmp_path / place / "runs" / "made-laptop" / "rotated"))
+    assert len(ours[0]) == 2 and ours[0] == ours[1] and rows[0] == rows[1]
