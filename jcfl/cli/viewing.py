@@ -141,8 +141,8 @@ def plot(
     """Draw the figures of runs, each made from their folders alone.
 
     Figures: curves, clusters, clients, effect, with_addons and quality lay runs over each other; decision, embedding,
-    similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters, samples and
-    heatmap show one. --figure can be given several times, or be a list with commas.
+    similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters, stability,
+    apart, samples and heatmap show one. --figure can be given several times, or be a list with commas.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting
