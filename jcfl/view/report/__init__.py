@@ -83,9 +83,9 @@ CAPTIONS = {
     ),
     "apart": (
         "What sets the clusters apart",
-        "Labels of each cluster's training examples, and of all clients' (black); V is Cramér's: 0 where the others "
-        "have the same labels, 1 where none of them. The mean of its clients' images, and how far each pixel differs from "
-        "other clients' (Cohen's d; 0.8 is large).",
+        "Labels of each cluster's training examples, and of all clients' (black); V is Cramér's: 0 where the other "
+        "clients have the same labels, 1 where they have none of them. The mean of the clients' images, and how far "
+        "each pixel differs from other clients' (Cohen's d; 0.8 is large).",
     ),
     "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
 }
