@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from jcfl.runs.experiment import run as run
     from jcfl.runs.searching import tune as tune
     from jcfl.runs.sweeping import sweep as sweep
+    from jcfl.view.plotting.explaining import explain as explain
 
 _HOMES = {
     "History": "jcfl.results",
     "choose_k": "jcfl.runs.choice",
+    "explain": "jcfl.view.plotting.explaining",
     "run": "jcfl.runs.experiment",
     "sweep": "jcfl.runs.sweeping",
     "tune": "jcfl.runs.searching",
@@ -36,6 +38,7 @@ __all__ = [
     "TrainingError",
     "choose_k",
     "data",
+    "explain",
     "plotting",  # pyright: ignore[reportUnsupportedDunderAll]
     "register",
     "results",  # pyright: ignore[reportUnsupportedDunderAll]

@@ -15,6 +15,7 @@ from jcfl.view.plotting.bars import with_addons
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
 from jcfl.view.plotting.cosines import embedding, similarity
 from jcfl.view.plotting.decision import decision
+from jcfl.view.plotting.explained import apart, stability
 from jcfl.view.plotting.lines import clusters, curves, effect, privacy, quality
 from jcfl.view.plotting.membership import by_cluster, flow, groups_to_clusters, sizes
 from jcfl.view.plotting.models import distances, model_embedding, model_similarity
@@ -24,6 +25,7 @@ from jcfl.view.plotting.style import FORMATS, has_clusters, histories, save, tit
 __all__ = [
     "FIGURES",
     "FORMATS",
+    "apart",
     "by_cluster",
     "clients",
     "clusters",
@@ -47,6 +49,7 @@ __all__ = [
     "search",
     "similarity",
     "sizes",
+    "stability",
     "titles",
     "with_addons",
 ]
@@ -69,6 +72,8 @@ SINGLE = {
         sizes,
         flow,
         groups_to_clusters,
+        stability,
+        apart,
         samples,
         heatmap,
     )

@@ -14,7 +14,7 @@ from jcfl.results import Folder, History
 from jcfl.version import __version__
 from jcfl.view import plotting
 from jcfl.view.plotting.style import encoded
-from jcfl.view.report import clients, numbers
+from jcfl.view.report import apart, clients, numbers
 
 CAPTIONS = {
     "curves": (
@@ -81,6 +81,17 @@ CAPTIONS = {
         "From true groups to clusters",
         "Clients of each true group by the cluster that serves them after the last round.",
     ),
+    "stability": (
+        "Stability of the clusters",
+        "The adjusted Rand index between clusters of two seeds, and between those of an evaluated round and the one "
+        "before; and the share of clients that changed their cluster. Bands are the least and the most of all seeds.",
+    ),
+    "apart": (
+        "What sets the clusters apart",
+        "Labels of each cluster's training examples, and of all clients' (black); V is Cramér's: 0 where the other "
+        "clients have the same labels, 1 where they have none of them. The mean of the clients' images, and how far "
+        "each pixel differs from other clients' (Cohen's d; 0.8 is large).",
+    ),
     "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
 }
 """The title and the caption of every figure."""
@@ -110,6 +121,7 @@ def page(runs: Sequence[History]) -> str:
         costs=numbers.costs(runs, titles),
         seeds=max(len(run.seeds) for run in runs),
         figures=figures(runs),
+        explained=apart.tables(runs, titles),
         clients=clients.table(runs, titles),
         differences=numbers.differences(settings, titles),
         made=how_made(runs, titles),

@@ -1,0 +1,194 @@
+"""Clusters explained from a run's folder: how stable they are, what sets each apart, and which clients moved."""
+
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jcfl import metrics, results
+from jcfl.errors import Damaged, InputError
+from jcfl.results import History
+from jcfl.view.plotting.cosines import full_matrix, labels_of
+from jcfl.view.plotting.style import histories, matched, ranked
+
+
+class Stability(NamedTuple):
+    """How far clusters stay the same. A value that nothing defines is NaN."""
+
+    seeds: np.ndarray  # [e], the adjusted Rand index (ARI) between the clusters of two seeds, mean over pairs of seeds
+    before: np.ndarray  # [seeds, e], the ARI between an evaluation and the one before it
+    churn: np.ndarray  # [seeds, e], the share of clients that changed their cluster since the evaluation before
+
+
+class Cluster(NamedTuple):
+    """What sets a cluster apart from all other clients, after the last round."""
+
+    number: int  # as in the figures, 1 for the largest
+    clients: int
+    labels: np.ndarray  # [c], the share of its clients' training examples that has a label
+    rest: np.ndarray  # [c], the same of all other clients
+    association: float  # Cramér's V between an example's label and whether it is the cluster's, in [0, 1]
+    pictures: int  # how many of its clients have an image in federation.npz
+    image: np.ndarray | None  # [h, w, ch], the mean of these images; None where examples are not images
+    effect: np.ndarray | None  # [h, w], Cohen's d of each pixel against the images of other clients
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """The difference of shares for each label, the cluster's less that of all other clients. [c]"""
+        return self.labels - self.rest
+
+
+class Move(NamedTuple):
+    """A client that changed its cluster, and its last move."""
+
+    client: int
+    times: int  # how often it changed
+    round: int  # the evaluated round at which it was first seen in its new cluster
+    before: int  # the number of the cluster that it left
+    after: int
+    cosine_before: float  # mean cosine with the members of the cluster that it left, by gradients; NaN if not compared
+    cosine_after: float  # the same with the members of its new cluster
+
+
+class Explanation(NamedTuple):
+    """What `explain` finds."""
+
+    stability: Stability
+    clusters: list[Cluster]  # the largest first
+    moves: list[Move]  # the clients that moved most often first, of these the ones that moved last
+    labels: np.ndarray  # [c], the share of all clients' training examples that has a label
+
+
+def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
+    """Explain the clusters of a run by the files in its folder; nothing is trained.
+
+    Args:
+        run: a history or a folder.
+        seed: the seed whose clusters are described; the first by default. Stability is that of all seeds.
+
+    Raises:
+        InputError: nothing has been evaluated, there is no such seed, or the run has no folder.
+    """
+    (found, *_) = histories(run)
+    labels, facts = ranked(labels_of(found, seed)), results.federation(found)
+    counts = facts["train"]
+    kinds = [int(kind) for kind in np.unique(labels[-1]) if kind >= 0]
+    clusters = [cluster(kind, labels[-1], facts) for kind in kinds]
+    return Explanation(stability(found), clusters, moves(labels, found.rounds, facts), share(counts))
+
+
+def stability(run: History) -> Stability:
+    """How far the clusters of a run stay the same, over seeds and over rounds."""
+    pairs = list(itertools.combinations(run.labels, 2))
+    between = [[metrics.ari(one, other) for one, other in zip(*pair, strict=True)] for pair in pairs]
+    before = [[metrics.ari(*pair) for pair in itertools.pairwise(own)] for own in run.labels]
+    churn = [[changed_share(*pair) for pair in itertools.pairwise(own)] for own in run.labels]
+    seeds = np.array(between).mean(0) if pairs else np.full(len(run.rounds), np.nan)
+    first = np.full((len(run.seeds), 1), np.nan)
+    later = (len(run.seeds), len(run.rounds) - 1)
+    return Stability(seeds, *(np.hstack([first, np.reshape(values, later)]) for values in (before, churn)))
+
+
+def changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Which clients left one cluster for another, not counting that clusters got other numbers. [m]
+
+    >>> changed(np.array([0, 0, 0, 1, 1, -1]), np.array([1, 1, 0, 0, 0, 0])).tolist()
+    [False, False, True, False, False, False]
+    """
+    return (before >= 0) & (after >= 0) & (matched(before, after) != before)
+
+
+def changed_share(before: np.ndarray, after: np.ndarray) -> float:
+    """The share of the clients with a cluster at both evaluations that changed it; NaN if there is no such client."""
+    both = int(((before >= 0) & (after >= 0)).sum())
+    return float(changed(before, after).sum() / both) if both else np.nan
+
+
+def cluster(kind: int, labels: np.ndarray, facts: dict[str, np.ndarray]) -> Cluster:
+    """What sets one cluster apart.
+
+    Args:
+        kind: its number in `labels`.
+        labels: the clusters of all clients. [m]
+        facts: the arrays of federation.npz.
+    """
+    mine, images = labels == kind, facts["images"].astype(float)
+    pictured = mine[facts["pictured"]]
+    own, rest = facts["train"][mine], facts["train"][~mine]
+    there = len(images) > 0 and pictured.any()
+    return Cluster(
+        number=kind + 1,
+        clients=int(mine.sum()),
+        labels=share(own),
+        rest=share(rest),
+        association=association(own.sum(0), rest.sum(0)),
+        pictures=int(pictured.sum()) if len(images) else 0,
+        image=images[pictured].mean(0) if there else None,
+        effect=effect(images[pictured].mean(-1), images[~pictured].mean(-1)) if there else None,
+    )
+
+
+def share(counts: np.ndarray) -> np.ndarray:
+    """The share of examples that has each label, from the counts of some clients [n, c]; 0 where there is none. [c]"""
+    return np.asarray(counts.sum(0)) / max(counts.sum(), 1)
+
+
+def association(own: np.ndarray, rest: np.ndarray) -> float:
+    """Cramér's V of two histograms of labels [c]; NaN where one is empty or there is one label only."""
+    from scipy.stats.contingency import association as measure
+
+    table = np.stack([own, rest]).astype(int)
+    table = table[:, table.any(0)]
+    return float(measure(table, method="cramer")) if table.shape[1] > 1 and table.any(1).all() else np.nan
+
+
+def effect(own: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
+    """Cohen's d of each pixel: the difference of the means [h, w] by the pooled standard deviation.
+
+    A pixel that varies in neither of them is 0. None where there are fewer than two images [n, h, w] of either.
+    """
+    if min(len(own), len(rest)) < 2:
+        return None
+    squares = [((part - part.mean(0)) ** 2).sum(0) for part in (own, rest)]
+    pooled = np.sqrt(sum(squares) / (len(own) + len(rest) - 2))
+    gap = own.mean(0) - rest.mean(0)
+    return np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
+
+
+def moves(labels: np.ndarray, rounds: np.ndarray, facts: dict[str, np.ndarray]) -> list[Move]:
+    """The clients that changed their cluster.
+
+    Args:
+        labels: the clusters after each evaluated round. [e, m]
+        rounds: the evaluated rounds. [e]
+        facts: the arrays of federation.npz.
+    """
+    went = np.stack([np.zeros(labels.shape[1], bool), *(changed(*pair) for pair in itertools.pairwise(labels))])
+    place = np.full(labels.shape[1], -1)
+    place[facts["compared"]] = np.arange(len(facts["compared"]))
+    cosine = full_matrix(facts["cosine"], len(facts["compared"]))
+
+    def nearness(client: int, members: np.ndarray) -> float:
+        others = place[members & (np.arange(len(members)) != client)]
+        others = others[others >= 0]
+        return float(cosine[place[client], others].mean()) if place[client] >= 0 and others.size else np.nan
+
+    found = []
+    for client in map(int, np.flatnonzero(went.any(0))):
+        turn = int(np.flatnonzero(went[:, client])[-1])
+        old, new = int(labels[turn - 1, client]), int(labels[turn, client])
+        near = nearness(client, labels[turn - 1] == old), nearness(client, labels[turn] == new)
+        found.append(Move(client, int(went[:, client].sum()), int(rounds[turn]), old + 1, new + 1, *near))
+    return sorted(found, key=lambda move: (-move.times, -move.round, move.client))
+
+
+def explained(run: History, seed: int | None = None) -> Explanation | None:
+    """As `explain`; None where there is nothing to explain: no clusters yet, or no federation.npz."""
+    try:
+        found = explain(run, seed)
+    except Damaged:
+        raise
+    except InputError:
+        return None
+    return found if found.clusters else None
