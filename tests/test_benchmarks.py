@@ -62,7 +62,9 @@ def test_examples_in_three_places_are_measured_and_deleted(tmp_path):
 
 def test_every_damage_is_one(tmp_path):
     sound = folders.run(tmp_path / "sound")
-    content = lambda folder: {file.name: file.is_file() and file.read_bytes() for file in folder.iterdir()}
+    content = lambda folder: {
+        file.relative_to(folder): file.is_file() and file.read_bytes() for file in folder.rglob("*")
+    }
     kinds = set()
     for seed in range(60):
         copy = shutil.copytree(sound, tmp_path / "copy")
