@@ -10,7 +10,7 @@ from jcfl import cli
 from jcfl.runs import environment
 
 SMALL = {"scenario": {"name": "rotated", "clients": 8}, "model": {"name": "mlp", "hidden": 4}, "method": "majority"}
-SWEEP = {**SMALL, "method": "fedavg", "rounds": 0, "grid": {"train.lr": [0.1, 0.2]}}
+SWEEP = {**SMALL, "method": "fedavg", "rounds": 0, "over": {"train.lr": [0.1, 0.2]}}
 
 
 @pytest.fixture

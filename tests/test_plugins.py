@@ -31,7 +31,7 @@ SWEEP = """
 base: mine.yaml
 compare: []
 rounds: 1
-list: [{method.p: 1, method.clusters: 2}, {method.p: 3, method.clusters: 3}]
+over: [{method.p: 1, method.clusters: 2}, {method.p: 3, method.clusters: 3}]
 """
 PIECES = {"method": "pacfl fedper", "data": "har", "scenario": "placements", "model": "narrow", "score": "accuracy_p10"}
 

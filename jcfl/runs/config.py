@@ -229,7 +229,8 @@ def renamed(section: str, piece: Any, name: str) -> Any:
     functions = (*registry.shared(section), registry.find(section, name))
     known = {parameter.name for function in functions for parameter in registry.parameters(function)}
     known |= {"addons", *QUESTIONS} if section == "method" else set()
-    return {key: value for key, value in piece.items() if key in known}
+    open_too = undecided.rules(section, name)
+    return {key: value for key, value in piece.items() if key in known and (value != undecided.AUTO or key in open_too)}
 
 
 def with_value(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = ()) -> Any:
