@@ -45,8 +45,8 @@ class Evidence(NamedTuple):
     grid: np.ndarray  # [t] thresholds that were compared, ascending
     error: np.ndarray  # [t] squared distance of gradients to their cluster's, as a share of their squared length
     counts: np.ndarray  # [t] how many clusters there are at each threshold, merged by all training data
-    apart: float  # between the longest gradients that remain in these clusters and in one; as a share of the longest
-    settled: float  # a quarter of it, as a share of the mean gradient; 0 where there is one cluster
+    apart: float  # CFL's ε2 as a share of the longest gradient, see `remainders`
+    settled: float  # CFL's ε1 as a share of the mean gradient's length; 0 where there is one cluster
 
     @property
     def clusters(self) -> int:
@@ -107,16 +107,18 @@ def evidence(grams: np.ndarray, counts: np.ndarray) -> Evidence:
     folds = [held_out(gram, count, part) for gram, count in zip(grams, counts, strict=True) for part in range(PARTS)]
     errors = np.mean(folds, 0)  # [t, p]
     own = np.mean([np.einsum("fp,fpfp->", one, gram) / one.sum() for gram, one in zip(grams, counts, strict=True)])
-    excess = errors - errors[errors.mean(1).argmin()]
+    mean = errors.mean(1)
+    best = int(mean.argmin())
+    excess = errors - errors[best]
     good = excess.mean(1) <= excess.std(1, ddof=1) / np.sqrt(errors.shape[1])
-    place = middle(good, int(errors.mean(1).argmin()))
+    place = middle(good, best)
     whole, sizes, trust = joined(grams[0], counts[0])
     merges = merged(unit(whole, trust))
     found = np.array([clusters_at(merges, tau) for tau in GRID])
     tau = float(GRID[middle(found == found[place], place)])
     labels = labels_at(merges, found[place])
     plain = like(merged(unit(whole)), labels)
-    return Evidence(tau, plain, labels, GRID, errors.mean(1) / own, found, *remainders(whole, sizes, labels))
+    return Evidence(tau, plain, labels, GRID, mean / own, found, *remainders(whole, sizes, labels))
 
 
 def joined(gram: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -198,12 +200,6 @@ def labels_at(merges: Merges, clusters: int) -> np.ndarray:
     for a, b in merges.pairs[: len(label) - clusters]:
         label[label == b] = a
     return label
-
-
-def trust(gram: np.ndarray) -> np.ndarray:
-    """The part of every client's squared length that is not noise, as `jcfl.core.describing.halves` has it. [p]"""
-    whole = np.diagonal(gram.sum((0, 2)))
-    return np.clip(4 * np.diagonal(gram[0, :, 1]) / np.maximum(whole, 1e-30), 0.05, 1.0)
 
 
 def unit(gram: np.ndarray, trust: np.ndarray | None = None) -> np.ndarray:

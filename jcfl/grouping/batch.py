@@ -234,7 +234,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return labels
 
     def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Any) -> State:
-        weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+        weights = engine.weights_of(members, federation, weigh)
         if streamed is None:
             labels = labelled(key, state, members, weights, points)
         else:

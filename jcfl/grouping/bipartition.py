@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from jcfl import trees
-from jcfl.core import server
+from jcfl.core import engine, server
 from jcfl.core.context import Context
 from jcfl.core.method import Group, Method
 from jcfl.core.neutral import grouping_of
@@ -72,7 +72,7 @@ class Bipartition(Group):
             labels = state.labels[members.who]  # [s]
             delta = updates(models, trees.take(state.clusters, jnp.maximum(labels, 0)))  # [s, ...]
             inner = trees.inner(delta, delta)
-            weights = jnp.where(members.present, weigh(federation.train.size[members.who]), 0.0)
+            weights = engine.weights_of(members, federation, weigh)
             scale = jnp.where(state.memory[1] > 0, state.memory, jnp.stack(criterion(inner, members.present, weights)))
             eps1, eps2 = (when.eps1 * scale[0], when.eps2 * scale[1]) if when.relative else (when.eps1, when.eps2)
             due = state.clock >= when.min_round

@@ -60,7 +60,7 @@ def spans(federation: Federation, who: np.ndarray) -> Iterator[tuple[int, int]]:
     """Stretches of rows that the clients `who` [s] train on: the first row, and the one after the last."""
     split = federation.train
     for client in who:
-        rows = np.sort(split.rows[split.start[client] : split.start[client] + split.size[client]])
+        rows = np.sort(split.owned(client))
         for part in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
             if part.size:
                 yield int(part[0]), int(part[-1]) + 1

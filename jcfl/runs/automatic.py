@@ -99,23 +99,14 @@ def measured(seed: int, federation: Federation, task: Task) -> pilot.Evidence:
     Raises:
         InputError: there are fewer than two such clients with two training examples each.
     """
-    rows, start, size, held_out, arrive = (
-        np.asarray(leaf)
-        for leaf in (
-            federation.train.rows,
-            federation.train.start,
-            federation.train.size,
-            federation.held_out,
-            federation.arrive,
-        )
-    )
-    eligible = np.flatnonzero(~held_out & (size >= 2) & (arrive == 0))
+    train, held_out, arrive = jax.tree.map(np.asarray, (federation.train, federation.held_out, federation.arrive))
+    eligible = np.flatnonzero(~held_out & (train.size >= 2) & (arrive == 0))
     if len(eligible) < 2:
         raise InputError(f"auto needs two clients with two training examples each, got {len(eligible)}")
     rng = np.random.default_rng(seed)
     who = np.sort(rng.choice(eligible, min(CLIENTS, len(eligible)), replace=False))
-    pool = np.concatenate([rows[start[i] : start[i] + size[i]] for i in who])
-    split = packed(np.arange(len(pool)), size[who])
+    pool = np.concatenate([train.owned(client) for client in who])
+    split = packed(np.arange(len(pool)), train.size[who])
     x, y = np.asarray(federation.x[pool]), np.asarray(federation.y[pool])
     few = assembled(x, y, np.zeros(len(who)), split, split, federation.classes, federation.name)
     few = few.replace(mean=federation.mean, std=federation.std)

@@ -166,21 +166,19 @@ def sample(rng: np.random.Generator, federation: Federation, clients: int, held_
         raise InputError(f"held_back must be above 0 and below 1, got {held_back}")
     if clients < 1:
         raise InputError(f"clients must be at least 1, got {clients}")
-    rows, start, size = (
-        np.asarray(leaf) for leaf in (federation.train.rows, federation.train.start, federation.train.size)
-    )
-    eligible = np.flatnonzero(~np.asarray(federation.held_out) & (size >= 2))
+    before = jax.tree.map(np.asarray, federation.train)
+    eligible = np.flatnonzero(~np.asarray(federation.held_out) & (before.size >= 2))
     if not eligible.size:
         raise InputError("no client that trains has two training examples, one to train on and one to judge by")
     who = np.sort(rng.choice(eligible, min(clients, eligible.size), replace=False))
-    mixed = [rng.permutation(rows[start[i] : start[i] + size[i]]) for i in who]
+    mixed = [rng.permutation(before.owned(client)) for client in who]
     apart = np.array([max(1, round(held_back * len(mine))) for mine in mixed])
     learnt = [mine[number:] for mine, number in zip(mixed, apart, strict=True)]
     judged = [mine[:number] for mine, number in zip(mixed, apart, strict=True)]
     pool = np.concatenate([*learnt, *judged])
     x, y, groups = np.asarray(federation.x)[pool], np.asarray(federation.y)[pool], np.asarray(federation.groups)[who]
     places = np.split(np.arange(len(pool)), [len(pool) - apart.sum()])
-    train, test = packed(places[0], size[who] - apart), packed(places[1], apart)
+    train, test = packed(places[0], before.size[who] - apart), packed(places[1], apart)
     found = assembled(x, y, groups, train, test, federation.classes, federation.name)
     return replace(found, mean=federation.mean, std=federation.std)
 

@@ -39,6 +39,10 @@ class Split(struct.PyTreeNode):
     size: Array  # [m] int32
     width: int = struct.field(pytree_node=False)  # the largest size
 
+    def owned(self, client: int) -> Array:
+        """The rows of one client; the leaves are NumPy's, because the number of rows differs. [size[client]]"""
+        return self.rows[self.start[client] : self.start[client] + self.size[client]]
+
 
 class Drift(struct.PyTreeNode):
     """Which client's data every client has, by round: before `rounds[p]` those of `holds[p]`, from then on the next."""
