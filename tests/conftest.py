@@ -52,6 +52,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.quick)
 
 
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What a test registers is forgotten after it, so that no later test of the same process sees it."""
+    from jcfl import registry  # here, because importing a piece imports JAX, which reads the flags above
+    from jcfl.metrics import table
+
+    registry.load()
+    pieces, scores = {kind: dict(known) for kind, known in registry._TABLES.items()}, dict(table._TABLE)
+    yield
+    for now, before in ((registry._TABLES, pieces), (table._TABLE, scores)):
+        now.clear()
+        now.update(before)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The folder of real datasets (MNIST, Fashion-MNIST, CIFAR-10 in their publishers' formats)."""

@@ -19,10 +19,8 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 @pytest.fixture
 def samples(monkeypatch, tmp_path):
-    """The names that CONTRIBUTING's Python blocks define, run in their order; what they register is forgotten after."""
-    registry.load()
+    """The names that CONTRIBUTING's Python blocks define, run in their order."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_TABLES", {kind: dict(table) for kind, table in registry._TABLES.items()})
     names = {"__name__": "contributing"}
     monkeypatch.setitem(sys.modules, "contributing", types.ModuleType("contributing"))
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)):

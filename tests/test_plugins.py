@@ -100,9 +100,7 @@ def test_jcfl_itself_has_none_of_the_samples_names():
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Install packages of one module each, by name and code, and forget them afterwards."""
-    registry.load()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "_TABLES", {kind: dict(table) for kind, table in registry._TABLES.items()})
     monkeypatch.setattr(registry, "_CONTESTED", {})
     monkeypatch.setattr(registry, "_PACKAGES", {})
     registry.plugins.cache_clear()

@@ -12,7 +12,6 @@ import jcfl
 from jcfl import metrics, results
 from jcfl.cli import display
 from jcfl.errors import InputError
-from jcfl.metrics import table
 from jcfl.view import plotting
 from jcfl.view.report import numbers, page
 from tests import tiny
@@ -43,9 +42,8 @@ def test_a_squared_loss_is_at_most_two(method):
 
 
 @pytest.fixture
-def decile(monkeypatch):
+def decile():
     """The accuracy that nine clients in ten exceed, as a user would register it."""
-    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
 
     @metrics.register_score("accuracy_p10", title="accuracy, worst decile", short="p10", unit="%", better="higher")
     def worst_decile(clients: metrics.Evaluation) -> float:

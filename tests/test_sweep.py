@@ -66,10 +66,8 @@ def walk(
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
+def registered():
     """The walk among the methods, and compilations counted."""
-    registry.load()
-    monkeypatch.setattr(registry, "_TABLES", {kind: dict(table) for kind, table in registry._TABLES.items()})
     registry.register("method", "walk")(walk)
     TRACES.clear()
 

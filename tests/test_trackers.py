@@ -63,10 +63,8 @@ class Diary:
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
+def registered():
     """The walk and the diary, known by name while a test runs."""
-    registry.load()
-    monkeypatch.setattr(registry, "_TABLES", {kind: dict(table) for kind, table in registry._TABLES.items()})
     registry.register("method", "walk")(walk)
 
     def diary(title, folder, *, broken: bool = False):
