@@ -161,6 +161,40 @@ def test_seeds_may_have_a_federation_each(tmp_path):
         found(places[0], places[2], places[1])
 
 
+def tuned(lr, **more):
+    """The settings of a run whose learning rate was searched."""
+    search = {"values": {"train.lr": lr}, "sampler": "random", "trials": 8, "by": "validation_accuracy_micro"}
+    return {"train": {"lr": lr}, "chosen_by": search | more}
+
+
+def test_what_was_tuned_by_equal_effort_may_differ(tmp_path):
+    write(tmp_path / "a_b", 0.9, settings=tuned(0.1))
+    write(tmp_path / "other", 0.8, settings=tuned(0.5))
+    result = found(tmp_path / "a_b", tmp_path / "other")
+    assert result["metrics"][0]["federations"][0]["tuned"] == {"a_b": {"train.lr": 0.1}, "other": {"train.lr": 0.5}}
+    note = next(iter(tables.grids(result))).note
+    assert "Tuned for every method: train.lr; 8 random trials by validation_accuracy_micro." in note
+    write(tmp_path / "late" / "other", 0.8, [5], settings=tuned(0.2))
+    with pytest.raises(InputError, match="other values than the same method elsewhere: train"):
+        found(tmp_path / "a_b", tmp_path / "other", tmp_path / "late" / "other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (tuned(0.5, trials=16), r"unequal effort, a_b with 8 random .* other with 16 random trials"),
+        ({"train": {"lr": 0.1}}, "unequal effort, .* other with no search"),
+        (tuned(0.5) | {"participation": 1}, r"participation is 0\.5 here, 1 in"),
+        (tuned(0.5) | {"train": {"lr": 1}}, r"chose train\.lr = 0\.5, and the run has 1;"),
+    ],
+)
+def test_tuning_that_does_not_match_is_refused(settings, said, tmp_path):
+    write(tmp_path / "a_b", 0.9, settings=tuned(0.1))
+    write(tmp_path / "other", 0.8, settings=settings)
+    with pytest.raises(InputError, match=said):
+        found(tmp_path / "a_b", tmp_path / "other")
+
+
 def test_files_are_written(two, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["compare", two / "rotated", two / "shifted", "--out", out, "--target", "0.75"]

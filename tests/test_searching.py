@@ -115,7 +115,8 @@ def test_a_search_chooses_on_validation_and_goes_on(tmp_path):
     best = found.best()["fedavg"]
     assert best is found.trials[int(np.argmax(scores))]
     assert found.test_scores()["fedavg"] == best.history.summary["accuracy_micro"]
-    assert yaml.safe_load((out / "tuned-fedavg.yaml").read_text())["train"]["lr"] == best.values["train.lr"]
+    tuned = yaml.safe_load((out / "tuned-fedavg.yaml").read_text())
+    assert tuned["train"]["lr"] == tuned["chosen_by"]["values"]["train.lr"] == best.values["train.lr"]
     assert plotting.search(found.rows(), found.by).axes[0].get_lines()[1].get_ydata()[-1] == max(scores)
     again = jcfl.tune(federation(), over, trials=3, out=out, **GIVEN)
     assert again.compilations == 0 and again.rows() == found.rows()

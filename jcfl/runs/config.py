@@ -16,7 +16,7 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, titles, undecided
-from jcfl.runs.sections import OPTIONAL, Attack, Method, Piece, Privacy, Reliability, Trainer, Tuned
+from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy")
@@ -93,6 +93,9 @@ class Config(BaseModel):
     autotune: Annotated[
         bool, Field(description="whether long runs begin with short trials of ways to train; false: constants choose")
     ] = True
+    chosen_by: Annotated[
+        Chosen | None, Field(description="the options that jcfl tune chose, and by how many trials; null: none")
+    ] = None
     tuned: Annotated[
         dict[str, Tuned] | None, Field(description="how each method trains on this machine, filled in by a run")
     ] = None

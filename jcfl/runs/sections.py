@@ -69,6 +69,16 @@ class Tuned(BaseModel):
         return {key: value for key, value in dict(self).items() if value is not None}
 
 
+class Chosen(BaseModel):
+    """What a search chose for a method, and by how much effort, so that a comparison can tell whether it was equal."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    values: dict[str, Any]  # of each option that was searched, by dotted key
+    sampler: str
+    trials: Annotated[int, Field(ge=1)]
+    by: str  # the score on validation examples
+
+
 class Trainer(Piece):
     """How clients train; plain SGD unless another trainer is named."""
 

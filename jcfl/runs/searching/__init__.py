@@ -25,6 +25,7 @@ from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.searching.samplers import SAMPLERS, Sampler
 from jcfl.runs.searching.space import Axis, Space, spaces
+from jcfl.runs.sections import Chosen
 from jcfl.runs.sweeping.groups import Training
 from jcfl.runs.sweeping.points import Point, Points, points
 from jcfl.types import Federation
@@ -69,6 +70,8 @@ class Tuning:
     trials: list[Trial]
     by: str  # the score that decides which is best
     compilations: int  # how often a program was compiled
+    sampler: str
+    limit: int  # how many trials each method may have
 
     def best(self) -> dict[str, Trial]:
         """The best trial of each method by its title, of equal ones the first; none where all diverged."""
@@ -88,11 +91,12 @@ class Tuning:
 
     def configurations(self) -> dict[str, Config]:
         """The tuned configuration of each method by its title, as `jcfl.run` takes it."""
-        found = {title: trial.point.config for title, trial in self.best().items()}
-        return {
-            title: config.model_copy(update={"made_by": {}, "tuned": None, "decided": None})
-            for title, config in found.items()
-        }
+        found = {}
+        for title, trial in self.best().items():
+            chosen = Chosen(values=plain(trial.values), sampler=self.sampler, trials=self.limit, by=self.by)
+            update = {"made_by": {}, "tuned": None, "decided": None, "chosen_by": chosen}
+            found[title] = trial.point.config.model_copy(update=update)
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per trial: method, number from 1, name of the run, whether it is the best, values and score."""
@@ -201,7 +205,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     with loop.interruptible(stop, folder is not None):
         for title, sampler in samplers.items():
             found += trials_of(search, title, sampler, asked[title], training, stop)
-    tuning = Tuning(found, search.by, training.compilations)
+    tuning = Tuning(found, search.by, training.compilations, search.sampler, search.trials)
     if training.files is not None:
         write(training.files, search, tuning)
     if not tuning.best():

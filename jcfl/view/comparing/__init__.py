@@ -62,6 +62,8 @@ def one_metric(blocks: Sequence[Block], name: str, baseline: str, target: float 
             "seeds": block.entries[0].seeds,
             "clients": int(tested(block).sum()),
             "drawn_anew": block.drawn_anew,
+            "tuned": {one.method: one.chosen for one in block.entries if one.budget},
+            "budget": block.entries[0].budget,
             "rows": rows(block, name, baseline, target),
         }
         for block in blocks

@@ -33,6 +33,8 @@ class Entry(NamedTuple):
     options: dict[str, Any]  # of the method, flat
     federation: dict[str, Any]  # flat, with a fingerprint of what the clients hold
     settings: dict[str, Any]  # all others, flat; FREE ones are left out
+    chosen: dict[str, Any]  # the options that a search chose, flat; empty without one
+    budget: str  # that search's, in words
     rounds: np.ndarray  # [e], those evaluated
     seeds: list[int]
     scores: dict[str, np.ndarray]  # [seeds, e] each
@@ -116,6 +118,7 @@ def entry(run: History) -> Entry:
     last = run.rounds[-1]
     here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
     costs, seeds = run.summary.get("costs") or {}, len(run.seeds)
+    search = config.get("chosen_by") or {}
     spent = [total(run.summary, costs, of) for of in ("communication_bytes", "computation")]
     return Entry(
         str(run.summary.get("method", run.name)),
@@ -124,6 +127,8 @@ def entry(run: History) -> Entry:
         flat({"method": config.get("method")}),
         flat({key: config.get(key) for key in FEDERATION}) | {EXAMPLES: sha.hexdigest()[:8]},
         flat({key: value for key, value in config.items() if key not in (*FREE, *FEDERATION)}),
+        search.get("values", {}),
+        "{trials} {sampler} trials by {by}".format(**search) if search else "",
         run.rounds,
         run.seeds,
         run.scores,
@@ -172,14 +177,27 @@ def differences(first: Mapping[str, Any], other: Entry, what: str) -> str:
 
 def refuse_mismatch(entries: Sequence[Entry]) -> None:
     """Refuse methods of one federation that were not run alike."""
+    for one in entries:
+        refuse_changed(one)
     first, *others = entries
     for one in others:
-        found = differences(first.settings, one, "settings")
+        if first.budget != one.budget:
+            tried = " and ".join(f"{each.method} with {each.budget or 'no search'}" for each in (first, one))
+            raise InputError(
+                f"{first.where} and {one.where} do not match: they were tuned by unequal effort, {tried}; expected the "
+                "same search for every method"
+            )
+        tuned = tuple(first.chosen.keys() & one.chosen.keys())  # each method has the values that suit it
+        other = one._replace(settings=without(one.settings, tuned))
+        found = differences(without(first.settings, tuned), other, "settings")
         if found:
             raise InputError(f"{first.where} and {one.where} do not match: {found}; expected only the method to differ")
-    found = by_method(entries)
-    seeds = {name: sorted(itertools.chain(*(one.seeds for one in several))) for name, several in found.items()}
-    for name, several in found.items():
+    methods = by_method(entries)
+    seeds = {name: sorted(itertools.chain(*(one.seeds for one in several))) for name, several in methods.items()}
+    for name, several in methods.items():
+        found = next(filter(None, (differences(several[0].chosen, one, "chosen") for one in several)), "")
+        if found:
+            raise InputError(f"{several[0].where} has other values than the same method elsewhere: {found}")
         twice = [seed for seed in seeds[name] if seeds[name].count(seed) > 1]
         if twice:
             places = " and ".join(one.where for one in several if twice[0] in one.seeds)
@@ -198,6 +216,17 @@ def refuse_mismatch(entries: Sequence[Entry]) -> None:
                     f"{other.where} and {one.where} do not match: their clients hold other examples, though both were "
                     f"drawn by the seed {seed}; expected the same data files and version of jcfl"
                 )
+
+
+def refuse_changed(one: Entry) -> None:
+    """Refuse an option whose value is not the one that a search chose, though the run says that it was tuned."""
+    held = one.settings | one.options
+    for key, value in one.chosen.items():
+        if held.get(key, value) != value:
+            raise InputError(
+                f"{one.where}: the search chose {key} = {value}, and the run has {held[key]}; expected the tuned "
+                "configuration, or --set chosen_by=null"
+            )
 
 
 def by_method(entries: Sequence[Entry]) -> dict[str, list[Entry]]:

@@ -50,7 +50,7 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
     columns = [federation["federation"] for federation in one["federations"]]
     note = (
         f"Mean ± sample standard deviation over {counts(one)}. Bold: not significantly worse than the best. "
-        f"{MARK} differs significantly from {found['baseline']}. {test_note(one)}"
+        f"{MARK} differs significantly from {found['baseline']}. {test_note(one)}{tuning_note(one)}"
     )
     if one["ranks"]:
         placed = dict(zip(one["ranks"]["methods"], one["ranks"]["mean"], strict=True))
@@ -99,6 +99,13 @@ def test_note(one: Mapping[str, Any]) -> str:
     """Which tests were made, and why where it was not Wilcoxon's."""
     told = dict.fromkeys(told_test(len(each["seeds"]), len(each["rows"]) - 1) for each in one["federations"])
     return f"Significant: p < {statistics.LEVEL:g}, corrected by Holm. {' '.join(told)}"
+
+
+def tuning_note(one: Mapping[str, Any]) -> str:
+    """Which options were tuned, and by how much effort, the same for all methods of a federation."""
+    efforts = dict.fromkeys(each["budget"] for each in one["federations"] if each["budget"])
+    keys = dict.fromkeys(key for each in one["federations"] for values in each["tuned"].values() for key in values)
+    return f" Tuned for every method: {', '.join(keys)}; {' or '.join(efforts)}." if efforts else ""
 
 
 def told_test(seeds: int, tests: int) -> str:

@@ -146,7 +146,7 @@ def plain(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-NEUTRAL = ("made_by", "compare", "examples", "chunk", "budget", "autotune", "tuned", "decided", "data_dir")
+NEUTRAL = ("made_by", "compare", "examples", "chunk", "budget", "autotune", "tuned", "chosen_by", "decided", "data_dir")
 """The keys of a configuration that change no score of its main method."""
 
 
