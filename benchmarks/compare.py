@@ -61,6 +61,7 @@ PEERS = {
     "PyTorch": Peer("pytorch", "pytorch"),
     "pfl": Peer("pfl", "pfl"),
     "FedLab": Peer("fedlab", "fedlab"),
+    "fluke": Peer("fluke", "fluke"),
     "Flower": Peer("flower", "flower", detached=True),
 }
 

@@ -4,6 +4,13 @@ import numpy as np
 import torch
 from torch import nn
 
+if "+cpu" in torch.__version__:
+    # FedLab and fluke import torchvision for its datasets, which are not used here. Torchvision from PyPI is built for
+    # CUDA, and beside PyTorch for CPUs its import ends at these operators unless they are there.
+    LIBRARY = torch.library.Library("torchvision", "DEF")
+    LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    LIBRARY.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
 
 def network(name: str) -> nn.Module:
     """784-200-10, or 5×5×16, pool, 5×5×32, pool, dense; called on images [n, 28, 28]."""

@@ -14,15 +14,9 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
-from networks_torch import network, right
+from networks_torch import network, right  # declares what torchvision needs
 
-if "+cpu" in torch.__version__:
-    # FedLab imports torchvision for its datasets, which are not used here. Torchvision from PyPI is built for CUDA and
-    # beside PyTorch for CPUs its import ends at these operators unless they are there.
-    LIBRARY = torch.library.Library("torchvision", "DEF")
-    LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    LIBRARY.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
+# isort: split
 import fedlab
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
