@@ -57,7 +57,14 @@ def run(
         folder.models(record)
     folder.federation(lambda: held or federation(groups))
     if complete:
-        costs = {"storage": 2, "communication": 2, "computation": 2, "model_bytes": 1000, "communication_bytes": 4000}
+        costs = {
+            "storage": 2,
+            "communication": 2,
+            "computation": 2,
+            "model_bytes": 1000,
+            "communication_bytes": 4000,
+            "flop": 6000,
+        }
         timing = {"wall_s": 12.5, "compile_s": 2.5, "rounds_per_s": 2.0, "clients_per_s": 30.0, "costs": costs}
         folder.summary(
             final(found) | timing | {"decided": DECIDED} | {"method": name, "rounds": ROUNDS[-1], "seeds": len(seeds)}

@@ -105,8 +105,10 @@ def test_numbers_are_right(two):
     assert local["difference"] is None and ours["difference"]["clients"][0] < ours["difference"]["clients"][1]
     assert ours["bytes"] == 4000 * 15 * 8 and ours["passes"] == 2 * 15 * 8  # 15 clients in each of 8 rounds
     reached = (0.8 + NOISE >= 0.8).sum()
-    assert ours["to_target"] == {"reached": reached, "rounds": 8, "bytes": ours["bytes"], "passes": ours["passes"]}
-    assert local["to_target"] == {"reached": 0, "rounds": None, "bytes": None, "passes": None}
+    assert ours["flop"] == 6000 * 15 * 8
+    spent = {key: ours[key] for key in ("bytes", "passes", "flop")}
+    assert ours["to_target"] == {"reached": reached, "rounds": 8, **spent}
+    assert local["to_target"] == {"reached": 0, "rounds": None, **dict.fromkeys(spent)}
     assert set(ours["worse_off"]) == {"local", "fedavg"} and 0 < ours["worse_off"]["local"] < 1
     assert one["ranks"]["mean"] == [2, 1, 3]
     assert ours["pareto"] is False  # fedavg is better by a hundredth of a point

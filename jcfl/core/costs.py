@@ -1,5 +1,10 @@
-"""What a client-round costs, in models and in bytes, from a method's value."""
+"""What a client-round costs, in models, in bytes and in operations, from a method's value."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl.core.context import Context
 from jcfl.core.method import Method
 from jcfl.types import Algorithm
 
@@ -76,3 +81,21 @@ def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:
     """
     models = (("storage", "storage", 1), ("download", "communication", 1), ("communication", "communication", 2))
     return {f"{name}_bytes": round(costs[cost] * each * model_bytes) for name, cost, each in models if cost in costs}
+
+
+def operations(context: Context, sizes: np.ndarray) -> float:
+    """About how many floating-point operations a client's local training of one model takes in a round.
+
+    A gradient counts as three predictions: the prediction itself, and as much again for the examples and for the
+    weights. XLA counts those of a prediction.
+
+    Args:
+        sizes: the training examples of every client, over whom the mean is taken. [m] int32
+    """
+    task = context.task
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *context.population.shape), jnp.float32)
+    one = (jax.jit(lambda model, x: task.apply(model, x)[0]).lower(model, x).cost_analysis() or {}).get("flops", 0.0)
+    distinct, clients = np.unique(sizes, return_counts=True)
+    examples = [int(np.prod(context.trainer.rows_and_steps(int(size)))) for size in distinct]
+    return 3 * one * float(np.average(examples, weights=clients))

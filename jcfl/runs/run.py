@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jcfl import results, trees
-from jcfl.core.costs import average, in_bytes
+from jcfl.core.costs import average, in_bytes, operations
 from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.metrics import moves
@@ -215,6 +215,8 @@ class Run:
         speed = clock.rounds / clock.training if clock.training else None
         costs = average(self.algorithm, self.clusters(), self.plan.config.rounds)
         size = trees.parameters(model) * 4
+        one = operations(self.plan.context, np.asarray(self.plan.federation.train.size))
+        flop = {"flop": costs["computation"] * one} if "computation" in costs else {}
         return {
             "method": self.method,
             "engine": self.algorithm.engine,
@@ -225,5 +227,5 @@ class Run:
             "rounds_per_s": speed,
             "clients_per_s": speed and speed * self.plan.context.population.cohort,
             "peak_memory_bytes": peak_memory(),
-            "costs": costs | {"model_bytes": size} | in_bytes(costs, size),
+            "costs": costs | flop | {"model_bytes": size} | in_bytes(costs, size),
         }

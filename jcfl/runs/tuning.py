@@ -20,6 +20,7 @@ import numpy as np
 
 from jcfl.core import rounds
 from jcfl.core.context import Context
+from jcfl.core.costs import operations
 from jcfl.core.engine import General
 from jcfl.core.streams import round_keys
 from jcfl.errors import InputError
@@ -76,7 +77,8 @@ def tuned(plan: Plan) -> Plan:
         return plan
     found = {}
     if not hosts.several() and not plan.context.resources.states_on_host:  # a trial would replace the clients' rows
-        work = operations(plan.context)
+        population = plan.context.population
+        work = population.cohort * operations(plan.context, np.array([population.width]))
         found = {title: choice(plan, title, work) for title in plan.algorithms}
     found = {title: one for title, one in found.items() if one != Tuned()}
     return plan._replace(config=plan.config.model_copy(update={"tuned": found}))
@@ -144,16 +146,6 @@ def spare_devices(plan: Plan, title: str) -> int:
     cheap = algorithm.method.describe.source in ("nothing", "losses") and copied <= COPIED and not plan.needs.outside
     many = min(jax.local_device_count(), devices.cores(), plan.context.population.cohort)
     return many if asked and cheap and not algorithm.method.group.alone else 1
-
-
-def operations(context: Context) -> float:
-    """About how many operations the local training of a round takes: three times those of the predictions."""
-    task, population = context.task, context.population
-    batch, steps = context.trainer.rows_and_steps(population.width)
-    one = jax.eval_shape(task.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((1, *population.shape), jnp.float32)
-    counted = jax.jit(lambda model, x: task.apply(model, x)[0]).lower(one, x).cost_analysis() or {}
-    return 3 * counted.get("flops", 0.0) * batch * steps * population.cohort
 
 
 class Trial:

@@ -15,6 +15,9 @@ from jcfl.view.comparing.matching import Block, Entry
 REFERENCES = ("local", "fedavg")
 """The methods, where they were run, than which clients may be worse off."""
 
+SPENT = ("bytes", "passes", "flop")
+"""What a run costs."""
+
 WEIGHTS = {"accuracy_micro": lambda examples: examples, "accuracy_macro": np.sign}
 """The metrics that are means over clients, and what clients weigh in them, from their examples for testing."""
 
@@ -83,8 +86,8 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
         For each `method` its `values` per seed, their `mean`, `std` and `interval`; `best`: whether it is not
         significantly worse than the best one (None: one seed cannot tell); `difference` from the baseline, see
         `differences`; `worst_decile`: the accuracy that nine clients in ten exceed; `worse_off`: the share of clients
-        with a lower accuracy than by each reference; `bytes` and `passes` of a seed's run; `pareto`: whether no method
-        has a better mean for as few bytes; `to_target`, see `until`.
+        with a lower accuracy than by each reference; `bytes`, `passes` and `flop` of a seed's run; `pareto`: whether no
+        method has a better mean for as few bytes; `to_target`, see `until`.
     """
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
@@ -110,6 +113,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             },
             "bytes": known(cost),
             "passes": known(one.passes.mean()),
+            "flop": known(one.flop.mean()),
             "pareto": bool(efficient) if not np.isnan(spent).any() else None,
             "to_target": None if target is None else until(one, name, target),
         }
@@ -181,18 +185,17 @@ def until(one: Entry, name: str, target: float) -> dict[str, Any]:
     """What a method spends until a metric first reaches a target.
 
     Returns:
-        `reached`: by how many of the seeds; `rounds`, `bytes` and `passes`: means over these, None without any. The
-        round is the first that was evaluated with the target reached.
+        `reached`: by how many of the seeds; `rounds`, `bytes`, `passes` and `flop`: means over these, None without any.
+        The round is the first that was evaluated with the target reached.
     """
     there = sign(name) * one.scores[name] >= sign(name) * target  # [seeds, e]
     reached, whole = there.any(1), max(int(one.rounds[-1]), 1)
     rounds = one.rounds[there.argmax(1)][reached]
-    spent = {key: (getattr(one, key)[reached] * rounds / whole).mean() for key in ("bytes", "passes") if rounds.size}
+    spent = {key: known((getattr(one, key)[reached] * rounds / whole).mean()) if rounds.size else None for key in SPENT}
     return {
         "reached": int(reached.sum()),
         "rounds": float(rounds.mean()) if rounds.size else None,
-        "bytes": known(spent["bytes"]) if spent else None,
-        "passes": known(spent["passes"]) if spent else None,
+        **spent,
     }
 
 

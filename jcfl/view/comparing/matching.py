@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     examples: np.ndarray  # [seeds, m], for testing; 0 of a client that is held out, or not there in the last round
     bytes: np.ndarray  # [seeds], exchanged in the whole run; NaN where it is not known
     passes: np.ndarray  # [seeds], computed in the whole run, in client-rounds of FedAvg; NaN where it is not known
+    flop: np.ndarray  # [seeds], the same in floating-point operations
 
 
 class Block(NamedTuple):
@@ -119,7 +120,7 @@ def entry(run: History) -> Entry:
     here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
     costs, seeds = run.summary.get("costs") or {}, len(run.seeds)
     search = config.get("chosen_by") or {}
-    spent = [total(run.summary, costs, of) for of in ("communication_bytes", "computation")]
+    spent = [total(run.summary, costs, of) for of in ("communication_bytes", "computation", "flop")]
     return Entry(
         str(run.summary.get("method", run.name)),
         str(results.home(run)),
@@ -249,7 +250,7 @@ def joined(entries: Sequence[Entry]) -> list[Entry]:
         order = np.argsort(list(itertools.chain(*(one.seeds for one in several))))
         stacked = {
             key: np.concatenate([getattr(one, key) for one in several])[order]
-            for key in ("seeds", "clients", "examples", "bytes", "passes")
+            for key in ("seeds", "clients", "examples", "bytes", "passes", "flop")
         }
         scores = {
             key: np.concatenate([one.scores[key] for one in several])[order]

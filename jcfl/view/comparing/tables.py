@@ -10,7 +10,7 @@ from jcfl.nested import flat
 from jcfl.version import __version__
 from jcfl.view import pages
 from jcfl.view.comparing import WEIGHTS, statistics
-from jcfl.view.report.numbers import plain, size
+from jcfl.view.report.numbers import size
 
 MARK = "†"
 """What stands behind a score that differs significantly from the baseline's."""
@@ -184,21 +184,22 @@ def costs(found: Mapping[str, Any], federation: Mapping[str, Any]) -> Grid:
     """How clients are served on one federation, and what a run costs, in all and until the target."""
     others = list(dict.fromkeys(name for row in federation["rows"] for name in row["worse_off"]))
     columns = ["worst decile, %", *(f"worse off than {name}, %" for name in others)]
-    columns += ["sent", "client passes", "on the Pareto front"]
+    columns += ["sent", "computed", "on the Pareto front"]
     name, target, seeds = found["metrics"][0]["metric"], found["target"], len(federation["seeds"])
-    columns += ["rounds to target", "sent to target", "passes to target"] if target is not None else []
+    columns += ["rounds to target", "sent to target", "computed to target"] if target is not None else []
     rows = []
     for row in federation["rows"]:
         worse = (row["worse_off"].get(other) for other in others)
-        cells = [percent(row["worst_decile"]), *map(percent, worse), size(row["bytes"]), plain(row["passes"])]
+        cells = [percent(row["worst_decile"]), *map(percent, worse), size(row["bytes"]), size(row["flop"], "FLOP")]
         cells.append({True: "yes", False: "no", None: "–"}[row["pareto"]])
         cells += until(row["to_target"], seeds) if target is not None else []
         rows.append([Cell(row["method"]), *map(Cell, cells)])
     title = metrics.score(name).title
     note = (
         "Worst decile: the accuracy that nine clients in ten exceed. Worse off: the share of clients with a lower "
-        "accuracy, averaged over seeds. Sent: models down and up in the run of a seed; a pass is what a client of "
-        f"FedAvg computes in a round. Pareto front: no method is better for as few bytes, by {title}."
+        "accuracy, averaged over seeds. Sent: models down and up in the run of a seed. Computed: the local training of "
+        "all sampled clients, a gradient counted as three predictions. Pareto front: no method is better for as few "
+        f"bytes, by {title}."
     )
     note += "" if target is None else f" Target: {title} {shown(name, target)}, at an evaluated round."
     return Grid(f"Clients and costs, {federation['federation']}", columns, rows, note)
@@ -220,7 +221,7 @@ def until(spent: Mapping[str, Any], seeds: int) -> list[str]:
     if not spent["reached"]:
         return ["not reached", "–", "–"]
     part = "" if spent["reached"] == seeds else f" ({spent['reached']} of {seeds} seeds)"
-    return [f"{spent['rounds']:.1f}{part}", size(spent["bytes"]), plain(spent["passes"])]
+    return [f"{spent['rounds']:.1f}{part}", size(spent["bytes"]), size(spent["flop"], "FLOP")]
 
 
 def texts(found: Mapping[str, Any], pictures: Mapping[str, str]) -> dict[str, str]:

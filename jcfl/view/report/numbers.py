@@ -129,16 +129,16 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value // 60:.0f} min {value % 60:.0f} s"
 
 
-def size(value: float | None) -> str:
-    """A number of bytes.
+def size(value: float | None, unit: str = "B") -> str:
+    """A number of bytes, or of another unit.
 
-    >>> size(27_000_000), size(812), size(None)
-    ('27.0 MB', '812 B', '–')
+    >>> size(27_000_000), size(812), size(2.5e15, "FLOP"), size(None)
+    ('27.0 MB', '812 B', '2.5 PFLOP', '–')
     """
     if value is None:
         return "–"
-    power = min(int(math.log10(max(value, 1)) // 3), 4)
-    return f"{value / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+    power = min(int(math.log10(max(value, 1)) // 3), 5)
+    return f"{value / 1000**power:.{min(power, 1)}f} {('', 'k', 'M', 'G', 'T', 'P')[power]}{unit}"
 
 
 def plain(value: float | None) -> str:
