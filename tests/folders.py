@@ -21,6 +21,7 @@ def run(
     complete=True,
     groups=GROUPS,
     held=None,
+    clients=(),
     **scores,
 ):
     """Write a run: accuracies grow with the round and the seed, labels are given or those of `moving`."""
@@ -51,7 +52,7 @@ def run(
     }
     folder.begin(yaml.safe_dump(base | {"rounds": ROUNDS[-1]} | (settings or {})))
     folder.rewrite(records)
-    found = history(name, list(seeds), ROUNDS, records, groups)
+    found = history(name, list(seeds), ROUNDS, records, groups, clients)
     folder.clusters(found)
     for record in records:
         folder.models(record)

@@ -132,6 +132,26 @@ def prepared() -> Files:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("tiny/*/*")}
 
 
+def table() -> Files:
+    """Pictures and labels as `datasets` writes them, in Parquet and as an Arrow stream."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    kinds = {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=["a", "b"]),
+        "x": datasets.List(datasets.Value("float32")),
+    }
+    pictures = [{"bytes": data, "path": None} for data in photographs().values() if data[:1] != b"{"] * 3
+    columns = {"image": pictures, "label": LABELS.tolist(), "x": (PIXELS / 255).reshape(6, 9).tolist()}
+    made = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    import pyarrow as pa
+
+    parquet, arrow = io.BytesIO(), io.BytesIO()
+    made.to_parquet(parquet)
+    with pa.ipc.new_stream(arrow, made.data.table.schema) as writer:
+        writer.write_table(made.data.table)
+    return {"mine.parquet": parquet.getvalue(), "mine.arrow": arrow.getvalue()}
+
+
 FORMATS = {
     "idx": Format(idx, ("ubyte",), "mnist", {}),
     "npz": Format(archive, ("npz",), "arrays", {"path": "mine.npz", "test": 0.5}),
@@ -143,6 +163,9 @@ FORMATS = {
     "names of images": Format(photographs, ("json",), "celeba", {"size": 4}, values=True),
     "cifar binary": Format(binary, ("bin",), "cifar10", {}),
     "cifar pickles": Format(pickled, ("data_batch",), "cifar10", {}),
+    "parquet": Format(table, ("parquet",), "huggingface", {"path": "mine.parquet", "size": 4}),
+    "arrow": Format(table, ("arrow",), "huggingface", {"path": "mine.arrow", "size": 4}),
+    "arrow lists": Format(table, ("arrow",), "huggingface", {"path": "mine.arrow", "x": "x", "test": "train[:2]"}),
     "tfds": Format(prepared, ("json", "array_record"), "tfds", {"dataset": "tiny"}),
     "tfds values": Format(prepared, ("json",), "tfds", {"dataset": "tiny"}, values=True),
 }

@@ -237,12 +237,12 @@ def test_test_examples_are_named_too():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rows": (3, 30)}, r"\(train\): row 30 of client 0 is out of range 0\.\.29"),
-        ({"rows": (10, -1)}, r"\(train\): row -1 of client 1 is out of range"),
-        ({"size": (2, 9)}, r"\(train\): client 2 has the rows 16 to 25 of 24; expected at most 8"),
-        ({"start": (1, -3)}, "size -3 of client 1 is out of range"),
-        ({"y": (0, 3)}, r"label 3 of row \d+ of client 0 is out of range 0\.\.2"),
-        ({"x": (0, np.nan)}, r"row \d+ of client 0 has a NaN"),
+        ({"rows": (3, 30)}, r"\(train\): row 30 of client 'ann' is out of range 0\.\.29"),
+        ({"rows": (10, -1)}, r"\(train\): row -1 of client 'bob' is out of range"),
+        ({"size": (2, 9)}, r"\(train\): client 'zoe' has the rows 16 to 25 of 24; expected at most 8"),
+        ({"start": (1, -3)}, "size -3 of client 'bob' is out of range"),
+        ({"y": (0, 3)}, r"label 3 of row \d+ of client 'ann' is out of range 0\.\.2"),
+        ({"x": (0, np.nan)}, r"row \d+ of client 'ann' has a NaN"),
     ],
 )
 def test_a_federation_of_arrays_that_do_not_fit_is_refused(change, said):

@@ -18,6 +18,7 @@ from jcfl.data.dataset import (
     labels,
     of_clients,
     owners,
+    plain,
     random_share,
     whole_numbers,
 )
@@ -165,7 +166,8 @@ def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: st
         examples(channelled(x, series), y, user, classes=classes, where=f"{where} ({side})")
         for (x, y, _), user, side in zip(parts, users, ("train", "test"), strict=True)
     )
-    return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32), series)
+    called = None if users[0] is None else plain(ids, where)
+    return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32), series, called)
 
 
 def _count(ids: Any) -> int:

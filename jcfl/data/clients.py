@@ -83,9 +83,10 @@ def from_clients(
     )
     made = federation(whole, "natural", min_examples=min_examples, **options)
     if len(made.groups) < min(len(names), int(options.get("clients") or len(names))):
+        short = np.setdiff1d(np.asarray(whole.id_of_user), made.clients).tolist()[0]
         raise InputError(
             f"clients: {len(names) - len(made.groups)} of {len(names)} have fewer than {min_examples[0]} training or "
-            f"{min_examples[1]} test examples: leave them out or lower min_examples"
+            f"{min_examples[1]} test examples, such as {short!r}: leave them out or lower min_examples"
         )
     return made
 

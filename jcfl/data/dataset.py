@@ -38,6 +38,7 @@ class Dataset:
     classes: int
     group_of_user: np.ndarray | None = None  # [users] int32, the true group of every natural client, where it is known
     series: bool = False  # whether examples [n, t, c] are series of t steps, and not grey images [n, h, w]
+    id_of_user: np.ndarray | None = None  # [users] numbers or text, what natural clients are called; None: their number
 
     def __post_init__(self) -> None:
         """Refuse halves that are not of one task, and a number of classes that labels cannot have."""
@@ -212,6 +213,22 @@ def joined(parts: Sequence[np.ndarray], where: str | Path) -> np.ndarray:
     except TypeError as error:
         raise InputError(f"{where}: clients' ids to train and to test on are of different kinds ({error})") from error
     return owners(ids, where)
+
+
+def plain(ids: np.ndarray, where: str | Path) -> np.ndarray:
+    """Clients' ids as files can hold them: numbers stay numbers, all else becomes text. `[m]`.
+
+    Raises:
+        InputError: text so long that all of it, padded to the longest, would not fit the memory.
+    """
+    listed = ids.tolist()
+    as_numbers = np.array(listed) if all(isinstance(one, int | float | np.number) for one in listed) else ids
+    if as_numbers.dtype.kind in "biufU":
+        return as_numbers
+    texts = [str(one) for one in ids]
+    longest = max(map(len, texts))
+    refuse_beyond_memory(f"{where}: ids of {longest} characters", 4 * longest * len(texts), "give shorter ones")
+    return np.array(texts)
 
 
 def array(values: Any, what: str, where: str | Path) -> np.ndarray:

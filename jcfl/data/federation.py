@@ -18,7 +18,7 @@ from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
 from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
-from jcfl.types import NEVER, Federation, Split
+from jcfl.types import NEVER, Federation, Ids, Split
 
 VALIDATION, RESPLIT, DRIFT = 6, 7, 8
 """The random streams of validation examples, of a new split and of drift, among those of a federation's seed. The
@@ -169,14 +169,17 @@ def _owned(partition: Partition) -> Partition:
     if owned.all():
         return partition
     x, y, trains, owner = (field[owned] for field in partition[:4])
-    return Partition(x, y, trains, owner, partition.groups, partition.source[owned[: len(partition.source)]])
+    source = partition.source[owned[: len(partition.source)]]
+    return partition._replace(x=x, y=y, trains=trains, owner=owner, source=source)
 
 
 def _from_partition(partition: Partition, classes: int, name: str) -> Federation:
     """The federation of a partition."""
     clients = len(partition.groups)
     train, test = (_split(partition.owner, half, clients) for half in (partition.trains, ~partition.trains))
-    return assembled(partition.x, partition.y, partition.groups, train, test, classes, name)
+    whole = assembled(partition.x, partition.y, partition.groups, train, test, classes, name)
+    ids: Any = Ids(partition.ids)
+    return replace(whole, ids=ids)
 
 
 def _from_draws(draws: Draws, classes: int, name: str) -> Federation:

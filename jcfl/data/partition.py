@@ -55,6 +55,7 @@ class Partition(NamedTuple):
     owner: np.ndarray  # [N] int, the client that owns an example, -1 for nobody
     groups: np.ndarray  # [m] int, -1 where not known
     source: np.ndarray = ITSELF  # [N] the dataset's example that each is a copy of
+    ids: np.ndarray = ITSELF  # [m] what the dataset calls the clients; [0] where it does not
 
 
 class Draws(NamedTuple):

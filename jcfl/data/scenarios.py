@@ -185,7 +185,8 @@ def natural(
     client = np.full(len(known), NOBODY, np.int32)
     client[kept] = np.arange(len(kept))
     groups = np.full(len(kept), NOBODY) if dataset.group_of_user is None else dataset.group_of_user[known[kept]]
-    return Partition(examples.x, examples.y, examples.trains, client[index], groups, examples.source)
+    ids = known[kept] if dataset.id_of_user is None else dataset.id_of_user[known[kept]]
+    return Partition(examples.x, examples.y, examples.trains, client[index], groups, examples.source, ids)
 
 
 def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray) -> Partition:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jcfl.data.dataset import CLASSES, array, features, labels, whole_numbers
 from jcfl.errors import InputError, shown
-from jcfl.types import Drift, Federation, Split
+from jcfl.types import Drift, Federation, Ids, Split
 
 
 def checked(federation: Federation) -> Federation:
@@ -33,11 +33,15 @@ def checked(federation: Federation) -> Federation:
     if np.ndim(federation.groups) != 1 or not len(federation.groups):
         raise InputError(f"{where}: no clients; expected the group of each, -1 where it is not known")
     clients = len(np.asarray(federation.groups))
+    if not isinstance(federation.ids, Ids):
+        raise InputError(f"{where}: expected ids to be jcfl.types.Ids, got {shown(federation.ids)}")
+    if federation.clients.shape != (clients,):
+        raise InputError(f"{where}: {len(federation.clients)} ids for {clients} clients; expected one for each")
     for what, least, kind in (("groups", -1, "iu"), ("held_out", 0, "b"), ("arrive", 0, "iu"), ("depart", 0, "iu")):
         if np.shape(getattr(federation, what)) != (clients,):
             raise InputError(f"{where}: {what} is not one value for each of {clients} clients")
         _refuse_kind(getattr(federation, what), what, where, kind)
-        whole_numbers(getattr(federation, what), what, where, (least, CLASSES), "client {}".format)
+        whole_numbers(getattr(federation, what), what, where, (least, CLASSES), federation.called)
     if not (isinstance(federation.hostile, tuple) and not federation.hostile):
         if np.shape(federation.hostile) != (clients,):
             raise InputError(f"{where}: hostile is not one value for each of {clients} clients")
@@ -108,7 +112,7 @@ def rows(federation: Federation, half: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{where}: expected rows, start, size and width, got {shown(split)}")
     _whole(split.width, "width", where, 0)
     start, size = (
-        whole_numbers(part, "size", where, (0, 2**31 - 1), "client {}".format) for part in (split.start, split.size)
+        whole_numbers(part, "size", where, (0, 2**31 - 1), federation.called) for part in (split.start, split.size)
     )
     if start.shape != (clients,) or size.shape != (clients,):
         raise InputError(f"{where}: rows of {len(size)} clients; expected those of {clients}")
@@ -121,11 +125,12 @@ def rows(federation: Federation, half: str) -> tuple[np.ndarray, np.ndarray]:
     if len(beyond):
         i = beyond[0]
         span = f"{start[i]} to {start[i] + size[i]} of {len(owned)}"
-        raise InputError(f"{where}: client {i} has the rows {span}; expected at most {split.width}, all of them there")
+        who = federation.called(i)
+        raise InputError(f"{where}: {who} has the rows {span}; expected at most {split.width}, all of them there")
     place = np.repeat(start - np.cumsum(size) + size, size) + np.arange(size.sum())  # of every client's rows in turn
     client = np.repeat(np.arange(clients), size)
     last = len(np.asarray(federation.y)) - 1
-    return whole_numbers(owned[place], "row", where, (0, last), lambda i: f"client {client[i]}"), size
+    return whole_numbers(owned[place], "row", where, (0, last), lambda i: federation.called(client[i])), size
 
 
 def _where(federation: Federation) -> str:
@@ -138,5 +143,5 @@ def _whose(federation: Federation, row: int) -> str:
         start, size = np.asarray(split.start), np.asarray(split.size)
         for place in np.flatnonzero(np.asarray(split.rows) == row):
             for client in np.flatnonzero((start <= place) & (place < start + size)):
-                return f" of client {client}"
+                return f" of {federation.called(client)}"
     return ""

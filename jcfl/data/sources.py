@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jcfl.data import arrays, cifar, generated, idx, leaf, medmnist, tfds  # noqa: F401  (each registers its sources)
+from jcfl.data import arrays, cifar, generated, huggingface, idx, leaf, medmnist, tfds  # noqa: F401  (each registers its sources)
 from jcfl.data.dataset import Dataset
 from jcfl.data.files import data_folder
 from jcfl.registry import find, options

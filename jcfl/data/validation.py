@@ -45,7 +45,8 @@ def with_validation(
     kept = taken[drawn_from]
     left = np.bincount(owner[~kept], minlength=clients)
     if not left.all():
-        raise InputError(f"validation: {share:g} leaves client {left.argmin()} nothing to train on; take less")
+        who = federation.called(left.argmin())
+        raise InputError(f"validation: {share:g} leaves {who} nothing to train on; take less")
     splits: dict[str, Any] = {
         "train": packed(rows[~kept], left),
         "validation": packed(rows[kept], sizes - left),

@@ -55,11 +55,12 @@ def loaded(path: Path) -> History:
     folder = Folder(path)
     records = folder.records()
     seeds, rounds = sorted({record.seed for record in records}), sorted({record.round for record in records})
-    groups = np.zeros(0, int)
+    groups, clients = np.zeros(0, int), ()
     if folder.has("clusters.npz"):
         with folder.reading("clusters.npz"):
-            groups = folder.arrays("clusters.npz")["groups"]
-    found = history(path.resolve().name, seeds, rounds, records, groups)
+            stored = folder.arrays("clusters.npz")
+            groups, clients = stored["groups"], stored.get("clients", ())  # there are none in older folders
+    found = history(path.resolve().name, seeds, rounds, records, groups, clients)
     found.folder, found.summary = path, folder.json("summary.json")
     return found
 

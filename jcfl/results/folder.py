@@ -91,7 +91,8 @@ class Folder:
 
     def clusters(self, history: History) -> None:
         """Write clusters.npz: every client's label and accuracy at every evaluation, and B if it is measured."""
-        arrays: dict[str, Any] = {key: getattr(history, key) for key in (*ARRAYS, "groups", "rounds", "seeds")}
+        names = (*ARRAYS, "clients", "groups", "rounds", "seeds")
+        arrays: dict[str, Any] = {key: getattr(history, key) for key in names}
         if not history.clusterability_clusters.size:
             del arrays["clusterability_clusters"]
         self.put("clusters.npz", lambda file: np.savez_compressed(file, **arrays))
@@ -221,7 +222,7 @@ class Folder:
             missing = [name for name in CLIENTS if name not in found]
             if missing:
                 raise ValueError(f"it has no array {missing[0]!r}")
-            return found
+            return {"clients": np.arange(len(found["groups"]))} | found  # older folders have no ids
 
     def has(self, name: str) -> bool:
         """Whether a file is there.

@@ -73,6 +73,12 @@ class History:
     state: Any = None  # the final states, [seeds, ...]; None for a history read from files
     others: dict[str, "History"] = field(default_factory=dict)  # of the methods compared with this one
     folder: Path | None = None
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, int))  # [m], their ids; 0 .. m-1 unless given
+
+    def __post_init__(self) -> None:
+        """Number the clients, where nobody has given them ids."""
+        if not self.clients.size:
+            self.clients = np.arange(len(self.groups))
 
     def __getitem__(self, score: str) -> np.ndarray:
         if score not in self.scores:
@@ -100,8 +106,12 @@ class History:
         last, shown = final(self), metrics.scores("terminal")
         return {one.short: cell(name, last[name], len(self.seeds)) for name, one in shown.items() if name in last}
 
-    def to_dataframe(self) -> Any:
+    def to_dataframe(self, clients: bool = False) -> Any:
         """All scores as a `pandas.DataFrame`, a row for each method, seed and evaluated round.
+
+        Args:
+            clients: whether to give instead, in a row for each client too, its id, its true group, its cluster and its
+                accuracy; -1 is an unknown group, and a client that has no cluster yet.
 
         Raises:
             InputError: pandas is not installed.
@@ -110,17 +120,34 @@ class History:
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise InputError("to_dataframe needs pandas: pip install pandas") from None
-        tables = [
-            {"method": one.name, "seed": np.repeat(one.seeds, one.rounds.size)}
-            | {"round": np.tile(one.rounds, len(one.seeds))}
-            | {score: values.ravel() for score, values in one.scores.items()}
-            for one in (self, *self.others.values())
-        ]
+        tables = [one.columns(clients) for one in (self, *self.others.values())]
         return pandas.concat([pandas.DataFrame(table) for table in tables], ignore_index=True)
 
+    def columns(self, clients: bool) -> dict[str, Any]:
+        """The columns of `to_dataframe`, without those of other methods."""
+        each = self.clients.size if clients else 1  # rows of an evaluation
+        evaluations = len(self.seeds) * self.rounds.size
+        when = {"seed": np.repeat(self.seeds, self.rounds.size * each)}
+        when |= {"round": np.tile(np.repeat(self.rounds, each), len(self.seeds))}
+        what = {"client": np.tile(self.clients, evaluations), "group": np.tile(self.groups, evaluations)}
+        what |= {"cluster": self.labels.ravel(), "accuracy": self.accuracy_clients.ravel()}
+        return {"method": self.name} | when | (what if clients else {k: v.ravel() for k, v in self.scores.items()})
 
-def history(name: str, seeds: list[int], rounds: Iterable[int], records: Iterable[Record], groups: Any) -> History:
-    """A history from records in any order."""
+
+def history(
+    name: str,
+    seeds: list[int],
+    rounds: Iterable[int],
+    records: Iterable[Record],
+    groups: Any,
+    clients: Any = (),
+) -> History:
+    """A history from records in any order.
+
+    Args:
+        groups: the true group of every client, -1 where unknown. [m]
+        clients: their ids; without any they are numbered. [m] or [0]
+    """
     table = {(record.seed, record.round): record for record in records}
     kept = [round for round in rounds if any((seed, round) in table for seed in seeds)]
     names = dict.fromkeys(score for record in table.values() for score in record.scores)
@@ -139,7 +166,7 @@ def history(name: str, seeds: list[int], rounds: Iterable[int], records: Iterabl
                 if record and key in record.arrays:
                     arrays[key][i, j] = record.arrays[key]
     each = arrays["labels"], arrays["accuracy_clients"], groups, arrays["clusterability_clusters"]
-    return History(name, seeds, np.array(kept, int), scores, *each, models)
+    return History(name, seeds, np.array(kept, int), scores, *each, models, clients=np.asarray(clients))
 
 
 def deviation(values: np.ndarray) -> np.ndarray:

@@ -18,6 +18,9 @@ COMPARED = 1000
 TILES = 3
 """The most tiles of clients that are compared if not all gradients fit, because every pair of tiles takes time."""
 
+OF_CLIENTS = ("clients", "groups", "held_out", "arrive", "depart")
+"""What federation.npz has of every client as the federation has it."""
+
 PICTURES = 2**20
 """Bytes of images that are kept, before compression."""
 
@@ -27,7 +30,8 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
 
     Returns:
         `train`, `test`, and `validation` where there is one [m, c]: how many examples of every class each client has.
-        `groups`, `held_out`, `arrive`, `depart` [m]: as in the federation, and `hostile` [m] where clients attack.
+        `clients`, the ids [m], `groups`, `held_out`, `arrive`, `depart` [m]: as in the federation, and `hostile` [m]
+        where clients attack.
         `compared` [n]: the clients that are compared, all of them or a sample drawn by the run's seed. `cosine`
         [n (n - 1) / 2] float32: the upper triangle, row by row, of the cosines between their gradients at the first
         seed's initial model, over all their training examples (StoCFL's Ψ at its usual anchor). `pictured` [p]: some of
@@ -45,7 +49,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     compared = np.sort(order)
     return {
         **{split: label_counts(federation, split).astype(np.int32) for split in federation.splits},
-        **{name: np.asarray(getattr(federation, name)) for name in ("groups", "held_out", "arrive", "depart")},
+        **{name: np.asarray(getattr(federation, name)) for name in OF_CLIENTS},
         **({"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}),
         "compared": compared.astype(np.int32),
         "cosine": cosines(task, key, federation, compared, tile, plan.context.resources.budget // 2),

@@ -173,8 +173,9 @@ class Run:
     def history_so_far(self) -> History:
         """The history until now."""
         last = max((record.round for record in self.records), default=0)
-        groups = np.asarray(self.plan.federation.at(last - 1).groups)
-        return results.history(self.name, self.seeds, self.due, self.records, groups)
+        federation = self.plan.federation
+        groups = np.asarray(federation.at(last - 1).groups)
+        return results.history(self.name, self.seeds, self.due, self.records, groups, federation.clients)
 
     def write_results(self) -> History:
         """The history until now with its summary, both written."""

@@ -51,6 +51,22 @@ class Drift(struct.PyTreeNode):
     holds: Array  # [p + 1, m] int32, each row a permutation of the clients: client i has the data of holds[p, i]
 
 
+class Ids:
+    """What a user calls her clients, for people to read: two of these are always equal, so that programs do not differ.
+
+    An array may not be a static part of a tree: JAX compares those parts to find the program that fits.
+    """
+
+    def __init__(self, array: Any = ()):
+        self.array = np.asarray(array)  # [m] numbers or text; [0] where clients are called by their numbers
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ids)
+
+    def __hash__(self) -> int:
+        return hash(Ids)
+
+
 class Federation(struct.PyTreeNode):
     """A pool of examples, and who owns which of them.
 
@@ -73,6 +89,17 @@ class Federation(struct.PyTreeNode):
     hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
     validation: Split | tuple[()] = ()  # examples to choose by, on which nobody trains; () where there are none
     drift: Drift | tuple[()] = ()  # how clients' data change between rounds; () where they do not
+    ids: Ids = struct.field(pytree_node=False, default=Ids())
+
+    @property
+    def clients(self) -> np.ndarray:
+        """The id of every client, as the user gave it; 0 .. m-1 where she gave none. [m] numbers or text"""
+        return self.ids.array if self.ids.array.size else np.arange(len(self.groups))
+
+    def called(self, client: Any) -> str:
+        """What an error calls a client: `client 'ann'`, `client 7`."""
+        names = self.clients.tolist()
+        return f"client {names[client] if client < len(names) else client!r}"
 
     @property
     def is_attacked(self) -> bool:

@@ -52,6 +52,7 @@ NEEDED = {
     "arrays": "data.path=mine.npz",
     "tfds": "data.dataset=kmnist",
     "leaf": "data.path=leaf/data/femnist/data",
+    "huggingface": "data.dataset=flwrlabs/femnist data.clients=writer_id",
     "medmnist": "data.file=bloodmnist.npz",
     "cfl": "participation=1",
     "flhc": "method.clusters=4",
@@ -230,5 +231,5 @@ def example(kind: str, name: str) -> str:
     return f"jcfl run quickstart --set {kind}.name={name}{more}"
 
 
-NATURAL = ("arrays", "gaussian", "femnist", "celeba", "leaf")
+NATURAL = ("arrays", "gaussian", "femnist", "celeba", "leaf", "huggingface")
 """Datasets that say which client owns each example."""

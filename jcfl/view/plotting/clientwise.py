@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jcfl import results
-from jcfl.errors import InputError
+from jcfl.errors import InputError, printable
 from jcfl.results import History
 from jcfl.view.plotting.cosines import draw_strip, labels_of, remove_axes
 from jcfl.view.plotting.style import (
@@ -32,6 +32,9 @@ from jcfl.view.plotting.style import (
 
 WORST = 15
 """How many of the worst clients are named."""
+
+LONGEST = 24
+"""Characters of a client's id that are shown."""
 
 ROWS, IMAGES = 8, 10
 """The most clusters whose images are shown, and the most images of each."""
@@ -60,13 +63,14 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     left.set(xlabel="accuracy", ylabel="clients with at most this accuracy", ylim=(0, 1))
     worst = [i for i in np.argsort(last[0]) if not np.isnan(last[0][i])][:WORST]
     for index, values in enumerate(last):
-        if len(values) == len(last[0]):
+        if np.array_equal(runs[index].clients, runs[0].clients):
             look = {"linestyle": "", "marker": marker(index), "color": colour(index), "zorder": 99 - index}
             look |= {"clip_on": False}  # a marker at 0 is whole
             right.plot(values[worst], range(len(worst)), **look)
-    groups = runs[0].groups
-    names = [f"{i} (group {groups[i]})" if groups.size and groups[i] >= 0 else f"{i}" for i in worst]
-    right.set_yticks(range(len(worst)), names, fontsize=6)
+    groups, ids = runs[0].groups, [printable(str(name)) for name in runs[0].clients]
+    ids = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in ids]
+    names = [f"{ids[i]} (group {groups[i]})" if groups[i] >= 0 else ids[i] for i in worst]
+    right.set_yticks(range(len(worst)), names, fontsize=6, parse_math=False)
     right.invert_yaxis()
     of = f" of {titles(runs)[0]}" if len(runs) > 1 else ""
     right.set(xlabel="accuracy", ylabel="client", title=f"worst clients{of}")

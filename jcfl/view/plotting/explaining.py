@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,8 @@ class Cluster(NamedTuple):
 class Move(NamedTuple):
     """A client that changed its cluster, and its last move."""
 
-    client: int
+    client: int  # its place in the history's arrays
+    id: Any  # what the user calls it; its place unless she gave ids
     times: int  # how often it changed
     round: int  # the evaluated round at which it was first seen in its new cluster
     before: int  # the number of the cluster that it left
@@ -75,7 +76,7 @@ def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
     counts = facts["train"]
     kinds = [int(kind) for kind in np.unique(labels[-1]) if kind >= 0]
     clusters = [cluster(kind, labels[-1], facts) for kind in kinds]
-    return Explanation(stability(found), clusters, moves(labels, found.rounds, facts), share(counts))
+    return Explanation(stability(found), clusters, moves(labels, found, facts), share(counts))
 
 
 def stability(run: History) -> Stability:
@@ -156,12 +157,12 @@ def effect(own: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
     return np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
 
 
-def moves(labels: np.ndarray, rounds: np.ndarray, facts: dict[str, np.ndarray]) -> list[Move]:
+def moves(labels: np.ndarray, run: History, facts: dict[str, np.ndarray]) -> list[Move]:
     """The clients that changed their cluster.
 
     Args:
         labels: the clusters after each evaluated round. [e, m]
-        rounds: the evaluated rounds. [e]
+        run: has the evaluated rounds [e], and the clients' ids [m].
         facts: the arrays of federation.npz.
     """
     went = np.stack([np.zeros(labels.shape[1], bool), *(changed(*pair) for pair in itertools.pairwise(labels))])
@@ -174,12 +175,13 @@ def moves(labels: np.ndarray, rounds: np.ndarray, facts: dict[str, np.ndarray]) 
         others = others[others >= 0]
         return float(cosine[place[client], others].mean()) if place[client] >= 0 and others.size else np.nan
 
-    found = []
+    found, ids = [], run.clients.tolist()
     for client in map(int, np.flatnonzero(went.any(0))):
         turn = int(np.flatnonzero(went[:, client])[-1])
         old, new = int(labels[turn - 1, client]), int(labels[turn, client])
         near = nearness(client, labels[turn - 1] == old), nearness(client, labels[turn] == new)
-        found.append(Move(client, int(went[:, client].sum()), int(rounds[turn]), old + 1, new + 1, *near))
+        times, round = int(went[:, client].sum()), int(run.rounds[turn])
+        found.append(Move(client, ids[client], times, round, old + 1, new + 1, *near))
     return sorted(found, key=lambda move: (-move.times, -move.round, move.client))
 
 

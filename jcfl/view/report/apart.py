@@ -82,7 +82,7 @@ def moves_table(moves: Sequence[Move]) -> dict[str, Any]:
     """The clients that moved most often, in the form of the page's tables."""
     heads = ["changes", "last at round", "from cluster", "to cluster", "cosine with the former", "cosine with the new"]
     texts = [
-        (one.client, (one.times, one.round, one.before, one.after, number(one.cosine_before), number(one.cosine_after)))
+        (one.id, (one.times, one.round, one.before, one.after, number(one.cosine_before), number(one.cosine_after)))
         for one in moves
     ]
     return {"columns": heads, "rows": [(str(client), [(str(text), False) for text in row]) for client, row in texts]}

@@ -14,6 +14,9 @@ from jcfl.view.plotting.style import ranked
 MOST = 20_000
 """The most clients that a page lists."""
 
+EXACT = 2**53
+"""The least whole number that the page's script would round."""
+
 GROUPED = 4
 """The most runs whose clusters a page lists."""
 
@@ -26,8 +29,8 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
         values for each client, with null for a missing value; `clients`: how many clients there are in all.
     """
     first = next((run for run in runs if run.groups.size), runs[0])  # one that was evaluated knows its clients
-    alike = [i for i, run in enumerate(runs) if np.array_equal(run.groups, first.groups)]
-    columns = [column("client", "id", np.arange(first.groups.size))]
+    alike = [i for i, run in enumerate(runs) if same_clients(run, first)]
+    columns = [column("client", "id", first.clients)]
     if (first.groups >= 0).any():
         columns.append(column("group", "name", first.groups, True))
     columns += holding_columns(first)
@@ -40,6 +43,11 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
         columns.append(column(f"accuracy{of}", "share", last_accuracy(runs[i])))
     rows = zip(*(one.pop("values") for one in columns), strict=True)
     return {"columns": columns, "rows": [list(row) for row in rows][:MOST], "clients": int(first.groups.size)}
+
+
+def same_clients(one: History, other: History) -> bool:
+    """Whether two runs have the same clients, by their ids and their true groups."""
+    return np.array_equal(one.clients, other.clients) and np.array_equal(one.groups, other.groups)
 
 
 def holding_columns(run: History) -> list[dict[str, Any]]:
@@ -63,7 +71,10 @@ def holding_columns(run: History) -> list[dict[str, Any]]:
 
 def column(title: str, kind: str, values: np.ndarray, filter: bool = False) -> dict[str, Any]:
     """One column; a negative name and a share that is NaN become null."""
-    if kind == "share":
+    if kind == "id":
+        exact = values.dtype.kind != "U" and np.abs(values).max(initial=0) < EXACT
+        plain = values.tolist() if exact else values.astype(str).tolist()
+    elif kind == "share":
         plain = [None if np.isnan(value) else round(float(value), 5) for value in values]
     else:
         plain = [None if value < 0 else int(value) for value in values]

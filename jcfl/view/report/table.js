@@ -9,10 +9,13 @@
   const text = (value, kind) =>
     value === null ? "–" : kind === "share" ? (100 * value).toFixed(1) + " %" : String(value);
 
+  const compared = (x, y) => (x > y) - (x < y); // numbers, or ids that are text
+
   const order = (a, b) => {
     const [x, y] = [a[sorted.by], b[sorted.by]];
-    if (x === null || y === null) return (x === null) - (y === null) || a[0] - b[0]; // none: last, either way
-    return (sorted.up ? x - y : y - x) || a[0] - b[0];
+    const first = compared(a[0], b[0]);
+    if (x === null || y === null) return (x === null) - (y === null) || first; // none: last, either way
+    return (sorted.up ? compared(x, y) : compared(y, x)) || first;
   };
 
   const matching = () =>
