@@ -194,6 +194,21 @@ def test_a_run_in_python_shows_its_progress_where_somebody_sees_it(monkeypatch, 
     assert ("one" in there.file.getvalue()) == drawn
 
 
+def test_a_notebook_shows_one_bar_and_draws_it_again(monkeypatch):
+    notebook = pytest.importorskip("IPython.display", reason="notebooks need the extra `test`")
+    shown = []
+    for name in ("display", "update"):
+        told = lambda handle, bar, metadata, name=name: shown.append((name, metadata))
+        monkeypatch.setattr(notebook.DisplayHandle, name, told)
+    monkeypatch.setattr(bars, "screen", lambda stderr: Console(force_jupyter=True))
+    with bars.shown(None, None, ["one"]) as watch:
+        watch(Progress("one", 0, 1, 1, 2, {}))
+    assert shown == [("display", bars.MARK), ("update", bars.MARK)]
+    with bars.shown(False, None, ["one"]) as watch:
+        watch(Progress("one", 0, 1, 1, 2, {}))
+    assert len(shown) == 2
+
+
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}])
 def test_a_dumb_terminal_gets_lines(environment):
     there = console(_environ=environment)
