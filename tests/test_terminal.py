@@ -172,6 +172,13 @@ def test_shells_complete(monkeypatch, capsys, typed, offered):
     assert capsys.readouterr().out.split() == [offered]
 
 
+def test_a_table_of_several_seeds_names_the_deviation():
+    for seeds, told in ((2, True), (1, False)):
+        there = console()
+        there.print(display.table({"fedavg": {"seeds": seeds, "wall_s": 1.0}}))
+        assert ("sample standard deviation over 2 seeds" in " ".join(there.file.getvalue().split())) == told
+
+
 def test_a_bar_shows_which_method_comes_next():
     there = console()
     with bars.watched(there, methods=["one", "two"]) as watch:
