@@ -78,8 +78,13 @@ def kept(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         cell.metadata = {}
         if "outputs" in cell:
-            cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
+            cell.outputs = joined([output for output in cell.outputs if not is_passing(output)])
     return notebook
+
+
+def is_passing(output: NotebookNode) -> bool:
+    """Whether an output is progress or a warning, which tells nothing after the run."""
+    return output.get("name") == "stderr" or output.get("metadata", {}).get("jcfl") == "progress"
 
 
 def with_common_cells(notebook: NotebookNode, name: str) -> NotebookNode:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jcfl import cli
 from jcfl.errors import InputError
-from jcfl.view import comparing, plotting
-from jcfl.view.comparing import matching, statistics, tables
+from jcfl.view import comparing, plotting, statistics
+from jcfl.view.comparing import matching, tables
 from tests import folders
 
 DEMSAR = """.763 .768 .771 .798  .599 .591 .590 .569  .954 .971 .968 .967  .628 .661 .654 .657  .882 .888 .886 .898

@@ -145,6 +145,20 @@ def test_effect_has_an_option_on_its_axis_and_a_line_for_each_other(several):
     np.testing.assert_allclose(points, [[[0.3, 0.1], [0.6, 0.3]], [[0.3, 0.2], [0.6, 0.4]]])
     bars = axes.containers[0].lines[2][0].get_segments()
     np.testing.assert_allclose([bar[1, 1] - bar[0, 1] for bar in bars], [0.2 * 2**0.5, 0.2 * 2**0.5])
+    failed = plotting.histories(several)
+    failed[0].summary["failed"] = "training diverged"
+    left = plotting.effect(failed, key="method.tau", scores=["accuracy_micro"]).axes[0].containers
+    assert sum(len(container.lines[0].get_xydata()) for container in left) == 3
+
+
+def test_embedding_says_which_clients_have_no_cluster(one):
+    run = results.load(one)
+    run.labels = run.labels.copy()
+    run.labels[:, -1, 0] = -1
+    run.groups = np.where(np.arange(folders.CLIENTS) == 1, -1, run.groups)
+    clusters, truth = plotting.embedding(run).axes
+    assert labels_in(clusters.get_legend())[0] == "no cluster"
+    assert labels_in(truth.get_legend())[0] == "unknown"
 
 
 def test_embedding_colours_clusters_and_groups_alike_and_keeps_neighbours(one):

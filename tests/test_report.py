@@ -105,6 +105,27 @@ def test_scores_are_means_and_deviations_with_the_best_marked(comparison, text):
     assert [cells[column][1] for _, cells in table["rows"]] == [title == titles[1] for title in titles]
 
 
+def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
+    """Neither a difference with a large p, nor one seed; and clients that train alone win no purity."""
+    runs = copy.deepcopy(comparison)
+    marked = lambda score: numbers.best_of(runs, score)
+    runs[0].scores["accuracy_micro"][:, -1] = [0.5, 0.9]
+    runs[1].scores["accuracy_micro"][:, -1] = [0.8, 0.7]
+    runs[2].scores["accuracy_micro"][:, -1] = [0.6, 0.6]
+    assert marked("accuracy_micro") == set()
+    runs[2].scores["accuracy_micro"][:, -1] = [0.79, 0.69]
+    assert marked("accuracy_micro") == {0, 1}  # the first differs by chance, the last by 0.01 in each seed
+    for run, purity in zip(runs, (0.9, 0.8, 1.0), strict=True):
+        run.scores["purity"] = np.full_like(run.scores["accuracy_micro"], purity)
+    assert marked("purity") == {2}
+    runs[2].labels = np.broadcast_to(np.arange(folders.CLIENTS), runs[2].labels.shape)
+    assert marked("purity") == {0}
+    for run in runs:
+        run.seeds = run.seeds[:1]
+        run.scores = {name: values[:1] for name, values in run.scores.items()}
+    assert marked("purity") == set()
+
+
 def test_what_differs_is_a_table_and_equal_options_are_not_in_it(text):
     rows = Links(text).rows
     head = next(row for row in rows if "method.tau" in row)

@@ -341,6 +341,17 @@ def test_files_with_a_base_and_what_they_go_over(tmp_path):
         points(again, None)
 
 
+def test_a_path_in_a_sweeps_file_or_in_its_base_is_relative_to_that_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (folder / "x.npz").touch()
+    (folder / "base.yaml").write_text("data: {name: arrays, path: x.npz}\nscenario: natural\nmethod: fedavg\n")
+    (folder / "sweep.yaml").write_text("base: base.yaml\nover: {train.lr: [0.1]}\n")
+    for found in (points("there/base.yaml", {"train.lr": [0.1]}), points("there/sweep.yaml", None)):
+        assert str(found.points[0].config.data.options["path"]) == "there/x.npz"
+
+
 @pytest.mark.parametrize("more", [{"addons": ["finetune"]}, {"train": "local"}])
 def test_a_method_that_is_functions_already_takes_no_answers_or_add_ons(more):
     with pytest.raises(InputError, match=f"{more.get('addons', ['train'])[0]}' cannot change it"):

@@ -172,6 +172,13 @@ def test_shells_complete(monkeypatch, capsys, typed, offered):
     assert capsys.readouterr().out.split() == [offered]
 
 
+def test_a_table_of_several_seeds_names_the_deviation():
+    for seeds, told in ((2, True), (1, False)):
+        there = console()
+        there.print(display.table({"fedavg": {"seeds": seeds, "wall_s": 1.0}}))
+        assert ("sample standard deviation over 2 seeds" in " ".join(there.file.getvalue().split())) == told
+
+
 def test_a_bar_shows_which_method_comes_next():
     there = console()
     with bars.watched(there, methods=["one", "two"]) as watch:
@@ -192,6 +199,21 @@ def test_a_run_in_python_shows_its_progress_where_somebody_sees_it(monkeypatch, 
     with bars.shown(progress, other) as watch:
         watch(Progress("one", 0, 2, 2, 2, {}))
     assert ("one" in there.file.getvalue()) == drawn
+
+
+def test_a_notebook_shows_one_bar_and_draws_it_again(monkeypatch):
+    notebook = pytest.importorskip("IPython.display", reason="notebooks need the extra `test`")
+    shown = []
+    for name in ("display", "update"):
+        told = lambda handle, bar, metadata, name=name: shown.append((name, metadata))
+        monkeypatch.setattr(notebook.DisplayHandle, name, told)
+    monkeypatch.setattr(bars, "screen", lambda stderr: Console(force_jupyter=True))
+    with bars.shown(None, None, ["one"]) as watch:
+        watch(Progress("one", 0, 1, 1, 2, {}))
+    assert shown == [("display", bars.MARK), ("update", bars.MARK)]
+    with bars.shown(False, None, ["one"]) as watch:
+        watch(Progress("one", 0, 1, 1, 2, {}))
+    assert len(shown) == 2
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}])

@@ -61,7 +61,7 @@ def stopping(command: str, folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from error
     except TrainingError as error:
-        raise TrainingError(f"{error} (figures until then: {folder})") from None
+        raise TrainingError(f"{error} (metrics until then: {folder})") from None
     except Unwritable as error:
         begun = any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
         more = f"; once it can be, go on with: jcfl {command} --resume {folder}" if begun else ""

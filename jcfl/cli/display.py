@@ -15,7 +15,7 @@ from jcfl.view.options import Option
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """The last scores of several methods side by side, and mean ± sample standard deviation of several seeds."""
-    shown = Table(box=None, header_style="bold", pad_edge=False)
+    shown = scores_table(max(summary["seeds"] for summary in summaries.values()))
     shown.add_column("method")
     heads = columns(summaries.values())
     for title in heads.values():
@@ -26,6 +26,12 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
         cells = ["diverged", *("" for _ in cells[1:])] if "failed" in summary else cells
         shown.add_row(name, *cells, f"{summary['wall_s']:.1f}")
     return shown
+
+
+def scores_table(seeds: int) -> Table:
+    """An empty table of scores; of several seeds it says what stands behind ±."""
+    note = f"Mean ± sample standard deviation over {seeds} seeds." if seeds > 1 else None
+    return Table(box=None, header_style="bold", pad_edge=False, caption=note, caption_justify="left", caption_style="")
 
 
 def columns(found: Iterable[Mapping[str, Any]], first: str = "accuracy_micro") -> dict[str, str]:
@@ -45,7 +51,7 @@ def sweep_table(found: Any) -> Table:
     rows, best = found.rows(), found.best()
     shown_scores = columns(rows, found.by)
     keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
-    shown = Table(box=None, header_style="bold", pad_edge=False)
+    shown = scores_table(max(point.config.seeds for point in found.points))
     for key in ("", *keys):
         shown.add_column(Text(key))
     for title in (*shown_scores.values(), "seconds"):

@@ -239,7 +239,7 @@ def draw_effect(found: Any, folder: Path) -> str:
     from jcfl.view import plotting
 
     try:
-        figure = plotting.effect([one for one in found.histories if "failed" not in one.summary])
+        figure = plotting.effect(found.histories)
     except InputError:
         return ""
     files = plotting.save(figure, folder / "figures" / "effect", ["png", "pdf"])

@@ -19,11 +19,12 @@ from jcfl.metrics.cohesion import (
 from jcfl.metrics.convergence import round_bound, step_bound
 from jcfl.metrics.counts import confusion, counts
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1
-from jcfl.metrics.scores import ANSWERS, measured
+from jcfl.metrics.scores import ANSWERS, CLUSTERING, measured
 from jcfl.metrics.table import HELD_OUT, VALIDATION, Place, Score, bare_name, register_score, score, score_names, scores
 
 __all__ = [
     "ANSWERS",
+    "CLUSTERING",
     "HELD_OUT",
     "VALIDATION",
     "Evaluation",

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderHook
@@ -15,6 +15,9 @@ from jcfl.runs import loop
 PLAIN_EVERY = 10.0
 """Seconds between plain lines."""
 
+MARK = {"jcfl": "progress"}
+"""What tells a bar from the other outputs in a notebook's file."""
+
 Watch = Callable[[loop.Progress], None]
 
 
@@ -23,14 +26,14 @@ def shown(progress: bool | None, on_progress: Watch | None, methods: Sequence[st
     """What a run in Python calls with its progress.
 
     Args:
-        progress: whether it is shown on stderr, or under a notebook's cell; None: on a terminal that moves its cursor,
-            if nothing else is called. A notebook would keep every state of the bar, so there it is shown if asked for.
-        on_progress: what else is called.
-        methods: those to come.
+        progress: whether it is shown on stderr, or under a notebook's cell; None: in a notebook and on a terminal that
+            can redraw a line, unless `on_progress` is given.
+        on_progress: another function that is called with the progress.
+        methods: the methods that will train, in their order.
     """
     also = on_progress or (lambda progress: None)
     console = screen(stderr=True)
-    seen = animated(console) and not console.is_jupyter and on_progress is None
+    seen = animated(console) and on_progress is None
     with watched(console, not (seen if progress is None else progress), methods) as watch:
 
         def both(progress: loop.Progress) -> None:
@@ -94,7 +97,8 @@ def bar(console: Console, methods: Sequence[str]) -> Iterator[Watch]:
     """A progress bar for every method, one below the other; the next one pulses while it is compiled."""
     name, scores = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[scores]}", markup=False)
     columns = name, BarColumn(24), MofNCompleteColumn(), scores, TimeRemainingColumn(elapsed_when_finished=True)
-    with Progress(*columns, console=console) as shown:
+    shown = Progress(*columns, console=console)
+    with nullcontext() if console.is_jupyter else shown:
         tasks: dict[str, Any] = {}
         coming = iter(methods)
 
@@ -109,9 +113,23 @@ def bar(console: Console, methods: Sequence[str]) -> Iterator[Watch]:
             shown.update(task, total=progress.total, completed=progress.done, scores=brief(progress.scores))
             if progress.done == progress.total:
                 prepare(next((name for name in coming if name not in tasks), None))
+            redraw()
 
         prepare(next(coming, None))
+        redraw = under_cell(shown) if console.is_jupyter else lambda: None
         yield watch
+
+
+def under_cell(bar: Progress) -> Callable[[], None]:
+    """Show a bar under a notebook's cell; returns what draws it again in its place.
+
+    Rich's own redrawing needs ipywidgets in the notebook's server; without them it shows nothing.
+    """
+    from IPython.display import DisplayHandle
+
+    handle = DisplayHandle()
+    handle.display(bar, metadata=MARK)
+    return lambda: handle.update(bar, metadata=MARK)
 
 
 class Lines:

@@ -139,12 +139,18 @@ def loaded(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: no such file or preset, text that is not YAML, an unknown key.
     """
-    settings = dict(source) if isinstance(source, Mapping) else parsed(*source_text(source))
-    if isinstance(source, str | Path) and os.path.isfile(source) and "data" in settings:
-        settings["data"] = beside(Path(source).parent, settings["data"])
+    settings = unchecked(source)
     for key in settings:
         if key not in Config.model_fields:
             raise unknown("key", key, Config.model_fields)
+    return settings
+
+
+def unchecked(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file, a preset or a mapping; the paths of data in a file are relative to its folder."""
+    settings = dict(source) if isinstance(source, Mapping) else parsed(*source_text(source))
+    if isinstance(source, str | Path) and os.path.isfile(source) and "data" in settings:
+        settings["data"] = beside(Path(source).parent, settings["data"])
     return settings
 
 

@@ -70,8 +70,8 @@ def run(
         resume: whether to go on with the run that `out` holds.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
-        progress: whether a bar is shown, or lines where stderr is no terminal; by default a bar on a terminal, unless
-            `on_progress` is given. `progress=True` shows it in a notebook.
+        progress: whether a bar is shown, or lines where stderr is neither a terminal nor a notebook; by default a bar
+            in notebooks and on terminals, unless `on_progress` is given.
         **settings: the configuration's other keys.
 
     Raises:

@@ -19,7 +19,7 @@ from jcfl.runs.objects import OBJECT_SECTIONS, Objects, objects_and_settings
 from jcfl.runs.plan import config_of_federation
 from jcfl.runs.sections import OPTIONAL, PLACEHOLDER
 from jcfl.runs.titles import LONGEST
-from jcfl.runs.yamltext import parsed, refuse_endless, value_of
+from jcfl.runs.yamltext import refuse_endless, value_of
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -99,11 +99,11 @@ def base_and_over(what: Any) -> tuple[dict[str, Any], Any]:
         return config_of_federation(what), None
     if isinstance(what, Config):
         return what.model_dump(), None
-    found = dict(what) if isinstance(what, Mapping) else parsed(*config.source_text(what))
+    found = config.unchecked(what)
     base, over = (found.pop(key, None) for key in KEYS)
     if base is not None:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
-        found = {**parsed(*config.source_text(beside if os.path.isfile(beside) else str(base))), **found}
+        found = {**config.unchecked(beside if os.path.isfile(beside) else str(base)), **found}
     for key in found:
         if key not in Config.model_fields:
             raise unknown("key", key, (*KEYS, *Config.model_fields))

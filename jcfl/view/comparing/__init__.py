@@ -9,7 +9,8 @@ import numpy as np
 from jcfl import metrics, results
 from jcfl.errors import InputError, unknown
 from jcfl.results import History
-from jcfl.view.comparing import matching, statistics
+from jcfl.view import statistics
+from jcfl.view.comparing import matching
 from jcfl.view.comparing.matching import Block, Entry
 
 REFERENCES = ("local", "fedavg")

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jcfl import metrics
-from jcfl.view.comparing import statistics
+from jcfl.view import statistics
 from jcfl.view.comparing.tables import heading
 from jcfl.view.plotting import style
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jcfl import metrics
 from jcfl.nested import flat
 from jcfl.version import __version__
-from jcfl.view import pages
-from jcfl.view.comparing import WEIGHTS, statistics
+from jcfl.view import pages, statistics
+from jcfl.view.comparing import WEIGHTS
 from jcfl.view.report.numbers import size
 
 MARK = "†"

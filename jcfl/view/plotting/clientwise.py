@@ -121,7 +121,9 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
         for axis, i in zip(row, mine, strict=False):
             draw_thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
         name = "no cluster" if kind < 0 else f"cluster {kind + 1}"
-        row[0].set_ylabel(f"{name}\n{(whole == kind).sum()} clients", rotation=0, ha="right", va="center", fontsize=7)
+        many = int((whole == kind).sum())
+        text = f"{name}\n{many} client{'s' * (many != 1)}"
+        row[0].set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7)
     return shown
 
 

@@ -171,7 +171,8 @@ def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names
         mine = labels == label
         look: dict[str, Any] = {"color": colour(label), "marker": marker(label)}
         axis.scatter(*points[mine].T, s=size, linewidths=0.25, edgecolors="white", **look)
-        name = "none" if label < 0 else str(label + 1 if names is None else names[mine][0])
+        nobody = "no cluster" if names is None else "unknown"
+        name = nobody if label < 0 else str(label + 1 if names is None else names[mine][0])
         handles.append(Line2D([], [], linestyle="", label=name, markersize=4, **look))
     remove_axes(axis)
     if len(handles) <= NAMED:

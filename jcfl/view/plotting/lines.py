@@ -84,11 +84,12 @@ def effect(
     """Last scores against an option that differs between runs, with one line for each value of a second one.
 
     Args:
-        runs: histories or folders, as a sweep leaves them.
+        runs: histories or folders, as a sweep leaves them; those that diverged are left out.
         key: the option on the x-axis, such as `method.tau`; by default the one with the most values.
         scores: the scores, one panel each; by default those that the table of scores names for this figure.
         columns: panels in a row.
     """
+    runs = [run for run in runs if "failed" not in run.summary]
     settings = [numbers(results.settings(run)) for run in runs]
     varied = differing(settings)
     if not varied:

@@ -9,6 +9,8 @@ import numpy as np
 from jcfl import metrics, results
 from jcfl.nested import flat
 from jcfl.results import History
+from jcfl.view import statistics
+from jcfl.view.plotting.style import everybody_alone
 
 
 def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> list[tuple[str, str]]:
@@ -50,15 +52,15 @@ def state(run: History) -> tuple[str, str] | None:
 
 
 def scores(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
-    """The table of last scores: mean ± sample standard deviation over seeds, the best of several runs marked.
+    """The table of last scores: mean ± sample standard deviation over seeds, the best of several runs in bold.
 
     Returns:
-        `columns`: titles of the scores; `rows`: (run, [(text, whether it is the best)]).
+        `columns`: titles of the scores; `rows`: (run, [(text, whether it is bold)]).
     """
     last = [results.final(run) for run in runs]
     held_out = [metrics.HELD_OUT + name for name in metrics.scores("report, held out")]
     names = [name for name in (*metrics.scores("report"), *held_out) if any(is_number(one.get(name)) for one in last)]
-    best = {name: best_of([one.get(name) for one in last], name) for name in names}
+    best = {name: best_of(runs, name) for name in names}
     rows = [
         (label, [(results.cell(name, one.get(name), len(run.seeds)), index in best[name]) for name in names])
         for index, (label, run, one) in enumerate(zip(titles, runs, last, strict=True))
@@ -71,14 +73,28 @@ def is_number(value: Mapping[str, float] | None) -> bool:
     return value is not None and not math.isnan(value["mean"])
 
 
-def best_of(values: Sequence[Mapping[str, float] | None], name: str) -> set[int]:
-    """The indices of the runs with the best score, if there are several runs and scores differ."""
-    known = {i: value["mean"] for i, value in enumerate(values) if value is not None and is_number(value)}
-    better = metrics.score(name).better
-    if len(known) < 2 or better is None or len(set(known.values())) == 1:
+def best_of(runs: Sequence[History], name: str) -> set[int]:
+    """The indices of the runs with the best score or one not significantly worse; none where no run is worse.
+
+    The tests are those of `jcfl compare`: runs are paired by seed, and p is corrected by Holm. One seed, or different
+    seeds, allow no test.
+    """
+    one = metrics.score(name)
+    if one.over == metrics.CLUSTERING:  # purity is 1 where every client has a cluster of its own
+        competing = {i: run for i, run in enumerate(runs) if run.labels.size and not everybody_alone(run)}
+    else:
+        competing = dict(enumerate(runs))
+    last = {i: run[name][:, -1] for i, run in competing.items() if name in run.scores and run.rounds.size}
+    last = {i: values for i, values in last.items() if not np.isnan(values).any()}
+    if one.better is None or len(last) < 2 or len({tuple(runs[i].seeds) for i in last}) > 1:
         return set()
-    top = min(known.values()) if better == "lower" else max(known.values())
-    return {i for i, mean in known.items() if mean == top}
+    sign = -1 if one.better == "lower" else 1
+    top = max(last, key=lambda i: sign * last[i].mean())
+    gaps = {i: values - last[top] for i, values in last.items() if i != top}
+    tests = [statistics.paired_test(gap, len(gaps)) for gap in gaps.values()]
+    p = statistics.holm(np.array([1.0 if test is None else test.p for test in tests]))
+    worse = {i for i, value in zip(gaps, p, strict=True) if value < statistics.LEVEL}
+    return last.keys() - worse if worse else set()
 
 
 def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
