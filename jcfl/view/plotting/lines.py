@@ -233,7 +233,7 @@ def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
 
 def differing(settings: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """The options that all runs have and that are not the same in all of them."""
-    common = [key for key in settings[0] if all(key in one for one in settings)]
+    common = [key for key in next(iter(settings), ()) if all(key in one for one in settings)]
     table = {key: [one[key] for one in settings] for key in common}
     return {key: values for key, values in table.items() if len(set(values)) > 1}
 
