@@ -205,6 +205,15 @@ def search() -> Iterator[tuple[str, Figure]]:
     yield "figures/search", plotting.search(found.rows(), found.by)
 
 
+def halving() -> Iterator[tuple[str, Figure]]:
+    """The same methods tuned by successive halving."""
+    scenario = {"name": "rotated", "clients": 100, "angles": [0, 90, 180, 270], "scale": "standard", "validation": 0.2}
+    given = {"scenario": scenario, "compare": ["fedavg", {"name": "ifca", "clusters": 4}], "rounds": 27}
+    with tempfile.TemporaryDirectory() as folder:
+        found = jcfl.tune("quickstart", trials=9, halving=3, evaluate_every=1, out=Path(folder) / "tune", **given)
+        yield "figures/halving", plotting.search(found.rows(), found.by)
+
+
 def unlabelled(axis: Axes, title: str) -> None:
     """A panel of points with a title and nothing else."""
     remove_axes(axis)
@@ -220,7 +229,8 @@ def count(labels: np.ndarray) -> str:
 
 
 DRAWN: dict[str, Callable[[], Iterator[tuple[str, Figure]]]] = {
-    function.__name__: function for function in (clusters, methods, scenarios, figures, sweep, search, decision)
+    function.__name__: function
+    for function in (clusters, methods, scenarios, figures, sweep, search, halving, decision)
 }
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,6 +294,18 @@ def test_a_stopped_sweep_goes_on_bit_for_bit(tmp_path, monkeypatch, when):
         whole, cut = (tmp_path / place / "runs" / name for place in ("whole", "cut"))
         assert (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
     assert swept_walk(over, seeds=2, out=tmp_path / "cut", resume=True).compilations == 0
+
+
+def test_a_point_that_is_left_alone_goes_on_with_the_program_it_began_with(tmp_path):
+    """A learning rate that the others do not have is an array still; as a constant it is rounded in another way."""
+    over = {"train.lr": [0.1, 0.9]}
+    given = {"method": "fedavg", "model": {"name": "mlp", "hidden": 20}, "rounds": 10, "budget": 2**30}
+    sweeping.sweep(tiny.federation(), over, out=tmp_path, **given)
+    figures = tmp_path / "runs" / "lr=0.9" / "metrics.jsonl"
+    before = figures.read_text()
+    shutil.rmtree(figures.parent)
+    sweeping.sweep(tiny.federation(), over, out=tmp_path, resume=True, **given)
+    assert figures.read_text() == before
 
 
 def test_a_point_that_diverges_leaves_the_others_alone(tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Stopped, Track, app
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stopped, Track, app
 from jcfl.cli.arguments import configured, destination, option_overrides, separated
 from jcfl.metrics.table import VALIDATION, bare_name, score
 from jcfl.results import cell
@@ -36,6 +36,14 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="How many trials every method has, at most.")] = 24,
     sampler: Annotated[str, typer.Option(help="What to try next: random, grid, or tpe (needs Optuna).")] = "random",
     batch: Annotated[int, typer.Option(min=1, help="How many trials tpe chooses at a time.")] = 8,
+    halving: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Successive halving, with random or grid: 3 lets the best third of the trials go on to three times as "
+            "many rounds, until all rounds are done; 1 gives all trials all rounds.",
+        ),
+    ] = 1,
     by: Annotated[
         str, typer.Option(help="The score to choose by, on validation examples.")
     ] = f"{VALIDATION}accuracy_micro",
@@ -48,12 +56,13 @@ def tune(
         typer.Option(help="The folder to write.", show_default="runs/NAME-tune", parser=destination, metavar="PATH"),
     ] = None,
     data_dir: DataDir = None,
+    workers: Share = None,
     allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all trials as JSON on stdout.")] = False,
 ) -> None:
-    """Search the options of a method, and of those compared with it, by the same number of trials each.
+    """Search the options of a method, and of those compared with it, by the same number of trials and rounds each.
 
     The best trial is chosen on validation examples, which `scenario.validation` keeps; test examples decide nothing.
     Run it again to go on where it was stopped: what has been run is not run again. Writes tune.json, a figure, and for
@@ -62,14 +71,16 @@ def tune(
     from jcfl.results import claimed, writable
     from jcfl.runs import bars, searching
     from jcfl.runs.environment import use_cache
+    from jcfl.runs.workers import from_command
     from jcfl.view import plotting
 
+    sharing = from_command(workers)
     names, changes = separated(words, overrides)
     config = configured(names, changes + option_overrides(seeds, track))
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     given = {"made_by": {"command": shlex.join(context.obj)}}
     use_cache()
-    search = searching.searched(config, given, axes(over), by, trials, batch, sampler)
+    search = searching.searched(config, given, axes(over), by, trials, batch, sampler, halving, sharing)
     folder = out or Path("runs") / f"{Path(names[0]).stem}-tune"
     console, progress = bars.screen(), bars.screen(stderr=True)
     with claimed(folder, new=False), bars.watched(progress, quiet, ["tune"]) as watch:
@@ -95,7 +106,10 @@ def axes(over: list[str] | None) -> dict[str, Any] | None:
 
 
 def shown(found: Any, tested: dict[str, Any]) -> "Table":
-    """The best trial of every method: its values, its score, and that on test examples if it was asked for."""
+    """The best trial of every method: its values, its score, and that on test examples if it was asked for.
+
+    Where some trials were stopped, the rounds that all trials of a method have together stand beside their number.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -105,15 +119,16 @@ def shown(found: Any, tested: dict[str, Any]) -> "Table":
     for title in ("method", *keys):
         table.add_column(Text(title))
     names = [found.by, *([bare_name(found.by)] if tested else [])]
-    for title in ("trials", *(score(name).title for name in names)):
+    halved = any(len(trial.scores) > 1 for trial in found.trials)
+    for title in ("trials", *(["rounds"] if halved else []), *(score(name).title for name in names)):
         table.add_column(title, justify="right")
-    for method in dict.fromkeys(trial.method for trial in found.trials):
-        number = str(sum(trial.method == method for trial in found.trials))
+    for method in found.by_method():
+        effort = [str(len(found.by_method()[method])), *([str(found.rounds()[method])] if halved else [])]
         if method not in best:
-            table.add_row(method, *("–" for _ in keys), number, "diverged")
+            table.add_row(method, *("–" for _ in keys), *effort, "diverged")
             continue
         trial = best[method]
         values = [Text(str(trial.values.get(key, "–"))) for key in keys]
         scores = [cell(name, trial.history.summary[name], len(trial.history.seeds)) for name in names]
-        table.add_row(method, *values, number, *scores)
+        table.add_row(method, *values, *effort, *scores)
     return table

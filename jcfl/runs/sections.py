@@ -76,6 +76,7 @@ class Chosen(BaseModel):
     values: dict[str, Any]  # of each option that was searched, by dotted key
     sampler: str
     trials: Annotated[int, Field(ge=1)]
+    halving: Annotated[int, Field(ge=1)] = 1
     by: str  # the score on validation examples
 
 

@@ -15,7 +15,7 @@ from jcfl import metrics
 from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.nested import flat, plain
 from jcfl.registry import keywords_checked
-from jcfl.results import Folder, History, claimed
+from jcfl.results import Folder, claimed
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import loop, sweeping
@@ -23,25 +23,18 @@ from jcfl.runs.config import FILLED_IN, Config
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
-from jcfl.runs.searching.samplers import SAMPLERS, Sampler
+from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler
 from jcfl.runs.searching.space import Axis, Space, spaces
+from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
 from jcfl.runs.sweeping.groups import Training
 from jcfl.runs.sweeping.points import Point, Points, points
+from jcfl.runs.workers import Workers
+from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
 
 TRIALS, BATCH = 24, 8
 """How many trials every method has, and how many of them train side by side, unless the user says otherwise."""
-
-
-class Trial(NamedTuple):
-    """One try of one method."""
-
-    method: str  # its title
-    values: dict[str, Any]  # by dotted key
-    point: Point  # trials with the same values have the same one
-    history: History
-    score: float  # mean over seeds at the last evaluation; NaN if training diverged
 
 
 class Search(NamedTuple):
@@ -55,12 +48,19 @@ class Search(NamedTuple):
     trials: int
     batch: int
     sampler: str
+    halving: int = 1
+    workers: Workers | None = None
+
+    @property
+    def rungs(self) -> list[Rung]:
+        """The rounds after which trials are compared, and how many of each method come so far."""
+        return rungs(self.config, self.trials, self.halving)
 
     def record(self) -> dict[str, Any]:
         """All that decides which trials there are, as YAML has it; the number of trials may grow."""
         axes = {title: {key: axis._asdict() for key, axis in space.items()} for title, space in self.spaces.items()}
-        how = {"by": self.by, "trials": self.trials, "batch": self.batch, "sampler": self.sampler, "spaces": axes}
-        return plain({**how, "config": self.config.model_dump(exclude={*FILLED_IN, "data_dir"})})
+        how = {key: getattr(self, key) for key in ("by", "trials", "batch", "sampler", "halving")}
+        return plain({**how, "spaces": axes, "config": self.config.model_dump(exclude={*FILLED_IN, "data_dir"})})
 
 
 @dataclass
@@ -70,17 +70,19 @@ class Tuning:
     trials: list[Trial]
     by: str  # the score that decides which is best
     compilations: int  # how often a program was compiled
-    sampler: str
-    limit: int  # how many trials each method may have
+    search: Search
 
     def best(self) -> dict[str, Trial]:
-        """The best trial of each method by its title, of equal ones the first; none where all diverged."""
-        sign = better(self.by)
+        """The best of each method's trials with the most rounds by its title, of equal ones the first.
+
+        Trials that diverged are left out, and so is a method whose trials all diverged.
+        """
+        rank = lambda trial: (trial.rounds, better(self.by) * trial.score)
         sound = {
             title: [trial for trial in trials if not math.isnan(trial.score)]
             for title, trials in self.by_method().items()
         }
-        return {title: max(trials, key=lambda trial: sign * trial.score) for title, trials in sound.items() if trials}
+        return {title: max(trials, key=rank) for title, trials in sound.items() if trials}
 
     def by_method(self) -> dict[str, list[Trial]]:
         """The trials of each method by its title."""
@@ -93,19 +95,26 @@ class Tuning:
         """The tuned configuration of each method by its title, as `jcfl.run` takes it."""
         found = {}
         for title, trial in self.best().items():
-            chosen = Chosen(values=plain(trial.values), sampler=self.sampler, trials=self.limit, by=self.by)
+            how = {key: getattr(self.search, key) for key in ("sampler", "trials", "halving", "by")}
+            chosen = Chosen(values=plain(trial.values), **how)
             update = {"made_by": {}, "tuned": None, "decided": None, "chosen_by": chosen}
             found[title] = trial.point.config.model_copy(update=update)
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per trial: method, number from 1, name of the run, whether it is the best, values and score."""
+        """One row per trial: method, number from 1, name of the run, whether it is the best, values and scores."""
         best, rows = self.best(), []
         for title, trials in self.by_method().items():
             for number, trial in enumerate(trials, 1):
                 about = {"method": title, "trial": number, "run": trial.point.name, "best": trial is best.get(title)}
-                rows.append(about | {"values": plain(trial.values), "score": trial.score})
+                scores = [{"rounds": rounds, "score": score} for rounds, score in trial.scores.items()]
+                rows.append(about | {"values": plain(trial.values), "score": trial.score, "rungs": scores})
         return rows
+
+    def rounds(self) -> dict[str, int]:
+        """How many rounds the trials of each method have together, those with the same values once, by its title."""
+        found = {title: {trial.point.name: trial.rounds for trial in own} for title, own in self.by_method().items()}
+        return {title: sum(rounds.values()) for title, rounds in found.items()}
 
     def test_scores(self) -> dict[str, dict[str, float]]:
         """The same score on test examples of each method's best trial: mean and standard deviation over seeds."""
@@ -120,16 +129,18 @@ def tune(
     trials: Annotated[int, Field(ge=1)] = TRIALS,
     sampler: str = "random",
     batch: Annotated[int, Field(ge=1)] = BATCH,
+    halving: Annotated[int, Field(ge=1)] = 1,
     by: str = f"{metrics.VALIDATION}accuracy_micro",
     out: Path | str | None = None,
+    workers: int | str | None = None,
     allow_versions: bool = False,
     on_progress: OnProgress | None = None,
     **given: Any,
 ) -> Tuning:
     """Search the options of a method, and of those compared with it, by the same number of trials each.
 
-    A trial is a run of all rounds and seeds, judged by its score on validation examples at the last evaluation. Scores
-    on test examples decide nothing.
+    A trial is a run of all seeds, judged by its score on validation examples after all rounds, or after some of them
+    where `halving` stops it. Scores on test examples decide nothing.
 
     Args:
         what: as for `jcfl.run`; it has validation examples, see `scenario.validation`.
@@ -138,9 +149,12 @@ def tune(
         trials: how many each method has, at most.
         sampler: `random`, `grid`, or `tpe`, which needs Optuna.
         batch: of `tpe`, how many trials are chosen at a time and train side by side.
+        halving: of sampler random or grid, successive halving; needs `out`. With 3, all trials begin with a part of the
+            rounds; then the best third goes on from its checkpoint to three times as many, and so on to all rounds.
         by: the registered score to choose by, on validation examples.
         out: the search's folder; each trial has an ordinary run's folder under `runs`. A search that is there goes on,
             and with more trials it is continued; what has been run is not run again.
+        workers: how many processes train trials at a time, as for `jcfl.sweep`; needs `out`.
         allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
         on_progress: called about once a second.
         **given: the configuration's keys, as for `jcfl.run`: method, compare, train, rounds, seeds, …
@@ -150,23 +164,42 @@ def tune(
             has been trained or written.
         TrainingError: every trial diverged.
     """
-    search = searched(what, given, over, by, trials, batch, sampler)
+    sharing = parsed_workers(workers) if workers is not None else None
+    search = searched(what, given, over, by, trials, batch, sampler, halving, sharing)
+    if sharing is not None and out is None:
+        raise InputError("workers need out=…: a folder in which they all write")
+    if halving > 1 and out is None:
+        raise InputError("halving needs out=…: a folder for the checkpoints from which trials go on")
     folder = destination(out) if out is not None else None
     with claimed(folder, new=False) if folder is not None else nullcontext():
         return carried_out(search, folder, allow_versions, on_progress)
 
 
 def searched(
-    what: Any, given: Mapping[str, Any], over: Space | None, by: str, trials: int, batch: int, sampler: str
+    what: Any,
+    given: Mapping[str, Any],
+    over: Space | None,
+    by: str,
+    trials: int,
+    batch: int,
+    sampler: str,
+    halving: int,
+    workers: Workers | None,
 ) -> Search:
     """A search, checked; see `tune`."""
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
+    if halving > 1 and sampler not in AT_ONCE:
+        raise InputError(
+            f"halving compares trials that begin together, and sampler {sampler} chooses them one batch after another; "
+            f"expected sampler {' or '.join(AT_ONCE)}"
+        )
     sweeping.refuse_score(by)
     if not by.startswith(metrics.VALIDATION):
         raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
     config = config_and_objects(what, dict(given))[0]
-    search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler)
+    rungs(config, trials, halving)  # which refuses what cannot be halved
+    search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers)
     for title, space in search.spaces.items():
         for key, axis in space.items():  # a wrong value is found before anything trains
             for place in axis.places(2):
@@ -192,7 +225,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     if not training.check():
         raise InputError(f"tune needs validation examples; {sweeping.ASK}")
     training.whole = Points({}, [])
-    training.total = len(search.spaces) * search.trials * search.config.rounds * search.config.seeds
+    training.total = len(search.spaces) * rounds_of(search.rungs) * search.config.seeds
     samplers = {
         title: SAMPLERS[search.sampler](axes, search.trials, search.batch, search.config.seed)
         for title, axes in search.spaces.items()
@@ -205,7 +238,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     with loop.interruptible(stop, folder is not None):
         for title, sampler in samplers.items():
             found += trials_of(search, title, sampler, asked[title], training, stop)
-    tuning = Tuning(found, search.by, training.compilations, search.sampler, search.trials)
+    tuning = Tuning(found, search.by, training.compilations, search)
     if training.files is not None:
         write(training.files, search, tuning)
     if not tuning.best():
@@ -219,7 +252,8 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
         refuse_taken(folder)
         return
     stored = Folder(folder).json("tune.json")
-    old, new = (flat({**one, "trials": None}) for one in ({key: stored.get(key) for key in record}, record))
+    known = {key: stored.get(key, Search._field_defaults.get(key)) for key in record}
+    old, new = (flat({**one, "trials": None}) for one in (known, record))
     changed = differences(old, new)
     if changed:
         raise InputError(
@@ -234,35 +268,28 @@ def trials_of(
 ) -> list[Trial]:
     """All trials of one method, a batch after another, the first of which is `asked`."""
     known: dict[str, Point] = {}
+    scores: dict[str, dict[int, float]] = {}
     found: list[Trial] = []
-    sign = better(search.by)
     while True:
         texts = [json.dumps(plain(values)) for values in asked]
         new = {text: values for text, values in zip(texts, asked, strict=True) if text not in known}
         made = points_of(search, title, list(new.values())) if new else []
-        for text, point in zip(new, made, strict=True):
-            known[text] = sweeping.begun(training.folder, point._replace(name=f"{title}-{len(known) + 1:03d}"))
-            training.whole.points.append(known[text])
-        training.check()
-        training.train(stop)
+        made = [point._replace(name=f"{title}-{number:03d}") for number, point in enumerate(made, len(known) + 1)]
+        known |= zip(new, made, strict=True)
+        scores |= climbed(made, search.rungs, search.by, training, search.workers, stop)
         for text, values in zip(texts, asked, strict=True):
-            history = training.histories[known[text].name]
-            score = math.nan if "failed" in history.summary else history.summary[search.by]["mean"]
-            found.append(Trial(title, values, known[text], history, math.nan if score is None else score))
+            name = known[text].name
+            found.append(Trial(title, values, known[text], training.histories[name], scores[name]))
         try:
-            asked = sampler.send([sign * trial.score for trial in found[-len(asked) :]])
+            asked = sampler.send([better(search.by) * trial.score for trial in found[-len(asked) :]])
         except StopIteration:
             return found
 
 
-def better(by: str) -> int:
-    """1 if higher values of a score are better, -1 if lower ones are."""
-    return -1 if metrics.score(by).better == "lower" else 1
-
-
 def write(files: Folder, search: Search, tuning: Tuning) -> None:
     """Write tune.json, all trials; and tuned-METHOD.yaml, the configuration of each method's best trial."""
-    files.put_json("tune.json", {**search.record(), "results": tuning.rows(), "compilations": tuning.compilations})
+    found = {"results": tuning.rows(), "rounds": tuning.rounds(), "compilations": tuning.compilations}
+    files.put_json("tune.json", search.record() | found)
     for title, config in tuning.configurations().items():
         files.put_text(f"tuned-{title}.yaml", config.text())
     files.settle()

@@ -74,6 +74,9 @@ SAMPLERS: dict[str, Callable[[Mapping[str, Axis], int, int, int], Sampler]] = {
 }
 """The samplers by name: of the axes by dotted key, the number of trials, of those side by side, and the seed."""
 
+AT_ONCE = ("random", "grid")
+"""The samplers that choose all trials at once, and not by scores of others."""
+
 
 def at(axes: Mapping[str, Axis], places: Sequence[Any]) -> dict[str, Any]:
     """The values at a place of every axis."""

@@ -141,9 +141,7 @@ def carried_out(
         training.files.put_text("sweep.yaml", whole.text())
     stop = threading.Event()
     with loop.interruptible(stop, folder is not None):
-        if workers is not None:
-            shared.train(training, workers, stop)
-        training.train(stop)
+        shared.train(training, workers, stop)
     found = Sweep(whole.points, training.ordered(), by, training.compilations)
     if training.files is not None:
         write(training.files, found)

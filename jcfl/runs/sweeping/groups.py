@@ -1,8 +1,6 @@
 """The training of a sweep's points in groups: points that differ only in numbers share a program, side by side."""
 
 import itertools
-import json
-import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +14,6 @@ import numpy as np
 
 from jcfl import results
 from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
-from jcfl.nested import flat, plain
 from jcfl.results import Folder, History
 from jcfl.runs import automatic, trackers
 from jcfl.runs.config import FITTED, Config
@@ -27,14 +24,9 @@ from jcfl.runs.provenance import fingerprint
 from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
 from jcfl.runs.run import Run
+from jcfl.runs.sweeping.alike import FEDERATION, differing_options, grouped, key_text, kind, real_options
 from jcfl.runs.sweeping.points import Point, Points
 from jcfl.types import Federation
-
-FEDERATION = ("data", "scenario", "data_dir")
-"""The keys of a configuration on which its federation depends."""
-
-OWN = re.compile(r"(method|train)\.(addons\.\d+\.)?\w+")
-"""The dotted names of a piece's own options, but not of values inside an option."""
 
 CLIENTS = (*FEDERATION, "model", "seed")
 """The keys of a configuration on which `representation` depends."""
@@ -90,8 +82,9 @@ class Training:
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
+        names = differing_options(self.whole.points)
         for group in grouped(self.unfinished()):
-            self.train_group(group, differing_options(group), stop)
+            self.train_group(group, names[kind(group[0].config)], stop)
         self.write()
 
     def unfinished(self) -> list[Point]:
@@ -232,33 +225,6 @@ def finished_history(place: Path | None, rounds: int) -> History | None:
     except Damaged:
         return None
     return found if found.summary.get("rounds") == rounds else None
-
-
-def key_text(config: Config, keys: Sequence[str]) -> str:
-    """A part of a configuration as text."""
-    return json.dumps({key: plain(getattr(config, key)) for key in keys})
-
-
-def grouped(points: Sequence[Point]) -> list[list[Point]]:
-    """Groups of points that differ only in real numbers; groups with the same federation follow each other."""
-    groups: dict[str, dict[str, list[Point]]] = {}
-    for point in points:
-        rest = point.config.flat() | dict.fromkeys(real_options(point.config))
-        federation = groups.setdefault(key_text(point.config, FEDERATION), {})
-        federation.setdefault(json.dumps(rest), []).append(point)
-    return [group for federation in groups.values() for group in federation.values()]
-
-
-def real_options(config: Config) -> dict[str, float]:
-    """The options of method, add-ons and trainer that are real numbers, by dotted name."""
-    options = flat({"method": config.method, "train": config.train})
-    return {name: value for name, value in options.items() if isinstance(value, float) and OWN.fullmatch(name)}
-
-
-def differing_options(group: Sequence[Point]) -> list[str]:
-    """The real options that are not the same at all points of a group."""
-    tables = [real_options(point.config) for point in group]
-    return [name for name in tables[0] if len({table[name] for table in tables}) > 1]
 
 
 def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:

@@ -7,23 +7,31 @@ from pathlib import Path
 
 from jcfl.runs import experiment, loop
 from jcfl.runs.loop import Progress
-from jcfl.runs.sweeping.groups import Training, batches, differing_options, grouped
+from jcfl.runs.sweeping.alike import differing_options, grouped, kind
+from jcfl.runs.sweeping.groups import Training, batches
 from jcfl.runs.sweeping.points import Point, Points
 from jcfl.runs.workers import Workers, share_out
 
 
-def train(training: Training, workers: Workers, stop: threading.Event) -> None:
+def train(training: Training, workers: Workers | None, stop: threading.Event) -> None:
+    """Train every point that is not complete, by workers if there are some."""
+    if workers is not None:
+        share(training, workers, stop)
+    training.train(stop)
+
+
+def share(training: Training, workers: Workers, stop: threading.Event) -> None:
     """Have workers train every point that is not complete; points that share a program stay together if they are few.
 
     Raises:
         InputError, TrainingError, Interrupted: see `jcfl.runs.workers.share_out`.
     """
-    assert training.folder is not None  # which `jcfl.sweep` has asked for
+    assert training.folder is not None  # which `jcfl.sweep` and `jcfl.tune` have asked for
     left = training.unfinished()
     most = math.ceil(len(left) / workers.at_once)
-    tasks, rounds = {}, {}
+    tasks, rounds, options = {}, {}, differing_options(training.whole.points)
     for group in grouped(left):
-        names = differing_options(group)
+        names = options[kind(group[0].config)]
         for part in batches(group, most):
             title = part[0].name if len(part) == 1 else f"{part[0].name} to {part[-1].name}"
             given = training.whole._replace(points=part)
@@ -60,8 +68,13 @@ def trained(whole: Points, names: list[str], folder: Path, allow_versions: bool)
 def begun(folder: Path | None, point: Point) -> Point:
     """A point that goes on as it began, if it has begun in a sweep's folder; else one that nothing has made yet."""
     place = folder / "runs" / point.name if folder is not None else None
-    if place is None or (not (place / "config.yaml").exists() and not (place / "checkpoints").exists()):
+    if place is None or not has_begun(place):
         command = {key: value for key, value in point.config.made_by.items() if key == "command"}
         return point._replace(config=point.config.model_copy(update={"made_by": command}))
     stored = experiment.resumed(place, point.config)
     return point._replace(config=stored.model_copy(update={"seeds_in_one": point.config.seeds_in_one}))
+
+
+def has_begun(place: Path) -> bool:
+    """Whether a point's folder holds something to go on with."""
+    return (place / "config.yaml").exists() or (place / "checkpoints").exists()

@@ -129,7 +129,7 @@ def entry(run: History) -> Entry:
         flat({key: config.get(key) for key in FEDERATION}) | {EXAMPLES: sha.hexdigest()[:8]},
         flat({key: value for key, value in config.items() if key not in (*FREE, *FEDERATION)}),
         search.get("values", {}),
-        "{trials} {sampler} trials by {by}".format(**search) if search else "",
+        effort(search) if search else "",
         run.rounds,
         run.seeds,
         run.scores,
@@ -137,6 +137,16 @@ def entry(run: History) -> Entry:
         np.tile(np.where(here, held["test"].sum(1), 0), (seeds, 1)),
         *(np.full(seeds, np.nan if one is None else one) for one in spent),
     )
+
+
+def effort(search: Mapping[str, Any]) -> str:
+    """How much a search tried, in words.
+
+    >>> effort({"trials": 9, "sampler": "random", "halving": 3, "by": "validation_loss"})
+    '9 random trials by validation_loss, halving 3'
+    """
+    found = "{trials} {sampler} trials by {by}".format(**search)
+    return found if search.get("halving", 1) == 1 else f"{found}, halving {search['halving']}"
 
 
 def named(entries: Sequence[Entry]) -> list[Entry]:
