@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jcfl import metrics
 from jcfl.errors import InputError
 from jcfl.view.plotting.lines import scale_axis
-from jcfl.view.plotting.style import STYLE, line, marker, panels, whole_numbers
+from jcfl.view.plotting.style import STYLE, legend_above, line, marker, panels, whole_numbers
 
 
 def search(rows: Sequence[Mapping[str, Any]], by: str) -> Figure:
@@ -47,7 +47,7 @@ def search(rows: Sequence[Mapping[str, Any]], by: str) -> Figure:
         else:
             axis.set_xlabel("trial")
             whole_numbers(axis.xaxis)
-        axis.legend(loc="best")
+        legend_above(shown, [axis])
     return shown
 
 
