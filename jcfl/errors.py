@@ -1,4 +1,4 @@
-"""The user's mistakes, told apart from ours; text that is safe to print; the memory that bounds what is asked for."""
+"""The user's mistakes, told apart from ours; text that is safe to print; the limit of memory."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TooLarge(InputError):
-    """What was asked for does not fit the memory; nothing of it has been made."""
+    """What was requested does not fit into memory; nothing has been allocated."""
 
     def __init__(self, line: str, need: int = 0):
         super().__init__(line)

@@ -39,23 +39,26 @@ def federation(
     scenario: str,
     /,
     *,
-    seed: Annotated[int, Field(ge=0, lt=2**64, description="seed of all that is drawn at random")] = 0,
+    seed: Annotated[
+        int,
+        Field(ge=0, lt=2**64, description="seed of the federation: of everything that the scenario draws at random"),
+    ] = 0,
     min_examples: Least = (10, 2),
     validation: Annotated[
-        float, Field(ge=0, lt=1, description="share of each client's training examples to choose options by")
+        float, Field(ge=0, lt=1, description="share of each client's training examples that is kept for validation")
     ] = 0.0,
     held_out: Annotated[float, Field(ge=0, lt=1, description="share of clients that never train")] = 0.0,
-    arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive then}")] = {},  # noqa: B006
-    departures: Annotated[Shares, Field(description="{round: share of clients that leave then}")] = {},  # noqa: B006
+    arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive in this round}")] = {},  # noqa: B006
+    departures: Annotated[Shares, Field(description="{round: share of clients that leave in this round}")] = {},  # noqa: B006
     drift: Annotated[
-        Shares, Field(description="{round: share of clients that exchange their data then, with one of another group}")
+        Shares, Field(description="{round: share of clients that exchange their data with a client of another group}")
     ] = {},  # noqa: B006
     scale: Annotated[
-        Literal["unit", "standard"], Field(description="pixels in [0, 1], or less mean 0.5 and over deviation 0.5")
+        Literal["unit", "standard"], Field(description="pixels in [0, 1], or (pixel - 0.5) / 0.5")
     ] = "unit",
     resplit: Annotated[
         float | None,
-        Field(gt=0, lt=1, description="test examples' share of every class, for a dataset that is split anew"),
+        Field(gt=0, lt=1, description="share of test examples of every class, in a new split of the dataset"),
     ] = None,
     **options: Any,
 ) -> Federation:
@@ -100,7 +103,7 @@ def federation(
     classes = max((one.classes for one in datasets), default=1)
     clients = own.get("clients") or max((one.users for one in datasets), default=1)
     need = COUNTS * clients * classes
-    refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
+    refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "use fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
     streams = np.random.default_rng(common["seed"]).spawn(DRIFT + 1)

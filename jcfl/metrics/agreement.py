@@ -22,7 +22,7 @@ def clustering(labels: Any, groups: Any) -> dict[str, float]:  # [m], [m]
 
 
 def clusters(labels: Any) -> int:  # [m]
-    """The number of clusters that serve somebody."""
+    """The number of clusters with at least one client."""
     labels = np.asarray(labels)
     return np.unique(labels[labels >= 0]).size
 

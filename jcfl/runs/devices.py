@@ -37,7 +37,7 @@ def device_count(wanted: int | None) -> int:
     there = jax.device_count()
     if wanted is not None and wanted > there and not hosts.several():
         raise InputError(
-            f"devices: {wanted} were asked for, there are {there}; a CPU counts as more, up to {MOST}, only before JAX "
+            f"devices: expected at most {there}, got {wanted}; a CPU counts as more, up to {MOST}, only before JAX "
             f"has started, for instance by XLA_FLAGS=--xla_force_host_platform_device_count={min(wanted, MOST)}"
         )
     if wanted is None and target().is_cpu and not hosts.several():
@@ -63,7 +63,7 @@ def split_cores() -> bool:
 
 
 def parts_of_cpu() -> int:
-    """As how many devices a CPU was asked to count; not positive where nobody has asked."""
+    """As how many devices a CPU counts; not positive if this is not set."""
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -90,7 +90,7 @@ def with_examples_on_host(federation: Federation) -> Federation:
     """The federation whose examples stay on the host when it is copied to devices.
 
     Raises:
-        InputError: there are several hosts, or JAX was told not to use its CPU, so that programs cannot ask for rows.
+        InputError: there are several hosts, or JAX may not use its CPU, so that programs cannot request rows.
     """
     if isinstance(federation.x, OnHost):
         return federation

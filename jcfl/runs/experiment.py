@@ -61,7 +61,7 @@ def run(
         model: a registered name, a mapping, a Flax module, or a `Task`.
         train: a mapping of the local trainer's options (lr, epochs or steps, batch_size, …), or a trainer.
         rounds: rounds of training.
-        participation: the share of clients asked each round, in (0, 1].
+        participation: the share of clients that are sampled in each round, in (0, 1].
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         seed: the first seed.
         seeds: the number of runs, with seeds seed, seed + 1, …
@@ -278,7 +278,7 @@ def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compilin
 
 
 def settled(compiling: programs.Compiling) -> Future[programs.Family]:
-    """What compiling came to: the programs, or the error, which is raised when the result is asked for."""
+    """What compiling came to: the programs, or the error, which is raised when the result is read."""
     future: Future[programs.Family] = Future()
     try:
         future.set_result(compiling())

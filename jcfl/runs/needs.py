@@ -133,7 +133,7 @@ def refuse_long_history(config: Config, clients: int) -> None:
     count, need = evaluations(config), history_bytes(config, clients)
     room = int(over_hosts(available_memory(), np.min))
     often = math.ceil(need / max(room, 1)) * config.evaluate_every
-    advice = f"set evaluate_every to {often} or more" if often <= config.rounds else "ask for fewer seeds"
+    advice = f"set evaluate_every to {often} or more" if often <= config.rounds else "use fewer seeds"
     refuse_beyond_memory(f"{count} evaluations of {config.seeds} seeds and {clients} clients", need, advice, room)
 
 

@@ -122,7 +122,7 @@ def tune(
     on_progress: OnProgress | None = None,
     **given: Any,
 ) -> Tuning:
-    """Search the options of a method, and of those compared with it, by the same number of trials each.
+    """Search the options of a method, and of those compared with it, with the same number of trials for each.
 
     A trial is a run of all rounds and seeds, judged by its score on validation examples at the last evaluation. Scores
     on test examples decide nothing.

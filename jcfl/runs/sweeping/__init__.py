@@ -156,7 +156,7 @@ def chosen_score(by: str | None, validated: bool) -> str:
     """The score that the best point is chosen by.
 
     Args:
-        by: the score that was asked for, None for accuracy.
+        by: the score that the user gave, None for accuracy.
         validated: whether the clients of every point have validation examples.
 
     Raises:

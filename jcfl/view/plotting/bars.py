@@ -49,7 +49,7 @@ def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns
     names, kind_names = base_names(bases), addon_names(kinds)
     scores = [name for name in scores if any(has_score(runs[i], name) for i in chosen)]
     if not scores:
-        raise InputError("none of these runs has one of the scores asked for")
+        raise InputError("none of these runs has one of these scores")
     shown, axes = panels(len(scores), columns, 2.3)
     width = 0.8 / len(kinds)
     for score, axis in zip(scores, axes, strict=True):
