@@ -16,7 +16,7 @@ and the part of the use that is a cache of files, which the kernel gives back.""
 
 
 class InputError(ValueError):
-    """A mistake in what the user gave: one line that says what, what was expected, and the nearest valid choice."""
+    """An error in the input: one line with what was given, what was expected, and the nearest valid choice."""
 
     status = 2  # with which a command exits
 

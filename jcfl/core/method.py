@@ -54,7 +54,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Describe(Piece):
-    """What the server knows a client by."""
+    """How a client is described to the server."""
 
     source: ClassVar[Source] = "nothing"
     takes_noise: ClassVar[bool] = True  # whether a description with noise on it is still one
@@ -66,7 +66,7 @@ class Describe(Piece):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Piece):
-    """How alike two descriptions are."""
+    """How similar two descriptions are."""
 
     corrected: ClassVar[bool] = False  # whether lengths are corrected for noise, by a number that clients send too
 
@@ -229,7 +229,7 @@ Unsampled = Annotated[
 
 
 class Vote(NamedTuple):
-    """Independent runs that answer together with this one."""
+    """Independent runs that predict together with this one."""
 
     copies: int  # how many
     method: Any  # the `Method` that they run; None: this one

@@ -71,18 +71,18 @@ def federation(
         dataset: the dataset, or several for a scenario that takes several (`hybrid`).
         scenario: the scenario's registered name.
         seed: the seed of all random streams.
-        min_examples: the fewest (training, test) examples a client may have; see `topped_up`. A client without test
-            examples has weight 0 in a mean by size.
-        validation: the share of each client's training examples on which nobody trains; see `with_validation`. It is
+        min_examples: the smallest number of (training, test) examples of a client; see `topped_up`. A client without
+            test examples has weight 0 in a mean by size.
+        validation: the share of each client's training examples for validation; see `with_validation`. It is
             taken last, so `min_examples` counts these examples too.
         held_out: the share of clients that never train, drawn from all groups in proportion.
-        arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
+        arrivals: by round, the share of clients that arrive in this round; all others take part from round 0 on.
         departures: by round, the share of clients that depart in this round.
         drift: by round, the share of clients that exchange all their examples in pairs of two true groups; see
             `with_drift`.
-        scale: `unit` for pixels in [0, 1]; `standard` for pixels less 0.5, over 0.5, in every channel.
-        resplit: training and test examples are put together and split anew at random; this share of every class is to
-            test on. By default the dataset's own split is used.
+        scale: `unit` for pixels in [0, 1]; `standard` for (pixel - 0.5) / 0.5 in every channel.
+        resplit: training and test examples are combined and split again at random, with this share of every class for
+            testing. By default the dataset's own split is used.
         **options: the scenario's own options, `clients` among them.
 
     Returns:

@@ -54,8 +54,8 @@ def write_gaussian(
 
     Args:
         folder: a new folder; it takes 4 · users · examples · (features + 2) bytes.
-        users: natural clients, dealt equally to the groups.
-        examples: of a user, to train and to test on.
+        users: natural clients, equally many in each group.
+        examples: training and test examples of a user.
         features: numbers per example, standard normal.
         groups: the number of true clusters of users.
         classes: labels.

@@ -46,10 +46,10 @@ def device_count(wanted: int | None) -> int:
 
 
 def use_cores() -> None:
-    """Let a CPU count as one device for each core, so that a core trains clients by itself where that is faster.
+    """Let a CPU count as one device for each core, so that each core trains its own clients if that is faster.
 
-    The command line does this; a program in Python calls `jcfl.use_cores()` before JAX makes its first array, and is
-    warned where that is too late. A number of devices in XLA_FLAGS or in JAX's own option is kept.
+    The command line does this; a Python program calls `jcfl.use_cores()` before JAX creates its first array; later
+    calls only warn. A number of devices in XLA_FLAGS or in JAX's own option is kept.
     """
     if not split_cores() and target().is_cpu and cores() > jax.local_device_count():
         told = "use_cores: JAX has started, so all cores stay one device; call it before the first array is made"

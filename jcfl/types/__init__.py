@@ -32,7 +32,7 @@ VOTER = -3
 
 
 class Split(struct.PyTreeNode):
-    """Which examples every client owns: client i's are `rows[start[i] : start[i] + size[i]]`."""
+    """The examples of every client: client i has `rows[start[i] : start[i] + size[i]]`."""
 
     rows: Array  # [r] int32, indices into the pool
     start: Array  # [m] int32
@@ -52,7 +52,7 @@ class Drift(struct.PyTreeNode):
 
 
 class Federation(struct.PyTreeNode):
-    """A pool of examples, and who owns which of them.
+    """A pool of examples, and the examples of each client.
 
     The leaves are NumPy arrays while a federation is built and JAX arrays once it is placed on a device. The examples
     may stay on the host then.
@@ -189,7 +189,7 @@ class Upload(struct.PyTreeNode):
 
 
 class State(struct.PyTreeNode):
-    """All that survives a round."""
+    """Everything that is kept between rounds."""
 
     clusters: Models  # [k, ...]
     shared: Model

@@ -124,20 +124,20 @@ def tune(
 ) -> Tuning:
     """Search the options of a method, and of those compared with it, with the same number of trials for each.
 
-    A trial is a run of all rounds and seeds, judged by its score on validation examples at the last evaluation. Scores
-    on test examples decide nothing.
+    A trial is a run of all rounds and seeds. It is judged by its score on validation examples at the last evaluation,
+    and never by scores on test examples.
 
     Args:
         what: as for `jcfl.run`; it has validation examples, see `scenario.validation`.
         over: what is searched, by dotted key: a list of values, `[{"low": 0.01, "high": 1, "log": True}]` for a range,
-            or None for the option's own bounds. Without it, all options that say where to search.
-        trials: how many each method has, at most.
+            or None for the option's own bounds. By default all options with a default range.
+        trials: the largest number of trials of each method.
         sampler: `random`, `grid`, or `tpe`, which needs Optuna.
-        batch: of `tpe`, how many trials are chosen at a time and train side by side.
-        by: the registered score to choose by, on validation examples.
-        out: the search's folder; each trial has an ordinary run's folder under `runs`. A search that is there goes on,
-            and with more trials it is continued; what has been run is not run again.
-        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
+        batch: for `tpe`, the number of trials that are chosen at a time and train side by side.
+        by: the registered score on validation examples that chooses the best trial.
+        out: the search's folder; each trial has an ordinary run's folder under `runs`. A search in this folder
+            continues, also with more trials; complete trials are not run again.
+        allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called about once a second.
         **given: the configuration's keys, as for `jcfl.run`: method, compare, train, rounds, seeds, …
 

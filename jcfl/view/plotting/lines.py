@@ -124,7 +124,7 @@ def privacy(
 ) -> Figure:
     """Last scores against the last ε of client-level differential privacy, with one line for each method.
 
-    Bars are one sample standard deviation over seeds. A run that has no ε, because it has no privacy, is a dashed line.
+    Bars are one sample standard deviation over seeds. A run without privacy, which has no ε, is a dashed line.
 
     Args:
         runs: histories or folders, as a sweep over `privacy.noise` leaves them.
@@ -233,7 +233,7 @@ def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
 
 def differing(settings: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """The options that all runs have and that are not the same in all of them."""
-    common = [key for key in settings[0] if all(key in one for one in settings)]
+    common = [key for key in next(iter(settings), ()) if all(key in one for one in settings)]
     table = {key: [one[key] for one in settings] for key in common}
     return {key: values for key, values in table.items() if len(set(values)) > 1}
 

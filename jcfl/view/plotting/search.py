@@ -14,7 +14,7 @@ from jcfl.view.plotting.style import STYLE, line, marker, panels, whole_numbers
 
 
 def search(rows: Sequence[Mapping[str, Any]], by: str) -> Figure:
-    """Scores against trials: a point for each trial, and a line for the best so far, in one colour a method.
+    """Scores against trials: a point for each trial, and a line for the best so far, with one colour for each method.
 
     Args:
         rows: of each trial, `method`, `trial` (from 1) and `score` (NaN or None if it diverged), as the rows of
