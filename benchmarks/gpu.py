@@ -45,7 +45,7 @@ LOWERINGS = ("native", "patches", "auto")
 
 def main(
     rows: Annotated[list[str] | None, typer.Argument(help="Any of equal, table_one, cnn, seeds.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Everything tiny, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny sizes, only to test that it works.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for gpu.json.")] = None,
 ) -> None:
     """Measure what is asked for, or everything, and print it."""

@@ -53,7 +53,7 @@ registry.provide(lambda: importlib.import_module("jcfl.runs.pieces"))
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for: `jcfl --version` should not wait for JAX."""
+    """Import a module or a function at its first use: `jcfl --version` should not wait for JAX."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _HOMES:
@@ -62,5 +62,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What can be asked for, imported or not: shells and notebooks complete these names."""
+    """All public names, imported or not: shells and notebooks complete them."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The user's mistakes, told apart from ours; text that is safe to print; the memory that bounds what is asked for."""
+"""The user's mistakes, told apart from ours; text that is safe to print; the limit of memory."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ and the part of the use that is a cache of files, which the kernel gives back.""
 
 
 class InputError(ValueError):
-    """A mistake in what the user gave: one line that says what, what was expected, and the nearest valid choice."""
+    """An error in the input: one line with what was given, what was expected, and the nearest valid choice."""
 
     status = 2  # with which a command exits
 
@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TooLarge(InputError):
-    """What was asked for does not fit the memory; nothing of it has been made."""
+    """What was requested does not fit into memory; nothing has been allocated."""
 
     def __init__(self, line: str, need: int = 0):
         super().__init__(line)

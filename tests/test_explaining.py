@@ -86,7 +86,7 @@ def test_the_report_has_a_table_of_them(path):
     assert dict(found["stable"])["clients that changed at the last evaluation"] == "33.3 %"
     assert found["clusters"]["rows"][0][1][2] == ("1.00", False)
     assert found["moved"] == 10 and len(found["moves"]["rows"]) == 10
-    assert "What sets the clusters apart" in page([run])
+    assert "Differences of the clusters" in page([run])
     assert apart.tables([results.load(folders.run(path.parent / "one", labels=np.zeros((4, 30), int)))], ["one"]) == []
 
 

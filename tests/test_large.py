@@ -139,7 +139,7 @@ def test_examples_stay_on_the_host_where_the_device_has_no_room(monkeypatch):
     federation = tiny.federation()
     assert planned(federation).config.examples == "device"
     whole = planned(federation).needs
-    room = whole.states + whole.answers + whole.federation
+    room = whole.states + whole.predictions + whole.federation
     monkeypatch.setattr(needs, "free_memory", lambda: room)
     assert planned(federation).config.examples == "device"
     monkeypatch.setattr(needs, "free_memory", lambda: room - 1)

@@ -156,7 +156,7 @@ def test_runs_that_stopped_say_so(tmp_path):
     cut = folders.run(tmp_path / "cut", complete=False)
     text = page(plotting.histories(cut))
     assert "unfinished" in text
-    assert "figures up to round 8" in text
+    assert "metrics up to round 8" in text
     results.Folder(cut).put_json("summary.json", {"failed": "round 3: cluster 1 is not finite", "costs": {}})
     assert "round 3: cluster 1 is not finite" in page(plotting.histories(cut))
     results.Folder(cut).put_text("metrics.jsonl", "")

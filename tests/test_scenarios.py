@@ -209,7 +209,7 @@ def test_natural_leaves_out_small_users_and_draws_among_the_others():
     three = [federation(data, "natural", clients=3, seed=seed) for seed in range(20)]
     assert len({tuple(made.groups) for made in three}) == 2
     assert all(len(made.x) == 180 for made in three)
-    with pytest.raises(InputError, match=r"5 asked for.* 5 users .* only 4 "):
+    with pytest.raises(InputError, match=r"at most 4, got 5: of 5 users .* only 4 "):
         federation(data, "natural", clients=5)
 
 

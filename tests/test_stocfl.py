@@ -126,7 +126,7 @@ def test_held_out_clients_go_to_the_nearest_cluster():
 def test_clients_never_asked_are_placed_where_they_belong(gram):
     """Zeng et al. infer the cluster of a client that did not take part (§4.4); by default ω answers for it."""
     setting, data = tiny.setting(0.25), jax.device_put(tiny.federation())
-    shared, placed = (tiny.built("stocfl", setting, tau=0.3, unasked=who) for who in ("shared", "placed"))
+    shared, placed = (tiny.built("stocfl", setting, tau=0.3, unsampled=who) for who in ("shared", "placed"))
     step, asked, inferred = jax.jit(shared.step), jax.jit(shared.predict), jax.jit(placed.predict)
     start = jax.jit(shared.init)(jax.random.key(0), data)
     assert (np.asarray(inferred(start, data)[0]) == -1).all(), "there is no cluster yet"

@@ -142,7 +142,7 @@ def test_verify_says_what_holds(tmp_path, capsys, monkeypatch):
     assert cli.status(["verify", str(out), "--rerun"]) == 0
     said = capsys.readouterr().out
     assert "as written" in said
-    assert "the same figures, bit for bit" in said
+    assert "the same metrics, bit for bit" in said
     monkeypatch.setattr(verifying, "repeat", lambda path, again, *rest: shutil.copytree(tmp_path / "then", again))
     shutil.copytree(out, tmp_path / "then")
     folder = results.Folder(out)

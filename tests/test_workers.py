@@ -148,7 +148,7 @@ def test_workers_need_a_folder_and_a_gpu_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6")
     monkeypatch.setenv("JAX_PLATFORMS", "")
     assert [workers.devices_of(number, 2) for number in range(2)] == [[2, 6], [5]]
-    with pytest.raises(InputError, match="has 3 GPUs"):
+    with pytest.raises(InputError, match="at most 3, one for each GPU"):
         workers.workers("4")
 
 

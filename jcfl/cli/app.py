@@ -18,7 +18,8 @@ PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs; several are compared.")]
 Track = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Where figures go too: tensorboard, mlflow, wandb.")
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Also send metrics to this tracker: tensorboard, mlflow, wandb."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -29,14 +30,14 @@ Overrides = Annotated[
     ),
 ]
 AllowVersions = Annotated[
-    bool, typer.Option("--allow-versions", help="Go on with what other versions of jcfl, JAX or NumPy have made.")
+    bool, typer.Option("--allow-versions", help="Also continue a run of other versions of jcfl, JAX or NumPy.")
 ]
 Share = Annotated[
     str | None,
     typer.Option(
         "--workers",
         metavar="N|slurm:N[,OPTION=VALUE...]",
-        help="Share out over N processes of this machine, or N jobs of a Slurm cluster at a time.",
+        help="Run in N processes of this machine, or in N jobs of a Slurm cluster at a time.",
     ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets.", show_default="JCFL_DATA, else data")]
@@ -87,6 +88,6 @@ def common(
 ) -> None:
     """Clustered federated learning at scale, in JAX.
 
-    Begin with `jcfl run quickstart`: a minute, no download. `jcfl list` says what there is to run, `jcfl list stocfl`
-    what one method does and which options it has, `jcfl report DIR` makes a page of what a run left.
+    Begin with `jcfl run quickstart`: it takes a minute and needs no download. `jcfl list` lists what can be run,
+    `jcfl list stocfl` describes one method and its options, and `jcfl report DIR` makes a page about a run.
     """

@@ -14,7 +14,9 @@ def choose_k(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="CONFIG|PRESET [KEY=VALUE]...", help="Whose clients to choose for.", autocompletion=preset_names
+            metavar="CONFIG|PRESET [KEY=VALUE]...",
+            help="The configuration with the clients.",
+            autocompletion=preset_names,
         ),
     ] = None,
     ks: Annotated[str, typer.Option("--k", metavar="K,K...", help="The numbers to choose from.")] = "2,3,4,5,6,8,10",
@@ -22,7 +24,7 @@ def choose_k(
         str, typer.Option(metavar="NAME|{name: NAME, ...}", help="A method with the option clusters, and its options.")
     ] = "wecfl",
     criterion: Annotated[
-        str, typer.Option(help="accuracy, on training examples held back, or distance, of clients' models.")
+        str, typer.Option(help="accuracy (on training examples held back) or distance (of clients' models).")
     ] = "accuracy",
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of each short run.")] = 3,
     clients: Annotated[int, typer.Option(min=1, help="Clients sampled at random.")] = 100,
@@ -34,7 +36,7 @@ def choose_k(
 ) -> None:
     """Choose a number of clusters by short runs on a sample of clients (Xie et al. 2020, §5.2).
 
-    Neither test examples nor true groups are looked at. Data, scenario, model and trainer are the configuration's.
+    It uses no test examples and no true groups. Data, scenario, model and trainer are those of the configuration.
     """
     from rich.table import Table
 

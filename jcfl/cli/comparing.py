@@ -28,14 +28,14 @@ def compare(
     baseline: Annotated[
         str | None,
         typer.Option(
-            metavar="METHOD", help="The method that all others are compared with.", show_default="the first one"
+            metavar="METHOD", help="The method with which all others are compared.", show_default="the first one"
         ),
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Ask what it costs until the first metric is so good: 0.9 is 90 %.")
+        float | None, typer.Option(help="Value of the first metric; prints the cost to reach it: 0.9 is 90 %.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for the tables and figures.", metavar="DIR")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON on stdout.")] = False,
 ) -> None:
     """Compare methods over seeds and federations: paired differences, intervals, tests, ranks and costs.
 

@@ -12,18 +12,22 @@ from jcfl.errors import InputError
 
 @app.command()
 def bench(
-    rows: Annotated[list[str] | None, typer.Argument(metavar="ROW...", help="What to measure; all by default.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Everything tiny, to see that it works.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the table, the figures as JSON and a chart here.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with mnist/; without it images are made up.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores to keep to.", show_default="all")] = None,
+    rows: Annotated[
+        list[str] | None, typer.Argument(metavar="ROW...", help="The rows to measure; all by default.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny sizes, only to test that it works.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the table, the numbers as JSON and a chart into this folder.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with mnist/; without it images are generated.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of cores to use.", show_default="all")] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="Compile for this device (h200, t4, v5e-8, ...), run nothing."),
+        typer.Option(metavar="DEVICE", help="Compile for this device (h200, t4, v5e-8, ...) and run nothing."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Measure what rounds, memory and growth cost here, beside what they should.
+    """Measure the time of rounds, the memory and their growth on this machine, and compare them with requirements.
 
     Rows: round, full, whole, grouping, seeds, overhead, start, clients, cohort, parameters, clusters. All of them take
     about half an hour on two cores; each is measured in a process of its own.
@@ -51,7 +55,7 @@ def bench(
 
 
 def show(found: dict, table: str, files: list[Path], as_json: bool) -> None:
-    """Print figures as a table or as JSON, and where they were written."""
+    """Print the numbers as a table or as JSON, and where they were written."""
     print(json.dumps(found, indent=1) if as_json else table)
     if files and not as_json:
         print(f"\nWritten to {', '.join(map(str, files))}")

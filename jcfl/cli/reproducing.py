@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     context: typer.Context,
-    table: Annotated[str | None, typer.Argument(metavar="TABLE|FILE", help="A name of `--list`, or a file.")] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="Name the tables, and the hours that each takes.")] = False,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE|FILE", help="A table from `--list`, or a file.")] = None,
+    as_list: Annotated[bool, typer.Option("--list", help="List the tables with their hours.")] = False,
     budget: Annotated[
-        str, typer.Option(help="laptop: a night on two cores; gpu: one GPU; full: all that the paper ran.")
+        str, typer.Option(help="laptop: one night on two cores; gpu: one GPU; full: all runs of the paper.")
     ] = "laptop",
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="ROW|COLUMN", help="Run only this row or column; can be given several times."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="The folder to write; runs go into `runs` there.", parser=destination, metavar="PATH")
+        Path, typer.Option(help="The folder to write; it has the runs in `runs`.", parser=destination, metavar="PATH")
     ] = Path("reproduction"),
     data_dir: DataDir = None,
     workers: Share = None,
     allow_versions: AllowVersions = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON on stdout.")] = False,
 ) -> None:
-    """Run a paper's table, print its numbers beside ours, and judge every claim by a rule written down before.
+    """Run a paper's table, print its numbers beside ours, and judge every claim by a rule fixed before.
 
-    Run it again to go on where it was stopped: what has been run is not run again. Writes TABLE-BUDGET.md, .tex, .json
-    and a figure.
+    The same command continues where it was stopped; complete runs are not run again. It writes TABLE-BUDGET.md, .tex,
+    .json and a figure.
     """
     from jcfl.results.files import writing
     from jcfl.runs import bars, devices, reproducing

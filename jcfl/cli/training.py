@@ -33,13 +33,13 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="CONFIG|PRESET",
-            help="What to run: a YAML file, or a name that `jcfl list presets` gives.",
+            help="A YAML file, or a preset from `jcfl list presets`.",
             autocompletion=preset_names,
         ),
     ] = None,
     overrides: Overrides = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds to run; figures become means and deviations.")
+        int | None, typer.Option(min=1, help="Number of seeds; metrics are then means and sample standard deviations.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -51,22 +51,27 @@ def run(
         ),
     ] = None,
     data_dir: DataDir = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run that a folder holds.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
     allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
     distributed: Annotated[
-        bool, typer.Option("--distributed", help="Be one of several hosts, as the scheduler says or the next three do.")
+        bool,
+        typer.Option(
+            "--distributed", help="This is one of several hosts; a scheduler or the next three options say which."
+        ),
     ] = False,
-    coordinator: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the first host listens.")] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="How many hosts there are.")] = None,
-    host: Annotated[int | None, typer.Option(min=0, help="Which of them this is, from 0.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address at which the first host listens.")
+    ] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="Number of hosts.")] = None,
+    host: Annotated[int | None, typer.Option(min=0, help="Number of this host, from 0.")] = None,
 ) -> None:
-    """Train the methods of a configuration file or a preset, and write their figures into a folder.
+    """Train the methods of a configuration file or a preset, and write their metrics into a folder.
 
-    A name that is unknown and a value out of bounds are refused before anything trains, with exit status 2. A run that
-    was stopped goes on with `--resume FOLDER`.
+    An unknown name or a value out of bounds is refused before training, with exit status 2. `--resume FOLDER` continues
+    a run that was stopped.
     """
     if not distributed and (coordinator, hosts, host) != (None, None, None):
         raise InputError("--coordinator, --hosts and --host go with --distributed")
@@ -146,19 +151,20 @@ def train(
 def sweep(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE|CONFIG|PRESET", help="What to sweep over, or a sweep's file.")
+        list[str] | None,
+        typer.Argument(metavar="FILE|CONFIG|PRESET", help="The configuration to sweep over, or a sweep's file."),
     ] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", metavar="KEY=VALUE,VALUE...", help="The values of one key: `method.lam=0,0.05,0.5`."),
+        typer.Option("--over", metavar="KEY=VALUE,VALUE...", help="A key and its values: `method.lam=0,0.05,0.5`."),
     ] = None,
     overrides: Overrides = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to run at every point.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds at every point.")] = None,
     by: Annotated[
         str | None,
         typer.Option(
-            help="The score by which the best point is marked.",
-            show_default="accuracy, on validation examples where there are some",
+            help="The score that chooses the best point.",
+            show_default="accuracy, on validation examples if there are any",
         ),
     ] = None,
     out: Annotated[
@@ -171,19 +177,19 @@ def sweep(
         ),
     ] = None,
     data_dir: DataDir = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the sweep that a folder holds.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the sweep in this folder.")] = None,
     workers: Share = None,
     allow_versions: AllowVersions = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all points as JSON on stdout.")] = False,
 ) -> None:
-    """Train a method at every point of a grid, or of a list, of options, and say which point is best.
+    """Train a method at every point of a grid or list of options, and mark the best point.
 
     Points that differ only in numbers such as lambda, tau or the learning rate are compiled once and run side by side.
-    A sweep's file is a configuration with the key `over: {KEY: [VALUE, ...]}` or `over: [{KEY: VALUE}, ...]`, and
-    `base:` for what it changes. Each point leaves an ordinary run's folder. The best point
-    is chosen on validation examples; without any (`scenario.validation`) it is an oracle, chosen on test examples.
+    A sweep's file is a configuration with the key `over: {KEY: [VALUE, ...]}` or `over: [{KEY: VALUE}, ...]`. Its key
+    `base` is another configuration or preset, whose keys it changes. Each point has an ordinary run's folder. The best
+    point is chosen on validation examples. Without any (`scenario.validation`) it is an oracle, chosen on test ones.
     """
     from jcfl.cli import display
     from jcfl.results import claimed

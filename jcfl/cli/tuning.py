@@ -20,37 +20,40 @@ if TYPE_CHECKING:
 def tune(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="CONFIG|PRESET", help="What to tune, with all methods in `compare`.")
+        list[str] | None,
+        typer.Argument(metavar="CONFIG|PRESET", help="The configuration to tune, with all methods in `compare`."),
     ] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
             "--over",
             metavar="KEY[=VALUE,VALUE...]",
-            help="What to search: values `train.lr=0.01,0.1`, a range `train.lr={low: 0.01, high: 1, log: true}`, or "
-            "the option's own bounds `method.tau`.",
-            show_default="all options that say where to search",
+            help="An option to search: values `train.lr=0.01,0.1`, a range `train.lr={low: 0.01, high: 1, log: true}`, "
+            "or the option's own bounds `method.tau`.",
+            show_default="all options with a default range",
         ),
     ] = None,
     overrides: Overrides = None,
-    trials: Annotated[int, typer.Option(min=1, help="How many trials every method has, at most.")] = 24,
-    sampler: Annotated[str, typer.Option(help="What to try next: random, grid, or tpe (needs Optuna).")] = "random",
-    batch: Annotated[int, typer.Option(min=1, help="How many trials tpe chooses at a time.")] = 8,
+    trials: Annotated[int, typer.Option(min=1, help="Largest number of trials of each method.")] = 24,
+    sampler: Annotated[
+        str, typer.Option(help="How trials are chosen: random, grid, or tpe (needs Optuna).")
+    ] = "random",
+    batch: Annotated[int, typer.Option(min=1, help="Number of trials that tpe chooses at a time.")] = 8,
     halving: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Successive halving, with random or grid: 3 lets the best third of the trials go on to three times as "
+            help="Successive halving, with random or grid: 3 continues the best third of the trials to three times as "
             "many rounds, until all rounds are done; 1 gives all trials all rounds.",
         ),
     ] = 1,
     by: Annotated[
-        str, typer.Option(help="The score to choose by, on validation examples.")
+        str, typer.Option(help="The score that chooses the best trial, on validation examples.")
     ] = f"{VALIDATION}accuracy_micro",
-    test: Annotated[bool, typer.Option("--test", help="At the end, say the best trials' scores on test examples.")] = (
-        False
-    ),
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds every trial has.")] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="At the end, print the best trials' scores on test examples.")
+    ] = (False),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds of each trial.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder to write.", show_default="runs/NAME-tune", parser=destination, metavar="PATH"),
@@ -62,11 +65,11 @@ def tune(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all trials as JSON on stdout.")] = False,
 ) -> None:
-    """Search the options of a method, and of those compared with it, by the same number of trials and rounds each.
+    """Search the options of a method, and of those compared with it, with the same number of trials and rounds for each.
 
-    The best trial is chosen on validation examples, which `scenario.validation` keeps; test examples decide nothing.
-    Run it again to go on where it was stopped: what has been run is not run again. Writes tune.json, a figure, and for
-    each method tuned-METHOD.yaml, which `jcfl run` takes.
+    The best trial is chosen on validation examples, which `scenario.validation` keeps, and never on test examples. The
+    same command continues where it was stopped; complete trials are not run again. It writes tune.json, a figure, and
+    tuned-METHOD.yaml for each method, which `jcfl run` takes.
     """
     from jcfl.results import claimed, writable
     from jcfl.runs import bars, searching
@@ -106,9 +109,9 @@ def axes(over: list[str] | None) -> dict[str, Any] | None:
 
 
 def shown(found: Any, tested: dict[str, Any]) -> "Table":
-    """The best trial of every method: its values, its score, and that on test examples if it was asked for.
+    """The best trial of each method: its values, its score, and its score on test examples if `--test` was given.
 
-    Where some trials were stopped, the rounds that all trials of a method have together stand beside their number.
+    If some trials were stopped, the number of rounds of all trials of a method stands beside the number of trials.
     """
     from rich.table import Table
     from rich.text import Text

@@ -18,14 +18,14 @@ FEW = 3
 @app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, a comparison or a sweep.")],
-    rerun: Annotated[bool, typer.Option("--rerun", help="Train it again, and compare the figures.")] = False,
-    tolerance: Annotated[float, typer.Option(min=0, help="The difference up to which a score holds.")] = 0.0,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Train again, and compare the metrics.")] = False,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest difference of a score that is accepted.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
 ) -> None:
-    """Check every file of a folder by its checksum; with --rerun, check its figures by training again.
+    """Check every file of a folder by its checksum; with --rerun, train again and compare the metrics.
 
-    The exit status is 0 if all hold, 1 if a figure differs, and 2 if a file is damaged or missing.
+    The exit status is 0 if nothing differs, 1 if a metric differs, and 2 if a file is damaged or missing.
     """
     from rich.table import Table
     from rich.text import Text
@@ -52,7 +52,7 @@ def verify(
 
 
 def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) -> None:
-    """Train again, print how the figures compare, and end with status 1 if one differs."""
+    """Train again, print how the metrics differ, and end with status 1 if one differs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -77,7 +77,7 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
 
 
 def outcome(one: "Figures") -> str:
-    """How a run's figures compare, in words."""
+    """How a run's metrics differ, in words."""
     parts = [f"{one.missing} evaluations are missing"] if one.missing else []
     worst = sorted(one.gaps, key=one.gaps.__getitem__, reverse=True)
     parts += [f"{score} differs by up to {one.gaps[score]:.2g}" for score in worst[:FEW]]
@@ -85,4 +85,4 @@ def outcome(one: "Figures") -> str:
     parts += [f"{one.labels} labels of clients differ"] if one.labels else []
     if parts and not one.changed:
         parts += ["the versions and the device are the same as then"]
-    return "; ".join(parts) or "the same figures, bit for bit"
+    return "; ".join(parts) or "the same metrics, bit for bit"

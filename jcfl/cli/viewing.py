@@ -30,13 +30,13 @@ def list_command(
             metavar="[KIND|NAME]",
             help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, privacy, trackers, scores, "
             "presets, or one of a method's "
-            f"seven answers: {', '.join(QUESTIONS)}. Or a name: all about it.",
+            f"seven answers: {', '.join(QUESTIONS)}. Or a name, which is described in full.",
             autocompletion=lambda: list(LISTED),
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All names and options, for scripts.")] = False,
 ) -> None:
-    """Say what there is to run, in one line each; or all about one: options, bounds, defaults, an example."""
+    """List what can be run, in one line each, or describe one name: options, bounds, defaults, an example."""
     from jcfl import registry
     from jcfl.cli import display
     from jcfl.runs import bars, config
@@ -54,7 +54,7 @@ def list_command(
         wanted = dict.fromkeys(titles.values()) if what is None else [titles[what]]
         tables = {title: presets if title == PRESETS else facts.lines(title) for title in wanted}
         console.print(display.listing(tables, facts.MEANINGS), highlight=False)
-        console.print("\njcfl list NAME says all about one of them.", style="dim", highlight=False, markup=False)
+        console.print("\njcfl list NAME describes one of them.", style="dim", highlight=False, markup=False)
     if what is not None and (what not in titles or what in facts.names("describe")):  # `model` is a kind and a name
         for one in facts.facts_by_name(what, presets):
             console.print(display.page(one), highlight=False)
@@ -98,14 +98,15 @@ def entry(kind: str, name: str) -> dict[str, Any]:
 @app.command()
 def show(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="Whose federation to show.")
+        list[str] | None,
+        typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="The configuration with the federation."),
     ] = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Draw all clients' labels into this .png, .pdf or .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show a run before it trains: its clients, their labels, how far guessing gets, and what the run needs."""
+    """Show a run before training: its clients, their labels, the accuracy of majority, and what the run needs."""
     from jcfl.runs import accounting, bars, plan
     from jcfl.view import show
 
@@ -151,13 +152,13 @@ def plot(
     formats: Annotated[str, typer.Option("--format", help="Any of png, pdf and svg.")] = "png,pdf",
     width: Annotated[
         float | None,
-        typer.Option(min=1, max=40, help="Inches, such as those of a paper's column.", show_default="3.4 or 7"),
+        typer.Option(min=1, max=40, help="Width in inches, such as a paper's column.", show_default="3.4 or 7"),
     ] = None,
     font_size: Annotated[
-        float | None, typer.Option(min=3, max=40, help="Points of the text.", show_default="8")
+        float | None, typer.Option(min=3, max=40, help="Size of the text in points.", show_default="8")
     ] = None,
 ) -> None:
-    """Draw the figures of runs, each made from their folders alone.
+    """Draw the figures of runs from their folders.
 
     Figures: curves, clusters, clients, effect, with_addons, quality and privacy lay runs over each other; decision,
     embedding, similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters,
@@ -190,7 +191,7 @@ def report(
         Path | None, typer.Option(help="The page to write.", show_default="DIR/report.html; of several, report.html")
     ] = None,
 ) -> None:
-    """Write one HTML page on a run, or on several side by side, that needs no network and no other file."""
+    """Write one HTML page about a run, or about several side by side. It needs no network and no other file."""
     from jcfl.results import writing
     from jcfl.runs import bars
     from jcfl.view import plotting

@@ -31,8 +31,8 @@ Hostile = Annotated[float, Field(ge=0, lt=0.5, description="share of a cluster's
 Iterations = Annotated[int, Field(ge=1, description="Weiszfeld steps")]
 Bounded = Annotated[float | None, Field(gt=0, description="largest norm of an update; null: the cluster's median norm")]
 Sigma = Annotated[float, Field(gt=0, description="spread of a client's weights around the cluster's")]
-Weighting = Annotated[Weights, Field(description="how clients count: by their training examples, or all alike")]
-Rate = Annotated[float, Field(gt=0, le=1, description="how far the server goes towards the aggregate")]
+Weighting = Annotated[Weights, Field(description="weights of clients: by their training examples, or equal")]
+Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the aggregate")]
 Optimizer = Annotated[
     Literal["none", "momentum", "adam", "yogi", "adagrad"],
     Field(description="the server's optimizer; the step of a cluster's model is its gradient"),
@@ -205,7 +205,7 @@ def trimmed_mean(*, beta: Beta = 0.1, rate: Rate = 1.0) -> Aggregate:
 
 @register("aggregate", "median_of_means")
 def median_of_means(*, buckets: Buckets = 3, size: Drawn = None, rate: Rate = 1.0) -> Aggregate:
-    """The coordinate-wise median of the means of buckets of clients, dealt or drawn (Ma 2023, §2.4)."""
+    """The coordinate-wise median of the means of buckets of clients (Ma 2023, §2.4)."""
     return Aggregate(rule=of_buckets(buckets, size), rate=rate)
 
 

@@ -164,13 +164,13 @@ def none() -> Attack:
 
 @register("attack", "label_flip")
 def label_flip(*, share: Share = 0.2) -> Attack:
-    """Attackers train on labels c − 1 − y in place of y (Fang et al. 2020)."""
+    """Attackers train on labels c − 1 − y instead of y (Fang et al. 2020)."""
     return Attack(share=share, flips=True)
 
 
 @register("attack", "sign_flip")
 def sign_flip(*, share: Share = 0.2, factor: Factor = 1.0) -> Attack:
-    """Attackers send the negative of their update, times a factor."""
+    """Attackers send their update times a negative factor."""
     return Scaled(share=share, factor=-factor)
 
 
@@ -189,7 +189,7 @@ def scaled(
 def gaussian(
     *, share: Share = 0.2, sigma: Annotated[float, Field(gt=0, description="deviation of every parameter")] = 1.0
 ) -> Attack:
-    """Attackers send noise in place of their update (Blanchard et al. 2017)."""
+    """Attackers send noise instead of their update (Blanchard et al. 2017)."""
     return Gaussian(share=share, sigma=sigma)
 
 
@@ -199,7 +199,7 @@ def little_is_enough(
     share: Share = 0.2,
     z: Annotated[float | None, Field(gt=0, description="deviations from the honest mean; null: by the paper")] = None,
 ) -> Attack:
-    """Attackers send the honest mean less a few deviations, which hides among honest updates (Baruch et al. 2019)."""
+    """Attackers send the honest mean minus a few deviations, similar to honest updates (Baruch et al. 2019)."""
     return LittleIsEnough(share=share, z=z)
 
 

@@ -27,8 +27,8 @@ class Population(NamedTuple):
     held_out: np.ndarray  # ids of the clients that never train
     changes: bool  # whether clients arrive after the first round
     departures: bool  # whether clients leave before the last round
-    participation: float  # share of the available clients asked in a round
-    cohort: int  # s, the clients asked in a round
+    participation: float  # share of the available clients that are sampled in a round
+    cohort: int  # s, the sampled clients of a round
     shape: tuple[int, ...]  # of one example
     width: int  # training examples of the largest client
     classes: int
@@ -83,7 +83,7 @@ def context(
 
     Args:
         federation: with NumPy or JAX leaves.
-        participation: the share of the available clients asked in a round, in (0, 1].
+        participation: the share of the available clients that are sampled in a round, in (0, 1].
         chunk: clients trained at a time; chosen from the memory at hand if not given.
         budget: bytes that a round may take for its clients; a quarter of what is free if not given.
         devices: devices among which clients are distributed.

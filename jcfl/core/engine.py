@@ -82,7 +82,7 @@ def train_in_chunks(
     """Train every client of the cohort from what the server sends it, and average the uploads.
 
     Each chunk is trained and added to the sums before the next one begins, so the memory holds the uploads of one chunk
-    at a time, unless `keep` asks for all of them.
+    at a time, unless `keep` needs all of them.
 
     Args:
         client: trains one client.

@@ -96,13 +96,13 @@ def serving_clusters(
 ) -> Array:
     """The cluster that serves each client, those outside the training placed by the grouping. [m]
 
-    A client that was never asked has none, unless the method's answer has the grouping place it too. Before the
+    A client that was never sampled has none, unless the method's answer lets the grouping place it too. Before the
     method's own phase begins, nobody is in a cluster.
     """
     labels, held_out = grouping.serve(state, federation), context.population.held_out
     if held_out.size:
         labels = labels.at[held_out].set(grouping.place(state, jnp.asarray(held_out), federation))
-    if method.answer.unasked == "placed":
+    if method.answer.unsampled == "placed":
         everyone = jnp.arange(labels.size)
         placed = lambda: jnp.where(labels < 0, grouping.place(state, everyone, federation), labels)
         labels = jax.lax.cond((labels < 0).any(), placed, lambda: labels)

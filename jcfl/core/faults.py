@@ -1,7 +1,7 @@
 """What may go wrong with a cohort's uploads between training and averaging, and what the server does about it.
 
 Attackers forge their uploads, models are not finite, and the server may leave out clients that it suspects. All three
-need the uploads one by one, so a run in which none of them is asked for sums uploads as they come.
+need the uploads one by one; a run without them sums uploads as they arrive.
 """
 
 from dataclasses import dataclass
@@ -33,14 +33,14 @@ class Faults(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Exclude(Piece):
-    """Clients whose updates lie far from their cluster's are left out, and are not asked again if that happens often.
+    """Clients whose updates are far from their cluster's are left out, and never sampled again if that happens often.
 
     The distance of an update to the coordinate-wise median of its cluster's is compared with the median of these
     distances, in units of their median absolute deviation (times 1.4826, the deviation of a normal distribution).
 
     Attributes:
         limit: how many deviations above the median a distance may be.
-        patience: after so many rounds in which it was left out, a client is not asked any more; None: always asked.
+        patience: after so many rounds in which it was left out, a client is never sampled again; None: no limit.
     """
 
     name: ClassVar[str] = "exclude"

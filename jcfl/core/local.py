@@ -28,8 +28,7 @@ HELD = 2**18
 class Trainer(Protocol):
     """What local training must offer; `Local` is the one that comes with jcfl.
 
-    `train` is all that a trainer of one's own has to write if it derives from `Local`. The rest says what a round may
-    ask of it.
+    Your own trainer needs only `train` if it derives from `Local`. A round calls the other methods.
     """
 
     def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
@@ -59,7 +58,7 @@ class Trainer(Protocol):
         ...
 
     def full_batch(self, steps: int, momentum: bool = True) -> Self:
-        """The same trainer for so many steps on all of the client's examples; without momentum if asked for."""
+        """The same trainer for so many steps on all of the client's examples; optionally without momentum."""
         ...
 
     @property
@@ -72,7 +71,7 @@ class Trainer(Protocol):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the optimizer's state outlasts the round."""
+        """Whether a client keeps the optimizer's state between rounds."""
         ...
 
     @property
@@ -157,7 +156,7 @@ class Local(NamedTuple):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the optimizer's state outlasts the round."""
+        """Whether a client keeps the optimizer's state between rounds."""
         return self.keep_optimizer_state
 
     @property
@@ -205,19 +204,19 @@ def sgd(
     batch_size: Batch = "full",
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     weight_decay: Annotated[float, Field(ge=0)] = 0.0,
-    keep_optimizer_state: Annotated[bool, Field(description="a client's momentum outlasts the round")] = False,
+    keep_optimizer_state: Annotated[bool, Field(description="a client keeps its momentum between rounds")] = False,
 ) -> Local:
     """SGD over the client's own examples, by epochs or by steps.
 
-    Without options a client takes one step a round, on all of its examples. Most papers train for longer: give `epochs`
-    or `steps`, and `batch_size`.
+    By default a client takes one step in a round, with the gradient over all of its examples. Most papers train longer:
+    set `epochs` or `steps`, and `batch_size`.
 
-    Mini-batches are drawn without replacement within a pass, in a fresh order each pass. A client with fewer examples
-    than a batch uses what it has; padding is never drawn.
+    Mini-batches are drawn without replacement within a pass, in a new order in each pass. A client with fewer examples
+    than a batch uses all of them; padding is never drawn.
 
     Deviations:
-        Momentum starts at zero in every round, unless `keep_optimizer_state` is set; released code of the field keeps
-        it for some methods and not for others. With CAM it is kept from the end of the warm-up.
+        Momentum starts at zero in every round, unless `keep_optimizer_state` is set; released code of the papers
+        keeps it for some methods and not for others. With CAM it is kept from the end of the warm-up.
     """
     if keep_optimizer_state and is_zero(momentum):
         raise InputError("train: keep_optimizer_state keeps momentum, which is 0; set momentum, or leave it out")
@@ -234,12 +233,12 @@ def adam(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0, description="added to the root of the mean of squares")] = 1e-8,
-    weight_decay: Annotated[float, Field(ge=0, description="subtracted apart from the gradient (AdamW)")] = 0.0,
-    keep_optimizer_state: Annotated[bool, Field(description="a client's moments outlast the round")] = False,
+    weight_decay: Annotated[float, Field(ge=0, description="subtracted separately from the gradient (AdamW)")] = 0.0,
+    keep_optimizer_state: Annotated[bool, Field(description="a client keeps its moments between rounds")] = False,
 ) -> Local:
     """Adam over the client's own examples (Kingma and Ba 2015, arXiv:1412.6980); AdamW with a `weight_decay`.
 
-    Epochs, steps and mini-batches are those of `sgd`. The moments begin anew in every round, unless
+    Epochs, steps and mini-batches are those of `sgd`. The moments are reset in every round, unless
     `keep_optimizer_state` is set.
     """
     other = lambda: optax.adamw(lr, b1, b2, eps, weight_decay=weight_decay)
@@ -255,7 +254,9 @@ def by_name(
     steps: Steps = None,
     batch_size: Batch = "full",
     options: Annotated[dict[str, Any], Field(description="further arguments of the optimizer")] = {},  # noqa: B006
-    keep_optimizer_state: Annotated[bool, Field(description="the optimizer's state outlasts the round")] = False,
+    keep_optimizer_state: Annotated[
+        bool, Field(description="a client keeps the optimizer's state between rounds")
+    ] = False,
 ) -> Local:
     """Any optimizer of optax that takes a `learning_rate` (https://optax.readthedocs.io/en/latest/api/optimizers.html).
 

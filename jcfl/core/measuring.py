@@ -1,4 +1,4 @@
-"""What an evaluation measures of models and gradients if a run asks for it: the quality of clusters, distances."""
+"""Optional metrics of models and gradients at an evaluation: the quality of clusters, distances."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def refuse(method: Method, context: Context) -> None:
 def measures(
     method: Method, context: Context, client: Client, state: State, federation: Federation
 ) -> dict[str, Array]:
-    """What a run asks its evaluations to measure besides its clients' answers; nothing where no model is trained."""
+    """The optional metrics that a run measures besides those of predictions; nothing where no model is trained."""
     if not method.train.active:
         return {}
     found = {}

@@ -74,8 +74,8 @@ def peak_memory() -> int:
 def most_resident(who: int) -> int:
     """The most bytes of the host's memory that this process or its children have held so far.
 
-    On Linux `ru_maxrss` of a new program begins at the memory of the process that started it. The figure of this
-    process is therefore read from /proc; the figure of the children may still be that of their parent.
+    On Linux `ru_maxrss` of a new program begins at the memory of the process that started it. The peak of this
+    process is therefore read from /proc; that of the children may still be their parent's.
 
     Args:
         who: `resource.RUSAGE_SELF` or `resource.RUSAGE_CHILDREN`.

@@ -54,7 +54,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Describe(Piece):
-    """What the server knows a client by."""
+    """How a client is described to the server."""
 
     source: ClassVar[Source] = "nothing"
     takes_noise: ClassVar[bool] = True  # whether a description with noise on it is still one
@@ -66,7 +66,7 @@ class Describe(Piece):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Piece):
-    """How alike two descriptions are."""
+    """How similar two descriptions are."""
 
     corrected: ClassVar[bool] = False  # whether lengths are corrected for noise, by a number that clients send too
 
@@ -222,14 +222,14 @@ Ballot = Annotated[
 ]
 
 
-Unasked = Annotated[
+Unsampled = Annotated[
     Literal["shared", "placed"],
-    Field(description="who answers for a client that was never asked: ω, or the cluster it is placed in"),
+    Field(description="model of a client that was never sampled: ω, or that of the cluster it is placed in"),
 ]
 
 
 class Vote(NamedTuple):
-    """Independent runs that answer together with this one."""
+    """Independent runs that predict together with this one."""
 
     copies: int  # how many
     method: Any  # the `Method` that they run; None: this one
@@ -244,20 +244,21 @@ class Answer(Piece):
         model: the model of its cluster; `sum` adds the logits of ω; `mixture` weighs the probabilities of all cluster
             models by the client's membership; `majority` ignores models: the client's own most frequent class.
         tune: local steps that a client trains its model for before it predicts.
-        unasked: who answers for a client that was never asked: ω, or the cluster in which the grouping places it.
+        unsampled: the model of a client that was never sampled: ω's, or that of the cluster in which the grouping
+            places it.
         vote: runs beside this one whose class probabilities, or logits, are averaged with it.
     """
 
     name: ClassVar[str] = "answer"
     model: Literal["cluster", "sum", "mixture", "majority"] = "cluster"
     tune: int = 0
-    unasked: Unasked = "shared"
+    unsampled: Unsampled = "shared"
     vote: Vote | None = None
 
     def __str__(self) -> str:
         """The model that predicts, then fine-tuning and votes."""
         parts = [ANSWERS[self.model]] + [f"after {self.tune} local steps"] * bool(self.tune)
-        parts += ["clients never asked placed in a cluster"] * (self.unasked == "placed")
+        parts += ["clients never sampled placed in a cluster"] * (self.unsampled == "placed")
         return ", ".join(parts + [f"with {self.vote.copies} more to vote"] if self.vote else parts)
 
 

@@ -38,7 +38,7 @@ def grouping_of(
 @register("describe", "nothing")
 @dataclass(frozen=True, kw_only=True)
 class Nothing(Describe):
-    """The server knows nothing about a client."""
+    """Clients have no description."""
 
     name: ClassVar[str] = "nothing"
 
@@ -62,13 +62,13 @@ class Every(When):
 @register("when", "once")
 @dataclass(frozen=True, kw_only=True)
 class Once(When):
-    """All clients are grouped once; clients that come later are placed where they fit."""
+    """All clients are grouped once; later clients are assigned to the best cluster."""
 
     name: ClassVar[str] = "once"
     at: Round = 0
     start: Annotated[
         Literal["current", "members"],
-        Field(description="a cluster begins at the global model, or at the mean of its members' models"),
+        Field(description="a cluster starts from the global model, or from the mean of its members' models"),
     ] = "current"
 
 

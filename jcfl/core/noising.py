@@ -54,18 +54,18 @@ def clipped(method: Method, upload: Upload, cluster: Model, shared: Model) -> Up
 
 
 def participants_of(
-    method: Method, state: State, cohort: Cohort, federation: Federation, weigh: Weigh, asked: Array
+    method: Method, state: State, cohort: Cohort, federation: Federation, weigh: Weigh, sampled: Array
 ) -> tuple[Participants, Array]:
     """A cohort's clients with their weights in the sums, and how many clients a cluster's sum is divided by. [k]
 
     With privacy, clients count equally, and a sum is divided by the number of clients expected in the cluster, at least
-    1. The clients asked are expected to be in the clusters in the shares that all clients are in them, or in equal
+    1. The sampled clients are expected to be in the clusters in the shares that all clients are in them, or in equal
     shares where clients choose their clusters and the server does not know them.
 
     Args:
         state: with the labels that the cohort trains by.
         weigh: how clients count without privacy; the second result is then the sum of their weights.
-        asked: how many clients were asked. []
+        sampled: how many clients were sampled. []
     """
     if method.aggregate.privacy is None:
         return engine.participants_of(state, cohort, federation, weigh)
@@ -73,11 +73,11 @@ def participants_of(
     here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
     held = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
     held = jnp.ones(k) if method.describe.source == "losses" else held
-    expected = jnp.where(held > 0, jnp.maximum(asked * held / jnp.maximum(held.sum(), 1), 1), 0)
+    expected = jnp.where(held > 0, jnp.maximum(sampled * held / jnp.maximum(held.sum(), 1), 1), 0)
     if method.group.alone:
         expected = jnp.zeros(k).at[labels].add(present)
     near = present / jnp.maximum(expected, 1)[labels]
-    return Participants(cohort.who, labels, near, present / jnp.maximum(asked, 1)), expected
+    return Participants(cohort.who, labels, near, present / jnp.maximum(sampled, 1)), expected
 
 
 def completed(
@@ -110,13 +110,13 @@ def described_models(method: Method, key: Key, state: State, cohort: Cohort, mod
     return privacy.models(keys, sent, models)
 
 
-def noised(method: Method, context: Context, key: Key, sums: Sums, asked: Array) -> Sums:
+def noised(method: Method, context: Context, key: Key, sums: Sums, sampled: Array) -> Sums:
     """The averages of a round with noise on the sums of updates that they are made of.
 
     Args:
         key: of the stream NOISE.
         sums: whose weights [k] are the numbers that the clusters' sums were divided by.
-        asked: the number that the sum of ω was divided by. []
+        sampled: the number that the sum of ω was divided by. []
     """
     privacy = method.aggregate.privacy
     if privacy is None:
@@ -125,7 +125,7 @@ def noised(method: Method, context: Context, key: Key, sums: Sums, asked: Array)
         deviation = jnp.where(sums.weight > 0, privacy.noise * privacy.clip / jnp.maximum(sums.weight, 1), 0.0)
         sums = sums._replace(clusters=with_noise(stream(key, Stream.SUMS), sums.clusters, deviation))
     if method.trains_shared:
-        deviation = privacy.noise * privacy.clip / jnp.maximum(asked, 1)
+        deviation = privacy.noise * privacy.clip / jnp.maximum(sampled, 1)
         one = with_noise(stream(key, Stream.SHARED), trees.stack(sums.shared, 1), deviation[None])
         sums = sums._replace(shared=trees.take(one, 0))
     return sums

@@ -113,13 +113,13 @@ def gaussian(
     noise: Annotated[
         Multiplier, Field(description="deviation of the noise on a cluster's sum of updates, in units of clip")
     ] = 0.0,
-    description_clip: Annotated[Norm, Field(description="largest norm of what a client is grouped by")] = None,
+    description_clip: Annotated[Norm, Field(description="largest norm of a client's description")] = None,
     description_noise: Annotated[
         Multiplier, Field(description="deviation of the noise on each description, in units of description_clip")
     ] = 0.0,
     delta: Annotated[float, Field(gt=0, lt=1, description="the δ for which ε is computed")] = 1e-5,
 ) -> Privacy:
-    """Updates and descriptions are clipped, and Gaussian noise covers them (McMahan et al. 2018, DP-FedAvg)."""
+    """Updates and descriptions are clipped and get Gaussian noise (McMahan et al. 2018, DP-FedAvg)."""
     return Privacy(
         clip=clip,
         noise=noise,

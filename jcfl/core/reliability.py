@@ -1,4 +1,4 @@
-"""Unreliable clients: when they can be asked, whether what they trained arrives, and how much of it they finish."""
+"""Unreliable clients: when they can be sampled, whether their uploads arrive, and how many of their steps they do."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,7 +20,7 @@ class Reliability(Piece):
     """How reliable clients are.
 
     Attributes:
-        dropout: the probability that a client's round is lost after training. Neither the server nor the client keeps
+        dropout: the probability that a client's upload is lost. Neither the server nor the client keeps
             anything of it.
         stragglers: the probability that a client is slow in a round.
         late: what becomes of a slow client's round: it does a random share of its local steps, at least one
@@ -89,13 +89,13 @@ def never(probability: Any) -> bool:
 @register("reliability", "random")
 def random(
     *,
-    dropout: Annotated[Share, Field(description="probability that a client's round is lost after training")] = 0.0,
+    dropout: Annotated[Share, Field(description="probability that a client's upload is lost")] = 0.0,
     stragglers: Annotated[Share, Field(description="probability that a client is slow in a round")] = 0.0,
     late: Annotated[
-        Literal["partial", "lost"], Field(description="a slow client does a part of its steps, or its round is lost")
+        Literal["partial", "lost"], Field(description="a slow client does a part of its steps, or its upload is lost")
     ] = "partial",
     period: Annotated[int, Field(ge=0, description="rounds between windows of availability; 0: always available")] = 0,
     window: Annotated[float, Field(gt=0, le=1, description="share of a period in which a client is available")] = 0.5,
 ) -> Reliability:
-    """Each client by itself is away for a part of the time, is slow, or is lost after training."""
+    """Each client is sometimes unavailable or slow, or its upload is lost, independently of others."""
     return Reliability(dropout=dropout, stragglers=stragglers, late=late, period=period, window=window)

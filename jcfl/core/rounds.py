@@ -47,12 +47,12 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     def init(key: Key, federation: Federation) -> State:
         return grouping.init(first_state(method, context, tied, kept, tables, key), federation)
 
-    def asked(state: State, federation: Federation) -> Cohort:
+    def sampled(state: State, federation: Federation) -> Cohort:
         pick = round_keys(state.key, state.round).pick
         return sample(pick, context.population, available(method, context, state, federation))
 
     def step(state: State, federation: Federation) -> State:
-        keys, cohort = round_keys(state.key, state.round), asked(state, federation)
+        keys, cohort = round_keys(state.key, state.round), sampled(state, federation)
         state = sent = grouping.before(keys.group, state, cohort, federation)
         number = cohort.present.sum()
         cohort = context.faults.reliability.arrived(keys.fail, cohort)
@@ -73,7 +73,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         found |= measuring.measures(method, context, client, state, federation)
         return found | grouping.measures(state, federation)
 
-    return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method, asked)
+    return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method, sampled)
 
 
 def needs_uploads(grouping: Grouping, bound: Bound | None) -> bool:
@@ -127,7 +127,7 @@ def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
 
 
 def available(method: Method, context: Context, state: State, federation: Federation) -> Array:
-    """The clients that can be asked in this round: in the federation, reachable, and not excluded. [m] bool"""
+    """The clients that can be sampled in this round: in the federation, reachable, and not excluded. [m] bool"""
     here = federation.available(state.round)
     here &= context.faults.reliability.available(state.key, state.round, here.size)
     exclude = method.aggregate.exclude
@@ -140,11 +140,11 @@ def sample(key: Key, population: Population, available: Array) -> Cohort:
     """A uniform sample, without replacement, of the clients available in this round, in the order of their ids.
 
     Args:
-        available: the clients that can be asked. [m] bool
+        available: the clients that can be sampled. [m] bool
     """
-    asked = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
+    sampled = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
     _, who = jax.lax.top_k(jnp.where(available, jax.random.uniform(key, available.shape), -1.0), population.cohort)
-    present = available[who] & (jnp.arange(population.cohort) < asked)
+    present = available[who] & (jnp.arange(population.cohort) < sampled)
     order = jnp.argsort(who)
     return Cohort(who[order].astype(jnp.int32), present[order])
 
@@ -152,8 +152,8 @@ def sample(key: Key, population: Population, available: Array) -> Cohort:
 def training(method: Method, context: Context, keep: bool):
     """How the cohort trains: the engine's name, and a function of a round.
 
-    The function is `(keys, state, cohort, federation, asked) -> (state, cohort, uploads, sums)`, with the number of
-    clients that were asked. The cohort that it returns are the clients whose uploads the server uses.
+    The function is `(keys, state, cohort, federation, sampled) -> (state, cohort, uploads, sums)`, with the number of
+    clients that were sampled. The cohort that it returns are the clients whose uploads the server uses.
 
     Args:
         keep: whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come.
@@ -163,21 +163,21 @@ def training(method: Method, context: Context, keep: bool):
     exclude, reliability = method.aggregate.exclude, context.faults.reliability
     looks = faults.looks_at_uploads(context.faults, exclude)
 
-    def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation, asked: Array):
+    def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation, sampled: Array):
         if method.train.correction:
             state = with_mean_gradient(method, context, keys.group, state, federation)
         if reliability.is_partial:
             shares = reliability.shares(keys.fail, context.population.clients)
             state = state.replace(clients=state.clients | {"work": shares})
         view = as_one_cluster(state) if method.train.models == "all" else state
-        participants, weight = noising.participants_of(method, view, cohort, federation, weigh, asked)
+        participants, weight = noising.participants_of(method, view, cohort, federation, weigh, sampled)
         models, common, uploads = train_cohort(keys.train, view, participants, federation, keep or looks)
         if looks:
             view, cohort, uploads = faults.after_training(
                 context.faults, exclude, method.trains_shared, keys.train, view, cohort, federation, uploads
             )
             uploads = noising.clipped_rows(method, view, cohort, uploads)
-            participants, weight = noising.participants_of(method, view, cohort, federation, weigh, asked)
+            participants, weight = noising.participants_of(method, view, cohort, federation, weigh, sampled)
             models, common = engine.averages(view, participants, uploads)
             state = state.replace(clients=view.clients, server=view.server)
             uploads = uploads if keep else Upload((), (), uploads.own)
@@ -199,7 +199,7 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
     """The name of the engine that trains a method's clients, and the function by which it does.
 
     Raises:
-        InputError: an engine was asked for that the model or the method does not allow.
+        InputError: the model or the method does not allow the engine that was given.
     """
     train = method.train
     work = engine.Work(
@@ -229,9 +229,9 @@ def with_mean_gradient(method: Method, context: Context, key: Key, state: State,
     def slope(sent: Broadcast, data: Clients, key: Key) -> Upload:
         return Upload({**sent.cluster, "params": anchor_gradient(context.task, sent.cluster, data)}, ())
 
-    asked = sample(key, context.population, available(method, context, state, federation))
+    sampled = sample(key, context.population, available(method, context, state, federation))
     view = state.replace(clients={})
-    participants, _ = engine.participants_of(view, asked, federation, server.by_size)
+    participants, _ = engine.participants_of(view, sampled, federation, server.by_size)
     found, _, _ = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
     return state.replace(server=state.server | {"gradient": found["params"]})
 

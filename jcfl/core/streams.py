@@ -9,12 +9,12 @@ The tree of streams, with what each is folded by:
 
     seed                          jax.random.key(config.seed)
     ├── MODEL                     the initial model; this key itself draws ω₀
-    │   └── START[cluster]        one initial model per cluster, where a method asks for distinct ones
+    │   └── START[cluster]        one initial model per cluster, if a method needs distinct ones
     ├── PILOT                     how clients' data are divided where options are `auto`
     ├── VOTE[copy]                the seed of one of the runs that vote beside a method
     └── RUN                       `State.key`
         ├── ROUND[round]          one round
-        │   ├── PICK              which clients are asked
+        │   ├── PICK              which clients are sampled
         │   ├── GROUP             the grouping rule, before and after training
         │   ├── TRAIN             local training
         │   │   ├── ATTACK[client]    what an attacker draws

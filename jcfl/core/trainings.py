@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from jcfl.core.method import Answer, Ballot, Train, Unasked, Vote
+from jcfl.core.method import Answer, Ballot, Train, Unsampled, Vote
 from jcfl.core.terms import Proximal, To
 from jcfl.registry import register
 
@@ -26,15 +26,15 @@ def local() -> Train:
 
 @register("training", "proximal")
 def proximal(
-    *, mu: Mu = 0.01, to: Annotated[To, Field(description="the model that the term pulls to")] = "start"
+    *, mu: Mu = 0.01, to: Annotated[To, Field(description="the model of the proximal term")] = "start"
 ) -> Train:
-    """A proximal term keeps the client near a model that it was sent (Li et al. 2020, FedProx)."""
+    """A proximal term to a model that the client received (Li et al. 2020, FedProx)."""
     return Train(terms=(Proximal(mu, to),))
 
 
 @register("training", "bilevel")
 def bilevel(*, lam: Mu = 0.05) -> Train:
-    """The cluster model is pulled to ω, and ω is trained on a copy of its own (Zeng et al. 2023, eq. 3; Ditto)."""
+    """A proximal term of the cluster model to ω; ω is trained on its own copy (Zeng et al. 2023, eq. 3; Ditto)."""
     return Train(terms=(Proximal(lam, "shared"),), shared="trained")
 
 
@@ -75,9 +75,9 @@ def nothing() -> Train:
 
 
 @register("answer", "cluster")
-def cluster(*, tune: Steps = 0, unasked: Unasked = "shared") -> Answer:
-    """The model of the client's cluster, after local steps if asked for."""
-    return Answer(tune=tune, unasked=unasked)
+def cluster(*, tune: Steps = 0, unsampled: Unsampled = "shared") -> Answer:
+    """The model of the client's cluster, optionally after local steps."""
+    return Answer(tune=tune, unsampled=unsampled)
 
 
 @register("answer", "sum")
@@ -94,14 +94,14 @@ def mixture() -> Answer:
 
 @register("answer", "majority")
 def majority() -> Answer:
-    """The most frequent class of the client's own training data; no model is asked."""
+    """The most frequent class of the client's own training data, without a model."""
     return Answer(model="majority")
 
 
 @register("answer", "vote")
 def vote(
     *,
-    runs: Annotated[int, Field(ge=2, description="independent runs that vote, this one included")] = 3,
+    runs: Annotated[int, Field(ge=2, description="number of independent runs, with this one")] = 3,
     by: Ballot = "probabilities",
 ) -> Answer:
     """The mean class probabilities, or logits, of independent runs (Ma 2023, §3.5)."""

@@ -41,12 +41,14 @@ def arrays(
     data_dir: Path,
     *,
     path: Annotated[Path, Field(description=".npz file, or folder of .npy files: x, y, clients, x_test, y_test, …")],
-    test: Annotated[float, Field(gt=0, lt=1, description="the share to test on, where there is no x_test")] = 0.2,
-    classes: Annotated[int | None, Field(ge=2, description="how many there are; else counted in the labels")] = None,
+    test: Annotated[float, Field(gt=0, lt=1, description="share of test examples, if there is no x_test")] = 0.2,
+    classes: Annotated[
+        int | None, Field(ge=2, description="number of classes; by default counted in the labels")
+    ] = None,
     seed: Annotated[int, Field(ge=0, lt=2**64, description="of the draw of the test set")] = 0,
-    series: Annotated[bool, Field(description="x [n, t, c] holds series of t steps, and not grey images")] = False,
+    series: Annotated[bool, Field(description="x [n, t, c] are series of t steps, not grey images")] = False,
 ) -> Dataset:
-    """Your own arrays: x, y and, if you like, clients (also called users), groups, x_test, y_test, clients_test.
+    """Your own arrays: x, y and, optionally, clients (also called users), groups, x_test, y_test, clients_test.
 
     `groups` holds the true group of every client, in the sorted order of their ids.
     """

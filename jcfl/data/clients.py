@@ -29,10 +29,10 @@ def from_clients(
     series: bool = False,
     **options: Any,
 ) -> Federation:
-    """The federation of a user's own arrays.
+    """A federation of your own arrays.
 
-    Without a test set of their own, examples in a mapped file (`np.load(file, mmap_mode="r")`) are not copied: the
-    federation owns rows of the file. The clients' examples are those of an array in memory.
+    Examples in a mapped file (`np.load(file, mmap_mode="r")`) are not copied, unless there is a separate test set: the
+    federation refers to rows of the file. The clients have the same examples as with an array in memory.
 
     Args:
         x: [n, ...] images [n, h, w] or [n, h, w, c], features [n, d], or series [n, t, c] if `series` is set; uint8
@@ -40,15 +40,15 @@ def from_clients(
         y: [n] labels 0 .. classes-1.
         clients: [n] the client of every example, numbers or names. Client i of the federation is the i-th of them in
             ascending order.
-        x_test: [n', ...] test examples; without them a part of every client's examples is set aside.
+        x_test: [n', ...] test examples; without them a part of every client's examples becomes test examples.
         y_test: [n'] their labels.
         clients_test: [n'] their clients.
-        test_fraction: the part set aside.
+        test_fraction: this part.
         groups: the true group of every client, by its name or in the clients' order.
-        classes: the number of classes; the largest label plus one unless given.
-        name: what the federation is called.
-        min_examples: the fewest (training, test) examples of a client.
-        series: whether `x` [n, t, c] holds series of t steps of c numbers, and not grey images.
+        classes: the number of classes; by default the largest label plus one.
+        name: the name of the federation.
+        min_examples: the smallest number of (training, test) examples of a client.
+        series: whether `x` [n, t, c] are time series with t steps and c channels, not grey images.
         **options: those of `federation`: `seed`, `validation`, `held_out`, `arrivals`, `departures`, `drift`, `scale`.
 
     Returns:

@@ -39,23 +39,26 @@ def federation(
     scenario: str,
     /,
     *,
-    seed: Annotated[int, Field(ge=0, lt=2**64, description="seed of all that is drawn at random")] = 0,
+    seed: Annotated[
+        int,
+        Field(ge=0, lt=2**64, description="seed of the federation: of everything that the scenario draws at random"),
+    ] = 0,
     min_examples: Least = (10, 2),
     validation: Annotated[
-        float, Field(ge=0, lt=1, description="share of each client's training examples to choose options by")
+        float, Field(ge=0, lt=1, description="share of each client's training examples that is kept for validation")
     ] = 0.0,
     held_out: Annotated[float, Field(ge=0, lt=1, description="share of clients that never train")] = 0.0,
-    arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive then}")] = {},  # noqa: B006
-    departures: Annotated[Shares, Field(description="{round: share of clients that leave then}")] = {},  # noqa: B006
+    arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive in this round}")] = {},  # noqa: B006
+    departures: Annotated[Shares, Field(description="{round: share of clients that leave in this round}")] = {},  # noqa: B006
     drift: Annotated[
-        Shares, Field(description="{round: share of clients that exchange their data then, with one of another group}")
+        Shares, Field(description="{round: share of clients that exchange their data with a client of another group}")
     ] = {},  # noqa: B006
     scale: Annotated[
-        Literal["unit", "standard"], Field(description="pixels in [0, 1], or less mean 0.5 and over deviation 0.5")
+        Literal["unit", "standard"], Field(description="pixels in [0, 1], or (pixel - 0.5) / 0.5")
     ] = "unit",
     resplit: Annotated[
         float | None,
-        Field(gt=0, lt=1, description="test examples' share of every class, for a dataset that is split anew"),
+        Field(gt=0, lt=1, description="share of test examples of every class, in a new split of the dataset"),
     ] = None,
     **options: Any,
 ) -> Federation:
@@ -68,18 +71,18 @@ def federation(
         dataset: the dataset, or several for a scenario that takes several (`hybrid`).
         scenario: the scenario's registered name.
         seed: the seed of all random streams.
-        min_examples: the fewest (training, test) examples a client may have; see `topped_up`. A client without test
-            examples has weight 0 in a mean by size.
-        validation: the share of each client's training examples on which nobody trains; see `with_validation`. It is
+        min_examples: the smallest number of (training, test) examples of a client; see `topped_up`. A client without
+            test examples has weight 0 in a mean by size.
+        validation: the share of each client's training examples for validation; see `with_validation`. It is
             taken last, so `min_examples` counts these examples too.
         held_out: the share of clients that never train, drawn from all groups in proportion.
-        arrivals: by round, the share of clients that arrive in this round; all others are there from round 0 on.
+        arrivals: by round, the share of clients that arrive in this round; all others take part from round 0 on.
         departures: by round, the share of clients that depart in this round.
         drift: by round, the share of clients that exchange all their examples in pairs of two true groups; see
             `with_drift`.
-        scale: `unit` for pixels in [0, 1]; `standard` for pixels less 0.5, over 0.5, in every channel.
-        resplit: training and test examples are put together and split anew at random; this share of every class is to
-            test on. By default the dataset's own split is used.
+        scale: `unit` for pixels in [0, 1]; `standard` for (pixel - 0.5) / 0.5 in every channel.
+        resplit: training and test examples are combined and split again at random, with this share of every class for
+            testing. By default the dataset's own split is used.
         **options: the scenario's own options, `clients` among them.
 
     Returns:
@@ -100,7 +103,7 @@ def federation(
     classes = max((one.classes for one in datasets), default=1)
     clients = own.get("clients") or max((one.users for one in datasets), default=1)
     need = COUNTS * clients * classes
-    refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "ask for fewer of either")
+    refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "use fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
     streams = np.random.default_rng(common["seed"]).spawn(DRIFT + 1)

@@ -13,7 +13,7 @@ from jcfl.registry import register
 
 @register("data", "digits")
 def digits(data_dir: Path) -> Dataset:
-    """scikit-learn's 1,797 real digits, 8x8x1, 10 classes: no download, runs anywhere in seconds.
+    """scikit-learn's 1,797 real digits, 8x8x1, 10 classes; they need no download.
 
     The published levels 0..16 are stored as pixels 0..255. A fixed fifth of every class is the test set.
     """
@@ -32,16 +32,16 @@ def gaussian(
     data_dir: Path,
     *,
     groups: Annotated[int, Field(ge=1, description="the number of true clusters of users")] = 4,
-    users: Annotated[int, Field(ge=1, description="the number of natural clients, dealt equally to the groups")] = 100,
-    train: Annotated[int, Field(ge=1, description="examples a user trains on")] = 80,
-    test: Annotated[int, Field(ge=1, description="examples a user is tested on")] = 20,
+    users: Annotated[int, Field(ge=1, description="number of natural clients, equally many in each group")] = 100,
+    train: Annotated[int, Field(ge=1, description="training examples of a user")] = 80,
+    test: Annotated[int, Field(ge=1, description="test examples of a user")] = 20,
     features: Annotated[int, Field(ge=1, description="numbers per example")] = 20,
     classes: Annotated[int, Field(ge=2, description="labels per task")] = 5,
-    separation: Annotated[float, Field(ge=0, le=1, description="0: one task for all; 1: unrelated tasks")] = 1.0,
+    separation: Annotated[float, Field(ge=0, le=1, description="0: the same task for all; 1: unrelated tasks")] = 1.0,
     noise: Annotated[float, Field(ge=0, description="spread of the noise on the true scores, whose own is 1")] = 0.0,
     seed: Annotated[int, Field(ge=0, lt=2**64, description="of the tasks and the examples")] = 0,
 ) -> Dataset:
-    """Generated linear classification tasks with known clusters: a user's group decides what it has to learn.
+    """Generated linear classification tasks with known clusters: a user's group determines its task.
 
     Features are standard normal, x [d]. A user of group g labels them argmax_c (W_g x + noise · e)_c, e standard
     normal, with `true_parameters` W_g. Groups differ in W alone: features are drawn alike everywhere.
@@ -49,7 +49,7 @@ def gaussian(
     if users < groups:
         raise InputError(f"data 'gaussian': {users} users cannot fill {groups} groups; expected users >= groups")
     need = 4 * max(train, test) * users * (features + 4 * classes) + 16 * groups * classes * features
-    refuse_beyond_memory(f"the examples of {users} users", need, "ask for fewer users, examples, features or classes")
+    refuse_beyond_memory(f"the examples of {users} users", need, "use fewer users, examples, features or classes")
     weights = true_parameters(groups, features, classes, separation, seed)
     group_of_user = np.arange(users, dtype=np.int32) * groups // users
     parts = []

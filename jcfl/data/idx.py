@@ -25,7 +25,7 @@ EMNIST_URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 def mnist(data_dir: Path) -> Dataset:
     """MNIST: 60,000 + 10,000 handwritten digits, 28x28x1, 10 classes.
 
-    Files directly in `data_dir` count too, unless the folder is called after Fashion-MNIST.
+    Files directly in `data_dir` are also used, unless the name of the folder is that of Fashion-MNIST.
     """
     bare = [] if "fashion" in data_dir.name.lower() else [data_dir]
     return _mnist_like("mnist", [data_dir / "mnist", data_dir / "MNIST" / "raw", *bare], data_dir, MNIST_URL)
@@ -35,7 +35,7 @@ def mnist(data_dir: Path) -> Dataset:
 def fashion_mnist(data_dir: Path) -> Dataset:
     """Fashion-MNIST: 60,000 + 10,000 pictures of clothes, 28x28x1, 10 classes.
 
-    Its files are named as MNIST's, so files directly in `data_dir` count only if the folder is called after it.
+    Its files have the same names as MNIST's, so files directly in `data_dir` are used only if the folder has its name.
     """
     bare = [data_dir] if "fashion" in data_dir.name.lower() else []
     names = [data_dir / name for name in ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw")]
@@ -48,13 +48,13 @@ def emnist(
     *,
     split: Annotated[
         Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"],
-        Field(description="which of EMNIST's six sets: 62, 47, 47, 26, 10 and 10 classes"),
+        Field(description="one of EMNIST's six sets, with 62, 47, 47, 26, 10 and 10 classes"),
     ] = "balanced",
 ) -> Dataset:
     """EMNIST: handwritten letters and digits, 28x28x1, 10 to 62 classes.
 
-    Pictures are turned upright (the publishers' files hold them transposed) and the labels of `letters`, published as
-    1 to 26, start at 0.
+    Images are transposed, because they are transposed in the published files. The labels of `letters`, published as 1
+    to 26, start at 0.
     """
     folders = [data_dir / name for name in ("emnist", "emnist/gzip", "EMNIST/raw", "gzip", "")]
     files = [f"emnist-{split}-{file.replace('t10k', 'test')}" for file in FILES]

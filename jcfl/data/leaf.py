@@ -18,7 +18,9 @@ from jcfl.data.images import pictures
 from jcfl.errors import InputError
 from jcfl.registry import register
 
-Share = Annotated[float, Field(gt=0, lt=1, description="of every user's examples to test on, where LEAF made no split")]
+Share = Annotated[
+    float, Field(gt=0, lt=1, description="share of every user's examples for testing, if LEAF has no split")
+]
 
 
 @dataclass
@@ -42,7 +44,7 @@ def femnist(data_dir: Path, *, test: Share = 0.1) -> Dataset:
 def celeba(
     data_dir: Path,
     *,
-    size: Annotated[int, Field(ge=1, description="pixels a side, to which pictures are scaled")] = 84,
+    size: Annotated[int, Field(ge=1, description="pixels of a side, to which images are scaled")] = 84,
     test: Share = 0.1,
 ) -> Dataset:
     """CelebA: smiling or not, photographs of 9,343 people, 84x84x3, 2 classes, split by person."""
@@ -56,12 +58,15 @@ def leaf(
     *,
     path: Annotated[Path, Field(description="the folder that holds train/ and test/, all_data/ or all_data_*.json")],
     shape: Annotated[
-        tuple[Annotated[int, Field(ge=1)], ...] | None, Field(description="of one example, if not as in the files")
+        tuple[Annotated[int, Field(ge=1)], ...] | None,
+        Field(description="shape of an example, if it differs from the files"),
     ] = None,
-    classes: Annotated[int | None, Field(ge=2, description="how many there are; else counted in the labels")] = None,
+    classes: Annotated[
+        int | None, Field(ge=2, description="number of classes; by default counted in the labels")
+    ] = None,
     pixels: Annotated[bool, Field(description="values from 0 to 1 are pixels, kept as bytes")] = False,
     images: Annotated[str | None, Field(description="x names image files in this folder, inside path")] = None,
-    size: Annotated[int, Field(ge=1, description="pixels a side, to which image files are scaled")] = 84,
+    size: Annotated[int, Field(ge=1, description="pixels of a side, to which image files are scaled")] = 84,
     test: Share = 0.1,
 ) -> Dataset:
     """Any LEAF dataset of numbers or of image files, split by user."""
@@ -95,7 +100,7 @@ def from_leaf(
         shape: of one example; None leaves it as in the files.
         pixels: whether values from 0 to 1 become uint8 pixels.
         images: the folder of the image files that x names; None where x holds numbers.
-        size: pixels a side, to which image files are scaled.
+        size: pixels of a side, to which image files are scaled.
 
     Raises:
         InputError: a corrupt file by its name, or examples that are text.

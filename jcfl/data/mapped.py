@@ -54,8 +54,8 @@ def write_gaussian(
 
     Args:
         folder: a new folder; it takes 4 · users · examples · (features + 2) bytes.
-        users: natural clients, dealt equally to the groups.
-        examples: of a user, to train and to test on.
+        users: natural clients, equally many in each group.
+        examples: training and test examples of a user.
         features: numbers per example, standard normal.
         groups: the number of true clusters of users.
         classes: labels.
@@ -71,7 +71,7 @@ def write_gaussian(
     folder.parent.mkdir(parents=True, exist_ok=True)
     need, free = 4 * rows * (features + 2), shutil.disk_usage(folder.parent).free
     if need > free:
-        raise InputError(f"{folder} would take {decimal(need)}, and {decimal(free)} are free; ask for fewer examples")
+        raise InputError(f"{folder} would take {decimal(need)}, and {decimal(free)} are free; use fewer examples")
     weights = true_parameters(groups, features, classes, 1.0, seed).astype(np.float32)  # [g, c, d]
     group = np.arange(users, dtype=np.int32) * groups // users
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was stopped

@@ -32,7 +32,7 @@ Sizes = Annotated[
 ]
 Least = Annotated[
     tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]],
-    Field(description="the fewest training and test examples a client may have"),
+    Field(description="smallest number of training and test examples of a client"),
 ]
 
 
@@ -92,7 +92,7 @@ def copied(dataset: Dataset, versions: Sequence[Callable[[np.ndarray], np.ndarra
     halves = (dataset.train, dataset.test)
     many, each = len(versions), sum(len(half) for half in halves)
     need = many * each * (math.prod(dataset.shape) * dataset.train.x.dtype.itemsize + TABLE)
-    refuse_beyond_memory(f"{many} copies of {dataset.name}", need, "ask for fewer groups")
+    refuse_beyond_memory(f"{many} copies of {dataset.name}", need, "use fewer groups")
     x = np.empty((many, each, *dataset.shape), dataset.train.x.dtype)  # filled in place: a pool is held only once
     for part, version in enumerate(versions):
         x[part, : len(dataset.train)] = version(dataset.train.x)
@@ -126,9 +126,7 @@ def client_groups(clients: int, groups: int, sizes: Literal["equal", "uneven"] |
     """
     if groups > clients and isinstance(sizes, str):
         raise InputError(f"clients: {clients} are too few for {groups} groups of sizes {sizes!r}, one would be empty")
-    refuse_beyond_memory(
-        f"{groups} groups of {clients} clients", 2 * TABLE * groups * clients, "ask for fewer of either"
-    )
+    refuse_beyond_memory(f"{groups} groups of {clients} clients", 2 * TABLE * groups * clients, "use fewer of either")
     if sizes == "equal":
         numbers = clients // groups + (np.arange(groups) < clients % groups)
     elif sizes == "uneven":

@@ -34,7 +34,7 @@ from jcfl.registry import register
 FOUR = (0.0, 90.0, 180.0, 270.0)
 """The angles of Zeng et al."""
 
-Copies = Annotated[bool, Field(description="every group partitions a copy of the whole set, not an equal share of it")]
+Copies = Annotated[bool, Field(description="each group has a copy of the whole dataset, not an equal share of it")]
 
 
 @register("scenario", "iid")
@@ -54,7 +54,7 @@ def rotated(
     ] = None,
     spacing: Annotated[
         Literal["circle", "printed"],
-        Field(description="circle: group g is turned by 360 g/k; printed: by 360 g/(k+1), eq. 3 of the paper"),
+        Field(description="circle: group g is rotated by 360 g/k; printed: by 360 g/(k+1), eq. 3 of the paper"),
     ] = "circle",
     angles: Annotated[
         tuple[float, ...] | None, Field(min_length=1, description="the groups' angles in degrees, anticlockwise")
@@ -62,10 +62,10 @@ def rotated(
     copies: Copies = True,
     sizes: Sizes = "equal",
 ) -> Partition:
-    """Images rotated by an angle of the group's own (Rotated MNIST, Rotated CIFAR).
+    """Images rotated by a different angle in each group (Rotated MNIST, Rotated CIFAR).
 
-    Zeng et al. turn copies of the whole set by 0, 90, 180 and 270 degrees (the default), CIFAR by 0 and 180
-    (`groups=2`). Bhattacharya and Aridi turn copies too (eq. 4).
+    Zeng et al. rotate copies of the whole dataset by 0, 90, 180 and 270 degrees (the default), CIFAR by 0 and 180
+    (`groups=2`). Bhattacharya and Aridi also rotate copies (eq. 4).
 
     Deviations:
         Bhattacharya and Aridi print 360 g/(k+1) (eq. 3) and use 360 g/k in their code: `spacing` chooses.
@@ -94,15 +94,15 @@ def crowd(
     examples: Least = (10, 2),
     sizes: Sizes = "equal",
 ) -> Draws:
-    """Any number of clients that draw (training, test) examples from a pool; a group's is turned by an angle.
+    """Any number of clients that draw their examples from a common pool, rotated by the angle of their group.
 
-    As Rotated MNIST, but a client draws its examples at random, with replacement, and others may draw them too, so that
-    there can be a million clients. Training and test examples stay apart.
+    It is like Rotated MNIST, but each client draws its examples at random with replacement, and several clients may
+    have the same example. So there can be a million clients. Training and test examples are separate.
 
     Raises:
         InputError: not images, a quarter turn of images that are not square, or more draws than fit the memory.
     """
-    refuse_beyond_memory(f"the draws of {clients} clients", 3 * 4 * clients * sum(examples), "ask for fewer clients")
+    refuse_beyond_memory(f"the draws of {clients} clients", 3 * 4 * clients * sum(examples), "use fewer clients")
     groups = client_groups(clients, len(angles), sizes)
     parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     whole, part = len(dataset.train) + len(dataset.test), len(dataset.train)
@@ -118,7 +118,7 @@ def shifted(
     dataset: Dataset,
     *,
     clients: Count = 400,
-    shifts: Annotated[tuple[int, ...], Field(min_length=1, description="what each group adds to its labels")] = (
+    shifts: Annotated[tuple[int, ...], Field(min_length=1, description="number that each group adds to its labels")] = (
         0,
         3,
         6,
@@ -127,7 +127,7 @@ def shifted(
     copies: Copies = True,
     sizes: Sizes = "equal",
 ) -> Partition:
-    """Labels (y + s) mod c with a shift s of the group's own (Shifted MNIST)."""
+    """Labels (y + s) mod c with a different shift s in each group (Shifted MNIST)."""
     versions = [np.asarray] * len(shifts)
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
     labels = (parts.y + np.asarray(shifts)[parts.part]) % dataset.classes
@@ -136,7 +136,7 @@ def shifted(
 
 @register("scenario", "hybrid")
 def hybrid(rng: np.random.Generator, *datasets: Dataset, clients: Count = 200, sizes: Sizes = "equal") -> Partition:
-    """A dataset of every group's own under the same label numbers (MNIST and Fashion-MNIST: Hybrid MNIST).
+    """A different dataset for each group with the same label numbers (MNIST and Fashion-MNIST: Hybrid MNIST).
 
     Raises:
         InputError: fewer than two datasets, or examples of different shapes or kinds.
@@ -161,16 +161,16 @@ def natural(
     rng: np.random.Generator,
     dataset: Dataset,
     *,
-    clients: Annotated[int | None, Field(ge=1, description="how many users, drawn at random; none: all")] = None,
+    clients: Annotated[int | None, Field(ge=1, description="number of users, drawn at random; none: all")] = None,
     test_fraction: Annotated[
-        float, Field(gt=0, lt=1, description="each user's share of test examples, where the test set names no users")
+        float, Field(gt=0, lt=1, description="share of each user's test examples, if the test set has no users")
     ] = 0.2,
     min_examples: Least = (10, 2),
 ) -> Partition:
-    """The dataset's own users as clients; a user with fewer than `min_examples` is left out, never topped up.
+    """The users of the dataset are the clients; users with fewer than `min_examples` are left out.
 
     Raises:
-        InputError: the dataset has no users, or fewer of them than asked for have enough examples.
+        InputError: the dataset has no users, or fewer of them than `clients` have enough examples.
     """
     examples, users = _user_pool(rng, dataset, test_fraction)
     known, index = np.unique(users, return_inverse=True)
@@ -178,8 +178,8 @@ def natural(
     fit = np.flatnonzero((train >= min_examples[0]) & (test >= min_examples[1]))
     if len(fit) < (clients or 1):
         raise InputError(
-            f"clients: {clients or 1} asked for, but of the {len(known)} users of {dataset.name} only {len(fit)} have "
-            f"{min_examples[0]} training and {min_examples[1]} test examples or more"
+            f"clients: expected at most {len(fit)}, got {clients or 1}: of {len(known)} users of {dataset.name} only "
+            f"{len(fit)} have {min_examples[0]} training and {min_examples[1]} test examples or more"
         )
     kept = fit if clients is None else np.sort(rng.choice(fit, clients, replace=False))
     client = np.full(len(known), NOBODY, np.int32)

@@ -28,7 +28,9 @@ LabelSets = Annotated[
     tuple[tuple[Annotated[int, Field(ge=0)], ...], ...], Field(min_length=1, description="the labels of every group")
 ]
 Groups = Annotated[int, Field(ge=1, description="number of groups")]
-Alpha = Annotated[float, Field(gt=0, description="concentration of the Dirichlet distribution; small is uneven")]
+Alpha = Annotated[
+    float, Field(gt=0, description="concentration of the Dirichlet distribution; a small value gives uneven shares")
+]
 
 FOUR_SETS = ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))
 """The label sets of Pathological MNIST in Zeng et al."""
@@ -49,10 +51,10 @@ def pathological(
     ] = "own",
     sizes: Sizes = "equal",
 ) -> Partition:
-    """Groups that own label sets, {0,1,2}, {3,4}, {5,6} and {7,8,9} unless given (Pathological MNIST).
+    """Groups with different label sets, by default {0,1,2}, {3,4}, {5,6} and {7,8,9} (Pathological MNIST).
 
-    The examples of a label that is in several sets are dealt among them at random (Zeng et al., Fig. 2a). With
-    `tests="all"` a group's model is tested on labels that it never saw as well (Zeng et al., Table 3).
+    The examples of a label that is in several sets are distributed to them at random (Zeng et al., Fig. 2a). With
+    `tests="all"` a group's model is also tested on labels without training examples (Zeng et al., Table 3).
 
     Raises:
         InputError: a label that does not exist, or an empty set.
@@ -65,9 +67,9 @@ def pathological(
 def selected_classes(
     rng: np.random.Generator, dataset: Dataset, *, clients: Count = 10, groups: Groups = 2, sizes: Sizes = "equal"
 ) -> Partition:
-    """Groups that own contiguous shares of the labels, c/k each (Bhattacharya and Aridi, eq. 5).
+    """Groups with contiguous shares of the labels, c/k each (Bhattacharya and Aridi, eq. 5).
 
-    Where k does not divide c, the first groups own one label more.
+    If k does not divide c, the first groups have one label more.
 
     Raises:
         InputError: more groups than classes.
@@ -90,10 +92,10 @@ def rotated_pathological(
 ) -> Partition:
     """Every angle with every label set: 2 x 4 = 8 groups (Zeng et al., Fig. 8).
 
-    Group a * len(label_sets) + s holds label set s of a copy of the data turned by angle a.
+    Group a * len(label_sets) + s holds label set s of a copy of the data rotated by angle a.
 
     Raises:
-        InputError: a label that does not exist, or an empty set; images that cannot be turned.
+        InputError: a label that does not exist, or an empty set; images that cannot be rotated.
     """
     turned = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     groups = client_groups(clients, len(angles) * len(label_sets), sizes)
@@ -114,8 +116,9 @@ def dirichlet(
 ) -> Partition:
     """Each class spread over the clients by proportions drawn from Dir(α) (Ma, A.2, client-wise, α = 0.1).
 
-    With `per="client"`, each client draws proportions of the classes from Dir(αp), with p those of the dataset, and all
-    have equally many examples (Hsu et al. 2019, whom Ma cites). A client goes on without a class that is used up.
+    With `per="client"`, each client draws class proportions from Dir(αp), where p are those of the dataset, and all
+    clients have equally many examples (Hsu et al. 2019, whom Ma cites). If a class has no examples left, clients draw
+    from the other classes.
     """
     if per == "class":
         shares = rng.dirichlet(np.full(clients, alpha), dataset.classes)  # [c, m]
@@ -138,10 +141,10 @@ def grouped_dirichlet(
 ) -> Partition:
     """Classes spread over groups by Dir(0.1), then over a group's clients by Dir(10) (Ma, A.2, cluster-wise).
 
-    Group shares that leave a group with fewer than `min_examples` for each of its clients are drawn again.
+    Group shares are drawn again if a group would have fewer than `min_examples` for each of its clients.
 
     Raises:
-        InputError: no draw of many gave every group enough.
+        InputError: none of many draws gave every group enough examples.
     """
     group = client_groups(clients, groups, sizes)
     need = np.bincount(group)[:, None] * np.asarray(min_examples)  # [k, 2]
@@ -185,7 +188,7 @@ def grouped_n_class(
 ) -> Partition:
     """A random classes per group and b of them per client, every class split equally (Ma, A.2, cluster-wise, 3 and 2).
 
-    Groups' classes are drawn so that every class is held by about as many groups.
+    Groups' classes are drawn so that every class is in about equally many groups.
 
     Raises:
         InputError: more classes per group than exist, or per client than per group.
@@ -273,7 +276,7 @@ def _workable_shares(rng: np.random.Generator, dataset: Dataset, need: np.ndarra
             return shares
     raise InputError(
         f"alpha_group: {DRAWS} draws of Dir({alpha:g}) gave no shares where all {len(need)} groups of {dataset.name} "
-        f"have {need[:, 0].max()} training and {need[:, 1].max()} test examples: ask for fewer clients or groups"
+        f"have {need[:, 0].max()} training and {need[:, 1].max()} test examples: use fewer clients or groups"
     )
 
 

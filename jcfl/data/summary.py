@@ -9,7 +9,7 @@ from jcfl.types import Federation
 
 
 def label_counts(federation: Federation, split: str = "train") -> np.ndarray:
-    """How many examples of every class every client has, `[m, c]`.
+    """The number of examples of every class of every client, `[m, c]`.
 
     Raises:
         InputError: a client's rows are not in the pool.
@@ -28,8 +28,8 @@ def describe(federation: Federation) -> dict[str, Any]:
         `groups`: the same facts for every group, -1 being the group of clients whose group is not known. The facts:
         `group` (None for all), `clients`, `held_out`, `train` and `test` ({min, median, max, total} of the clients'
         sizes), `classes_per_client` ({min, median, max}), `labels` (those trained on), and `guess_micro` and
-        `guess_macro`: the accuracy on test examples when every client guesses the most frequent class of its own
-        training data, averaged over clients by size and equally.
+        `guess_macro`: the accuracy on test examples if every client predicts the most frequent class of its own
+        training data, weighted by size and as mean over clients.
     """
     counts = label_counts(federation), label_counts(federation, "test")
     groups = np.asarray(federation.groups)

@@ -26,10 +26,10 @@ def tfds(
     data_dir: Path,
     *,
     dataset: Annotated[str, Field(min_length=1, description="its name: svhn_cropped, or name/config:version")],
-    train: Annotated[str, Field(description="the split to train on, as train or train[:80%]")] = "train",
-    test: Annotated[str, Field(description="the split to test on, as test or train[80%:]")] = "test",
-    image: Annotated[str, Field(description="the feature to learn from")] = "image",
-    label: Annotated[str, Field(description="the feature to predict")] = "label",
+    train: Annotated[str, Field(description="the training split, such as train or train[:80%]")] = "train",
+    test: Annotated[str, Field(description="the test split, such as test or train[80%:]")] = "test",
+    image: Annotated[str, Field(description="the feature with the inputs")] = "image",
+    label: Annotated[str, Field(description="the feature with the labels")] = "label",
 ) -> Dataset:
     """Any prepared tensorflow-datasets set with images (or numbers) of one size and a class label."""
     absent = missing(dataset, prepared_in(data_dir, dataset), ["dataset_info.json"], [preparation(dataset, data_dir)])
@@ -55,8 +55,8 @@ def from_tfds(
             without a network would be tried again for minutes.
         train: the split to train on.
         test: the split to test on.
-        image: the feature to learn from.
-        label: the feature to predict.
+        image: the feature with the inputs.
+        label: the feature with the labels.
 
     Raises:
         InputError: the dataset is not prepared, not as array_record files, has no such split or feature, or is damaged.
@@ -72,7 +72,7 @@ def from_tfds(
 
 
 def _version(dataset: str, folder: Path) -> Path:
-    """The folder of the version that is asked for, else of the newest one."""
+    """The folder of the given version, else of the newest one."""
     from tensorflow_datasets.core.utils import version
 
     known = version.list_all_versions(folder)

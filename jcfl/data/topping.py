@@ -61,5 +61,5 @@ def _shortage(group: int, kind: str, clients: int, examples: int, least: int) ->
     whose = f"group {group} has" if group >= 0 else "there are"
     return (
         f"clients: {whose} {clients} clients and {examples} {kind} examples, fewer than {least} each "
-        f"({clients * least}): ask for fewer clients or a smaller min_examples"
+        f"({clients * least}): use fewer clients or a smaller min_examples"
     )

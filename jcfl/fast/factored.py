@@ -236,7 +236,7 @@ def train_tiles(
             return optax.tree.add(sums, new), jax.tree.map(put, kept, full)
 
         blank, begin, end = (optax.tree.zeros_like(shapes[0]), kept), starts[run], starts[run + 1]
-        one_each = tiles.row.shape[1] == s  # then no loop is needed, whose end a GPU would have to ask the host for
+        one_each = tiles.row.shape[1] == s  # then there is no loop, whose end a GPU would have to get from the host
         sums, kept = add(begin, blank) if one_each else jax.lax.fori_loop(begin, end, add, blank)
 
         def close(clusters: Models, common: Model, place: Array, share: Callable[[Model], Model]):
@@ -246,7 +246,7 @@ def train_tiles(
             return clusters, optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.
-        # A GPU would have to ask the host for the end of a loop.
+        # A GPU would have to get the end of a loop from the host.
         if target().is_cpu:
             once = lambda _, carry: close(carry[0], carry[1], label, lambda more: more)
             clusters, common = jax.lax.fori_loop(0, counted[label].astype(int), once, (clusters, common))

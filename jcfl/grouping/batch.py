@@ -241,7 +241,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
             labels = streamed(key, points, weights, members.present, state.memory.grouped, state.clusters)
         before = state.labels[members.who]
         gone = (state.seen | ~federation.available(state.round))[members.who] & ~members.present
-        absent = gone | (labels < 0)  # a client that is available but was never asked is grouped by its start model
+        absent = gone | (labels < 0)  # an available client that was never sampled is grouped by its initial model
         labels = jnp.where(absent, before, labels)
         memory = state.memory.replace(grouped=jnp.array(True))
         state = with_overflow(from_one(state), labels.max() >= k)

@@ -31,13 +31,13 @@ class Bipartition(Group):
 
     Sattler et al. 2020, https://arxiv.org/abs/1910.01991. Linkage on −cos of the updates Δ divides the clients in two
     halves. The gap criterion is γ < √((1 − α) / 2), where α is the largest cosine of a pair with one client in each
-    half. The mean is weighted as models are averaged. If a client takes part for the first time after a split, it
-    begins in the cluster whose model has the least loss on its training data.
+    half. The mean is weighted as models are averaged. If a client is sampled for the first time after a split, it
+    starts in the cluster whose model has the least loss on its training data.
 
     Deviations:
         The linkage is complete, as in the authors' code. The bipartition with the least α, which their paper calls
-        optimal, is that of single linkage (`kind`). Halves are sets of client ids; a widely copied implementation takes
-        positions inside the cluster for ids, which is wrong from the second split on.
+        optimal, is that of single linkage (`kind`). Halves are sets of client ids; a widely copied implementation
+        confuses positions in the cluster with ids, which is wrong from the second split on.
     """
 
     name: ClassVar[str] = "bipartition"
@@ -45,7 +45,7 @@ class Bipartition(Group):
     kind: Annotated[Literal["complete", "single"], Field(description="linkage by which a cluster is halved")] = (
         "complete"
     )
-    capacity: Annotated[int, Field(ge=1, description="most clusters")] = 16
+    capacity: Annotated[int, Field(ge=1, description="largest number of clusters")] = 16
 
     def slots(self, context: Context) -> int:
         """The capacity."""

@@ -66,7 +66,7 @@ class OfData(Describe):
 @register("describe", "truth")
 @dataclass(frozen=True, kw_only=True)
 class Truth(OfData):
-    """The true group, for studies alone: a real server does not know it."""
+    """The true group, for studies only: a real server does not know it."""
 
     name: ClassVar[str] = "truth"
 
@@ -82,7 +82,7 @@ class Gradient(OfData):
 
     name: ClassVar[str] = "gradient"
     anchor: Annotated[dict[str, Any] | None, Field(description="another anchor model: {name, …}")] = None
-    sketch: Annotated[int | None, Field(ge=16, description="the vector folded to so many numbers")] = None
+    sketch: Annotated[int | None, Field(ge=16, description="number of values to which the vector is folded")] = None
 
     def task(self, context: Context) -> Task:
         """The anchor's task: the run's own, or that of another model.
@@ -205,7 +205,7 @@ class OfUpload(Describe):
 @register("describe", "model")
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel(OfUpload):
-    """The model that a client trained, whole or a part of it."""
+    """The model that a client trained, or a part of it."""
 
     name: ClassVar[str] = "model"
     part: Annotated[
@@ -240,7 +240,7 @@ class TrainedModel(OfUpload):
 @register("describe", "update")
 @dataclass(frozen=True, kw_only=True)
 class Update(OfUpload):
-    """The update: the model that a client trained less the model it was sent."""
+    """The update: the model that a client trained minus the model that it received."""
 
     name: ClassVar[str] = "update"
     epochs: Epochs = None

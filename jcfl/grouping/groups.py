@@ -25,7 +25,7 @@ from jcfl.types import Array, Models
 REACH = 100
 """The most updates of the centres in a run of K-means from new seeds."""
 
-Capacity = Annotated[int, Field(ge=1, description="most clusters, where their number is found")]
+Capacity = Annotated[int, Field(ge=1, description="largest number of clusters, if it is not given")]
 Count = Annotated[int | None, Field(ge=1, description="number of clusters, or", json_schema_extra=AUTO)]
 Threshold = Annotated[
     float | None, Field(ge=0, description="distance at which merging stops", json_schema_extra={"auto": "cut"})
@@ -39,17 +39,17 @@ class KMeans(Clustering):
 
     name: ClassVar[str] = "kmeans"
     clusters: Clusters = 4
-    restarts: Annotated[int, Field(ge=1, description="seedings, of which the best is taken")] = 20
+    restarts: Annotated[int, Field(ge=1, description="number of seedings; the best is used")] = 20
     seeding: Annotated[kmeans.Seeding, Field(description="the first centres")] = "plus_plus"
     centre: Annotated[kmeans.Centre, Field(description="of a cluster's descriptions")] = "mean"
     trim: Annotated[float, Field(ge=0, lt=0.5, description="fraction of a cluster's clients that do not count")] = 0.0
     iterations: Annotated[
         int | None,
-        Field(ge=1, description="updates of the centres, or assignments a round; null: until they stand still, or one"),
+        Field(
+            ge=1, description="updates of the centres, or assignments a round; null: until they do not change, or one"
+        ),
     ] = None
-    refit: Annotated[bool, Field(description="begin from fresh seeds in each round, not from the cluster models")] = (
-        False
-    )
+    refit: Annotated[bool, Field(description="start from new seeds in each round, not from the cluster models")] = False
 
     def slots(self, context: Context) -> int:
         """K."""

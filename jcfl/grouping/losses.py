@@ -38,7 +38,7 @@ class Losses(Describe):
 @register("compare", "itself")
 @dataclass(frozen=True, kw_only=True)
 class Itself(Compare):
-    """The description is a loss per cluster, which needs no comparison."""
+    """The description is a loss per cluster and needs no comparison."""
 
     name: ClassVar[str] = "itself"
 
@@ -78,7 +78,7 @@ class Least(Group):
     """A client joins the cluster whose model has the least loss on its training data (Ghosh et al. 2020, IFCA).
 
     Deviations:
-        Clients are served by this rule at test time too, on training data; the authors' code looks at test labels.
+        At test time clients also choose by this rule on training data; the authors' code uses test labels.
     """
 
     name: ClassVar[str] = "least"

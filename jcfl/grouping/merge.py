@@ -32,7 +32,7 @@ MERGES = {"greedy": merging.greedy, "single_pass": merging.single_pass}
 @register("group", "merge")
 @dataclass(frozen=True, kw_only=True)
 class Merge(Clustering):
-    """Clusters unite while the cosine of their sums is at least τ; their number is found (Zeng et al. 2023)."""
+    """Clusters are merged while the cosine of their sums is at least τ; their number is found (Zeng et al. 2023)."""
 
     name: ClassVar[str] = "merge"
     tau: Annotated[
@@ -45,7 +45,7 @@ class Merge(Clustering):
         Literal["greedy", "single_pass"], Field(description="the most similar pair first, or all similar pairs at once")
     ] = "greedy"
     start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current"
-    capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None
+    capacity: Annotated[int | None, Field(ge=1, description="largest number of clusters at a time")] = None
 
     def slots(self, context: Context) -> int:
         """One slot per client if that fits an eighth of the round's memory, else as many as fit, and at least 64.

@@ -9,7 +9,7 @@ from jax import lax
 from jcfl.types import Array
 
 BLOCK = 64
-"""How many merges are done before the host is asked whether there is another one."""
+"""How many merges are done before the host decides whether there is another one."""
 
 
 class Merging(NamedTuple):
@@ -41,7 +41,7 @@ def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]
 
     Mutually most similar pairs cannot merge at the same time: a sum can be more similar to a third vector than its
     parts were. Among clients of one group it is, so that the largest cluster takes in one client after another. But a
-    device does `BLOCK` merges without asking the host whether there is another one.
+    device does `BLOCK` merges without a decision of the host whether there is another one.
 
     Args:
         gram: inner products of the clusters' vectors. [k, k]

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
     departures: bool  # whether clients ever leave
-    renew: int | None = None  # after how many rounds a client that is asked is described anew; None: never
+    renew: int | None = None  # after how many rounds a sampled client is described again; None: never
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
     privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
 

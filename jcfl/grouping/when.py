@@ -10,7 +10,7 @@ from jcfl.core.neutral import Once as Once  # answers this question too
 from jcfl.core.neutral import Round
 from jcfl.registry import register
 
-Renew = Annotated[int | None, Field(ge=1, description="rounds after which a client that is asked is described anew")]
+Renew = Annotated[int | None, Field(ge=1, description="rounds after which a sampled client is described again")]
 
 
 @register("when", "window")
@@ -26,7 +26,7 @@ class Window(When):
 @register("when", "arrival")
 @dataclass(frozen=True, kw_only=True)
 class Arrival(When):
-    """A client is grouped when it takes part for the first time (Zeng et al. 2023), and anew after `renew` rounds."""
+    """A client is grouped when it is sampled for the first time (Zeng et al. 2023), and again after `renew` rounds."""
 
     name: ClassVar[str] = "arrival"
     on_arrival: ClassVar[bool] = True
@@ -36,10 +36,10 @@ class Arrival(When):
 @register("when", "settled")
 @dataclass(frozen=True, kw_only=True)
 class Settled(When):
-    """A cluster is divided when its mean update is short while single updates are long (Sattler et al. 2020)."""
+    """A cluster is divided if its mean update is small and single updates are large (Sattler et al. 2020)."""
 
     name: ClassVar[str] = "settled"
-    eps1: Annotated[float, Field(ge=0, description="norm below which the mean update has settled")] = 0.4
-    eps2: Annotated[float, Field(ge=0, description="norm above which the longest update pulls away")] = 0.6
+    eps1: Annotated[float, Field(ge=0, description="norm below which the mean update is small")] = 0.4
+    eps2: Annotated[float, Field(ge=0, description="norm above which the largest update is large")] = 0.6
     relative: Annotated[bool, Field(description="eps1, eps2 as fractions of the norms of the first round")] = True
     min_round: Annotated[int, Field(ge=0, description="no division before this round")] = 0

@@ -49,7 +49,7 @@ def extended(method: Method, addons: Sequence[Mapping[str, Any]]) -> Method:
 
 @register("addon", "con_para")
 def con_para(method: Method, *, mu: Weight = 0.1, temperature: Temperature = 0.5, on: Parameters = "head") -> Method:
-    """Contrastive term on parameters: near the own cluster's model, far from the others' (Ma 2023, eq. 4.3).
+    """Contrastive term on parameters: near the own cluster's model, far from the other clusters' (Ma 2023, eq. 4.3).
 
     Deviations:
         −log of the softmax; the thesis prints it without.
@@ -63,7 +63,7 @@ def con_rep(
     *,
     mu: Weight = 0.1,
     temperature: Temperature = 0.5,
-    of: Annotated[Literal["features", "logits"], Field(description="what of an example is compared")] = "features",
+    of: Annotated[Literal["features", "logits"], Field(description="the compared features of an example")] = "features",
 ) -> Method:
     """Contrastive term on representations of the client's examples (Ma 2023, eq. 4.4).
 
@@ -81,9 +81,9 @@ def cks(
     on: Parameters = "everything",
     form: Annotated[Literal["shared", "pairwise"], Field(description="Ma 2023, eq. 5.6 or 5.5")] = "shared",
 ) -> Method:
-    """Knowledge sharing: a pull to the mean of all clients' models, or to the other clusters' (Ma 2023, eqs. 5.6, 5.5).
+    """Knowledge sharing: a penalty to the mean of all models, or to the other clusters' (Ma 2023, eqs. 5.6, 5.5).
 
-    Where ω is trained on a copy of its own, the mean is that of the cluster models.
+    If ω is trained on its own copy, the mean is that of the cluster models.
     """
     if form == "pairwise":
         return with_term(method, Sharing(lam, on), "cks")
@@ -102,11 +102,11 @@ def con_cks(method: Method, *, mu: Weight = 0.1, lam: Weight = 0.01, temperature
 def cam(
     method: Method, *, warmup: Annotated[int, Field(ge=0, description="rounds before both are trained")] = 30
 ) -> Method:
-    """Clustered additive modelling: the shared model's logits are added to the cluster's (Ma 2023, Alg. 5).
+    """Clustered additive modelling: the global model's logits are added to the cluster's (Ma 2023, Alg. 5).
 
-    Both are trained in parallel, each with the other frozen at the broadcast. Groups that go by loss go by the loss of
-    the sum (eq. 7.2). The method's own rounds begin after the warm-up. Where every client is alone, the shared model is
-    added to its own model (§7.1: any structure); where all have one model, there would be two of the same.
+    Both are trained in parallel, each with the other one fixed at its value in the broadcast. Groupings by loss use the
+    loss of the sum (eq. 7.2). The method's own rounds begin after the warm-up. If every client has its own model, the
+    global model is added to it (§7.1: any structure). If all clients have one model, CAM is refused.
     """
     if not method.group.alone:
         refuse_without_clusters(method, "cam")
@@ -117,7 +117,7 @@ def cam(
 
 @register("addon", "finetune")
 def finetune(method: Method, *, steps: Annotated[int, Field(ge=0, description="local steps")] = 10) -> Method:
-    """Local steps before a client is evaluated; the state stays as it is (Ma 2023, §7.4.4)."""
+    """Local steps before a client is evaluated; they do not change the state (Ma 2023, §7.4.4)."""
     refuse_without_models(method, "finetune")
     return method.with_answer(tune=steps)
 
@@ -128,14 +128,14 @@ def voting(
     /,
     *,
     method: Annotated[
-        str | None, Field(description="who votes beside it; itself, from another seed, if not given")
+        str | None, Field(description="method of the second run; the same method with another seed if not given")
     ] = None,
-    options: Annotated[dict[str, Any], Field(description="that method's options")] = {},  # noqa: B006
+    options: Annotated[dict[str, Any], Field(description="options of the second method")] = {},  # noqa: B006
     by: Ballot = "probabilities",
 ) -> Method:
-    """A second, independent run answers too (Ma 2023, §7.4.4).
+    """An ensemble with a second, independent run (Ma 2023, §7.4.4).
 
-    Class probabilities are averaged, or logits, as in eq. 7.36, which prints the sum of the models' outputs.
+    Class probabilities are averaged, or logits as in eq. 7.36, which has the sum of the models' outputs.
     """
     refuse_without_models(base, "voting")
     vote = base.answer.vote
@@ -160,7 +160,7 @@ def robust(
     share: Hostile = 0.2,
     bound: Bounded = None,
 ) -> Method:
-    """Models averaged by a robust rule instead of the mean, ω as well where it is trained (Ma 2023, §2.4)."""
+    """Models are averaged by a robust rule instead of the mean, also ω if it is trained (Ma 2023, §2.4)."""
     refuse_without_models(method, "robust")
     if not isinstance(method.aggregate.rule, Mean):
         raise InputError(f"{method.name} averages in a way of its own, so the add-on 'robust' has nothing to replace")
@@ -186,12 +186,13 @@ def exclude(
     limit: Annotated[
         float, Field(gt=0, description="deviations above the cluster's median distance, or the largest factor")
     ] = 3.0,
-    neighbours: Annotated[int, Field(ge=1, description="of the updates that a factor looks at")] = 5,
+    neighbours: Annotated[int, Field(ge=1, description="number of neighbours of the local outlier factor")] = 5,
     patience: Annotated[
-        int | None, Field(ge=1, description="rounds left out after which a client is not asked again; null: always")
+        int | None,
+        Field(ge=1, description="rounds left out after which a client is never sampled again; null: no limit"),
     ] = 3,
 ) -> Method:
-    """Clients whose updates lie far from their cluster's are left out, before anything is averaged or grouped.
+    """Clients whose updates are far from their cluster's are left out before averaging and grouping.
 
     With `by="lof"` a client is left out if its local outlier factor is above the limit (Breunig et al. 2000).
     """
@@ -220,6 +221,6 @@ def refuse_without_clusters(method: Method, addon: str) -> None:
 
 
 def refuse_without_models(method: Method, addon: str) -> None:
-    """Refuse an add-on that changes models where nothing is trained and no model is asked."""
+    """Refuse an add-on that changes models for a method without models."""
     if method.answer.model == "majority":
         raise InputError(f"{method.name} trains no models for the add-on {addon!r} to work on")

@@ -28,9 +28,9 @@ def cfl(
     gamma: Annotated[float, Field(ge=0, le=1, description="gap criterion; 0 is off")] = 0.0,
     min_round: Annotated[int, Field(ge=0, description="no split before this round")] = 0,
     linkage: Annotated[Literal["complete", "single"], Field(description="how a cluster is halved")] = "complete",
-    capacity: Annotated[int, Field(ge=1, description="most clusters")] = 16,
+    capacity: Annotated[int, Field(ge=1, description="largest number of clusters")] = 16,
 ) -> Method:
-    """One cluster, split in two where its clients' updates still pull apart when their mean has settled (= FedCluster).
+    """One cluster; it is split if its mean update is small but single updates are large (= FedCluster).
 
     Sattler et al. 2020: ‖mean Δ‖ < ε1 and max ‖Δ_i‖ > ε2, optimal bipartition of the cosines of Δ, gap criterion.
 
@@ -56,7 +56,7 @@ def flhc(
     distance_threshold: Threshold = None,
     metric: Literal["euclidean", "manhattan", "cosine"] = "euclidean",
     linkage: Literal["average", "complete", "single"] = "average",
-    capacity: Annotated[int, Field(ge=1, description="most clusters with a threshold")] = 64,
+    capacity: Annotated[int, Field(ge=1, description="largest number of clusters with a threshold")] = 64,
 ) -> Method:
     """FedAvg for some rounds, one agglomerative clustering of all clients' local updates, then FedAvg in each cluster.
 

@@ -8,8 +8,9 @@ from jcfl.registry import register
 
 @register("method", "clustered")
 def clustered() -> Method:
-    """The seven answers given one by one: describe, compare, group, when, train, aggregate, answer.
+    """A method made of seven given answers: describe, compare, group, when, train, aggregate, answer.
 
-    What is not given describes nothing, keeps all clients together, groups once and averages by size.
+    By default clients have no description and stay in one cluster, clients are grouped once, and models are averaged by
+    size.
     """
     return Method(name="clustered", describe=Nothing(), compare=Incomparable(), group=Together(), when=Once())

@@ -26,13 +26,13 @@ def majority() -> Method:
 
 @register("method", "local")
 def local() -> Method:
-    """Every client trains alone and is evaluated on its own model (NoFed)."""
+    """Every client trains alone and predicts with its own model (NoFed)."""
     return Method(name="local", **EACH)
 
 
 @register("method", "fedsgd")
 def fedsgd() -> Method:
-    """One full-batch gradient per client at the shared model, size-weighted, one server step (McMahan et al. 2017).
+    """One full-batch gradient of the global model per client, and one step of the server (McMahan et al. 2017).
 
     Deviations:
         The released code of Xie et al. 2020 took the gradient of two examples per client.
@@ -45,8 +45,8 @@ def fedavg(*, averaging: Averaging = "by_size", shared_update: SharedUpdate = "p
     """One model: the size-weighted mean of the clients' local models (McMahan et al. 2017).
 
     Deviations:
-        `shared_update="sequential"` is what StoCFL's released code does with its FedAvg: every client starts from the
-        previous one's result and the chain is averaged. It is not federated averaging; it explains that paper's table.
+        `shared_update="sequential"` is the FedAvg of StoCFL's released code: every client starts from the model of the
+        previous client, and the models are averaged. It is not federated averaging, but it explains that paper's table.
     """
     train = Train(chained=shared_update == "sequential")
     return Method(name="fedavg", **ONE, train=train, aggregate=Aggregate(weights=averaging))
@@ -54,7 +54,7 @@ def fedavg(*, averaging: Averaging = "by_size", shared_update: SharedUpdate = "p
 
 @register("method", "fedprox")
 def fedprox(*, mu: Mu = 0.01, averaging: Averaging = "by_size") -> Method:
-    """FedAvg with a proximal term to the round's start (Li et al. 2020).
+    """FedAvg with a proximal term to the model that clients received (Li et al. 2020).
 
     Deviations:
         The term has a gradient; in the released code of Ma 2023 and of Xie et al. 2020 it had none.
@@ -64,13 +64,13 @@ def fedprox(*, mu: Mu = 0.01, averaging: Averaging = "by_size") -> Method:
 
 @register("method", "feddist")
 def feddist(*, epsilon: Rate = 0.6) -> Method:
-    """ω ← ω − ε · mean(ω − θ_i), clients counting equally (a baseline of Xie et al. 2020, after Reptile)."""
+    """ω ← ω − ε · mean(ω − θ_i), all clients with equal weights (a baseline of Xie et al. 2020, after Reptile)."""
     return Method(name="feddist", **ONE, aggregate=Aggregate(weights="equally", rate=epsilon))
 
 
 @register("method", "feddws")
 def feddws(*, epsilon: Rate = 0.6) -> Method:
-    """FedDist with clients counting by size (a baseline of Xie et al. 2020)."""
+    """FedDist with clients weighted by size (a baseline of Xie et al. 2020)."""
     return Method(name="feddws", **ONE, aggregate=Aggregate(rate=epsilon))
 
 
@@ -81,7 +81,7 @@ def feddane(*, mu: Mu = 0.01) -> Method:
     Li et al. 2019. g is the size-weighted mean of full gradients at ω.
 
     Deviations:
-        The clients whose gradients make g are sampled apart from those that train.
+        The clients whose gradients make g are sampled separately from those that train.
     """
     return Method(name="feddane", **ONE, train=Train(terms=(Proximal(mu),), correction=True))
 
@@ -94,10 +94,10 @@ def fedadam(
     b2: Annotated[float, Field(ge=0, lt=1, description="decay of the second moment")] = 0.99,
     tau: Annotated[float, Field(gt=0, description="added to the root of the second moment")] = 0.001,
 ) -> Method:
-    """FedAvg whose mean update is a gradient for Adam on the server (Reddi et al. 2021, arXiv:2003.00295).
+    """FedAvg with Adam on the server; the mean update is its gradient (Reddi et al. 2021, arXiv:2003.00295).
 
     Deviations:
-        The moments are corrected for their start at zero, as optax does; the paper leaves that out.
+        The moments have a bias correction, as in optax; the paper has none.
     """
     server = ServerOptimizer(kind="adam", lr=lr, momentum=b1, b2=b2, eps=tau)
     return Method(name="fedadam", **ONE, aggregate=Aggregate(server=server))
@@ -110,23 +110,23 @@ def scaffold() -> Method:
     The paper is SCAFFOLD, arXiv:1910.06378. Every client keeps a control variate between rounds.
 
     Deviations:
-        Clients count by their examples in the mean of models; the paper's mean is unweighted.
+        The mean of models is weighted by clients' examples; the paper's mean is unweighted.
     """
     return Method(name="scaffold", **ONE, train=Train(control=True))
 
 
 @register("method", "ditto")
 def ditto(*, lam: Lam = 0.05) -> Method:
-    """Personal models tied to a FedAvg model by a proximal term (Li et al. 2021).
+    """A personal model per client, with a proximal term to a FedAvg model (Li et al. 2021).
 
-    The shared model is trained from copies of its own; a client is evaluated on its personal model.
+    The global model is trained on its own copies; a client is evaluated on its personal model.
     """
     return Method(name="ditto", **EACH, train=Train(terms=(Proximal(lam, "shared"),), shared="trained"))
 
 
 @register("method", "fedavg_plus")
 def fedavg_plus(*, runs: Runs = 3, by: Ballot = "probabilities") -> Method:
-    """Independent runs of FedAvg that vote by their mean class probabilities (Ma 2023, §3.5).
+    """An ensemble of independent runs of FedAvg, by their mean class probabilities (Ma 2023, §3.5).
 
     Deviations:
         The thesis's code averages logits: `by="logits"`.
@@ -136,7 +136,7 @@ def fedavg_plus(*, runs: Runs = 3, by: Ballot = "probabilities") -> Method:
 
 @register("method", "fedprox_plus")
 def fedprox_plus(*, runs: Runs = 3, mu: Mu = 0.01, by: Ballot = "probabilities") -> Method:
-    """Independent runs of FedProx that vote by their mean class probabilities (Ma 2023, §3.5).
+    """An ensemble of independent runs of FedProx, by their mean class probabilities (Ma 2023, §3.5).
 
     Deviations:
         The thesis's code averages logits: `by="logits"`.

@@ -28,17 +28,17 @@ def fesem(
     refit: bool = False,
     shots: Shots = None,
 ) -> Method:
-    """K-means EM on local models: join the nearest centre, centres are unweighted means, pull to the centre λ.
+    """K-means on local models: clients join the nearest centre; centres are unweighted means; λ is a proximal term.
 
-    Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. A client counts by
-    its last local model; one that has not taken part is not counted, and begins in the cluster whose model fits its
-    data best. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster takes the farthest
-    client.
+    Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. Each client is
+    represented by its last local model. A client without one is not counted, and starts in the cluster whose model has
+    the least loss on its data. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster
+    takes the farthest client.
 
     Deviations:
-        λ weighs a term of the loss, so a step goes a share ηλ of the way to the centre. Ma (2023, eq. 7.13, with CAM)
-        prints a share λ: give λ/η for it, which is exact for SGD without momentum. Its factor n_i/n before the gradient
-        is left out.
+        λ is the weight of a term of the loss, so a step moves by a share ηλ towards the centre. Ma (2023, eq. 7.13,
+        with CAM) prints a share λ: set λ/η for it, which is exact for SGD without momentum. Its factor n_i/n before the
+        gradient is left out.
     """
     return Method(
         name="fesem",
@@ -57,7 +57,7 @@ def wecfl(
     clusters: Clusters = 4,
     represent: Represent = "whole",
     iterations: Iterations = 1,
-    refit: Annotated[bool, Field(description="K-means from fresh seeds each round")] = False,
+    refit: Annotated[bool, Field(description="K-means from new seeds in each round")] = False,
     shots: Shots = None,
 ) -> Method:
     """FeSEM with size-weighted K-means and averages, and no proximal term (Ma 2023, Alg. 1).
@@ -92,7 +92,7 @@ def fesem_ma(
 
     Deviations:
         The width is fixed; the paper's released code has no clustered version. The first clustering averages models by
-        position: all clients have then trained from one start, so their neurons are in one order.
+        position, because all clients have then trained from the same model and their neurons have the same order.
     """
     return Method(
         name="fesem_ma",
@@ -115,12 +115,12 @@ def oneshot_kmeans(
     ] = "all",
     centre: Annotated[Literal["mean", "median", "medoid"], Field(description="of a cluster's models")] = "mean",
     seeding: Annotated[Literal["random", "plus_plus"], Field(description="the first centres")] = "random",
-    restarts: Annotated[int, Field(ge=1, description="seedings, of which the best is taken")] = 1,
+    restarts: Annotated[int, Field(ge=1, description="number of seedings; the best is used")] = 1,
     iterations: Annotated[int, Field(ge=1, description="updates of the centres")] = 10,
     initial_epochs: Epochs = None,
     averaging: Averaging = "equally",
 ) -> Method:
-    """Everybody trains once, K-means on the flattened weights settles the clusters, then FedAvg inside each.
+    """All clients train once, K-means on their weights makes the clusters, then FedAvg in each cluster.
 
     Bhattacharya and Aridi, §4. `distance="layer"` compares convolution kernels, each with its nearest of the other
     model (eq. 9); the paper compares those of the first layer (`layers="first"`).

@@ -21,13 +21,13 @@ def ifca(
     averaging: Averaging = "by_size",
     shared_layers: Annotated[tuple[str, ...], Field(description="parameters averaged over all clients, by name")] = (),
 ) -> Method:
-    """K models from distinct starts; a client joins the one with the least loss on its training data (= HypCluster).
+    """K models with different initial values; a client joins the one with the least loss on its data (= HypCluster).
 
-    Ghosh et al. 2020. A cluster nobody joins keeps its model.
+    Ghosh et al. 2020. A cluster without clients keeps its model.
 
     Deviations:
-        Averages by size, where the authors' code averages equally (`averaging="equally"`). Test-time assignment comes
-        from training data; the authors' code looks at test labels.
+        Averages are weighted by size; those of the authors' code are equal (`averaging="equally"`). Test-time
+        assignment uses training data; the authors' code uses test labels.
     """
     train = Train(distinct=True, tied=shared_layers)
     return Method(
@@ -37,13 +37,13 @@ def ifca(
 
 @register("method", "fedem")
 def fedem(*, clusters: Clusters = 3) -> Method:
-    """K models that every client trains and mixes by its own weights (Marfoq et al. 2021, arXiv:2108.10252).
+    """K models; every client trains all and mixes them by its own weights (Marfoq et al. 2021, arXiv:2108.10252).
 
-    E-step and M-step are those of a mixture: an example counts in the training of model k by its responsibility, and a
-    client's weights are its mean responsibilities. Models are averaged over all clients by size.
+    E-step and M-step are those of a mixture: in the training of model k, an example is weighted by its responsibility,
+    and a client's weights are its mean responsibilities. Models are averaged over all clients by size.
 
     Deviations:
-        A client that has never taken part is answered with weights of one M-step from equal ones.
+        A client that was never sampled predicts with the weights of one M-step from equal weights.
     """
     train, answer = Train(models="all", distinct=True), Answer(model="mixture")
     return Method(name="fedem", **BY_LOSS, group=Responsibilities(clusters=clusters), train=train, answer=answer)

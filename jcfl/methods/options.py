@@ -11,20 +11,20 @@ SEARCH: Any = {"search": [0.001, 1.0], "log": True}
 """Where `jcfl tune` searches a weight for which no value is usual: equal steps are equal factors."""
 
 Mu = Annotated[
-    float, Field(ge=0, description="weight of the proximal term to the round's start", json_schema_extra=SEARCH)
+    float, Field(ge=0, description="weight of the proximal term to the model received", json_schema_extra=SEARCH)
 ]
 Lam = Annotated[float, Field(ge=0, description="weight of the proximal term", json_schema_extra=SEARCH)]
-Averaging = Annotated[Weights, Field(description="how clients count in an average")]
+Averaging = Annotated[Weights, Field(description="weights of clients in an average")]
 SharedUpdate = Annotated[
     Literal["parallel", "sequential"],
-    Field(description="clients start from the same shared model, or each from the previous one's"),
+    Field(description="clients start from the same global model, or each from the previous client's model"),
 ]
 Represent = Annotated[
     Literal["whole", "head", "dense"] | tuple[str, ...],
-    Field(description="what of a model is compared: all, the last dense layer, all dense layers, or layers by name"),
+    Field(description="the compared part of a model: all, the last dense layer, all dense layers, or layers by name"),
 ]
-Rate = Annotated[float, Field(gt=0, le=1, description="how far the server goes towards the mean, ε")]
-Runs = Annotated[int, Field(ge=2, description="independent runs that vote")]
+Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the mean, ε")]
+Runs = Annotated[int, Field(ge=2, description="number of independent runs")]
 Iterations = Annotated[int, Field(ge=1, description="assignments a round")]
 Shots = Annotated[tuple[int, int] | None, Field(description="regroup only in rounds [a, b) of the method's own phase")]
 Epochs = Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jcfl.core.method import Answer, Method, Train, Unasked
+from jcfl.core.method import Answer, Method, Train, Unsampled
 from jcfl.core.terms import Proximal
 from jcfl.grouping.compare import Cosine, NoiseCorrectedCosine
 from jcfl.grouping.describe import Displacement, Gradient
@@ -28,33 +28,33 @@ def stocfl(
     lam: Lam = 0.05,
     mu: Annotated[float, Field(ge=0, description="weight of ω's own proximal term: FedProx as G")] = 0.0,
     similarity: Annotated[Literal["plain", "noise_corrected"], Field(description="how a cosine is formed")] = "plain",
-    merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters unite")] = "greedy",
+    merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters are merged")] = "greedy",
     start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current",
     anchor: Annotated[dict[str, Any] | None, Field(description="another anchor model: {name, …}")] = None,
-    anchor_steps: Annotated[int | None, Field(ge=1, description="Ψ from local steps, not a gradient")] = None,
+    anchor_steps: Annotated[int | None, Field(ge=1, description="local steps for Ψ instead of a gradient")] = None,
     shared_update: SharedUpdate = "parallel",
     clustering_only: Annotated[bool, Field(description="group the clients and train nothing (Fig. 3)")] = False,
     sketch: Annotated[
-        int | None, Field(ge=16, description="Ψ folded to so many numbers, for many clients at a time")
+        int | None, Field(ge=16, description="number of values to which Ψ is folded, for many clients at a time")
     ] = None,
-    capacity: Annotated[int | None, Field(ge=1, description="most clusters at a time")] = None,
+    capacity: Annotated[int | None, Field(ge=1, description="largest number of clusters at a time")] = None,
     renew: Renew = None,
-    unasked: Unasked = "shared",
+    unsampled: Unsampled = "shared",
 ) -> Method:
-    """Clients described by a gradient at a fixed anchor and merged by cosine; cluster models tied to a shared one.
+    """Clients are described by a gradient at a fixed anchor and merged by cosine; proximal term to a global model.
 
     Zeng et al. 2023 (arXiv:2303.00897), Alg. 1 and eqs. 2-3. Ψ is computed when a client first takes part; a cluster's
-    vector is the sum of Ψ over all its members seen so far; pairs with cosine ≥ τ unite, the most similar first. τ > 1
-    gives Ditto, τ = -1 one cluster: FedAvg for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with `mu`;
-    a robust rule (`aggregate`, or the add-on `robust`) averages ω too.
+    vector is the sum of Ψ over all its members seen so far; pairs with cosine ≥ τ are merged, the most similar first. τ
+    > 1 gives Ditto, τ = -1 one cluster: FedAvg for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with
+    `mu`; a robust rule (`aggregate`, or the add-on `robust`) averages ω too.
 
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
-        cluster first seen starts at the current ω (the paper: at ω₀, `start="initial"`). `anchor_steps` and
+        new cluster starts at the current ω (the paper: at ω₀, `start="initial"`). `anchor_steps` and
         `shared_update="sequential"` are the authors' code. `similarity="noise_corrected"` and `sketch` are ours, and so
         is `renew`, for data that drift: Ψ is computed again, and a client whose cosine with its old Ψ is below τ leaves
-        its cluster and enters one as a new client does. ω answers for a client that was never asked; with
-        `unasked="placed"` its cluster is inferred as in §4.4.
+        its cluster and joins one like a new client. A client that was never sampled predicts with ω; with
+        `unsampled="placed"` its cluster is inferred as in §4.4.
     """
     gradient = Gradient(anchor=anchor, sketch=sketch)
     pull, chained = Proximal(lam, "shared"), shared_update == "sequential"
@@ -68,5 +68,5 @@ def stocfl(
         train=Train(
             terms=(pull,), shared="trained", shared_terms=objective, chained=chained, active=not clustering_only
         ),
-        answer=Answer(unasked=unasked),
+        answer=Answer(unsampled=unsampled),
     )

@@ -12,7 +12,7 @@ from jcfl.metrics.evaluation import mean, ratio
 
 
 def clustering(labels: Any, groups: Any) -> dict[str, float]:  # [m], [m]
-    """The number of clusters that serve somebody, and every measure of their agreement with the true groups.
+    """The number of clusters with at least one client, and every measure of their agreement with the true groups.
 
     >>> clustering([2, 2, 0, -1], [0, 0, 1, 1])
     {'clusters': 2, 'purity': 1.0, 'pair_purity': 1.0, 'ari': 1.0, 'nmi': 1.0}
@@ -22,7 +22,7 @@ def clustering(labels: Any, groups: Any) -> dict[str, float]:  # [m], [m]
 
 
 def clusters(labels: Any) -> int:  # [m]
-    """The number of clusters that serve somebody."""
+    """The number of clusters with at least one client."""
     labels = np.asarray(labels)
     return np.unique(labels[labels >= 0]).size
 

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is known of the clients that a score is taken over.
+    """The data of the clients from which a score is computed.
 
     >>> one = Evaluation(np.array([0]), np.array([-1]), np.array([[[1, 1], [1, 2], [2, 1]]]), np.ones(1), np.ones(1))
     >>> one.size, one.accuracy.round(3), one.f1.round(3)

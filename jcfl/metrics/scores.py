@@ -70,7 +70,7 @@ def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:
 
 @register_score("accuracy_micro", title="accuracy", unit="%", better="higher", places=EVERYWHERE)
 def accuracy_micro(clients: Evaluation) -> float:
-    """The accuracy on all test examples together, which is the clients' mean by size."""
+    """The accuracy on all test examples together, which is the mean over clients weighted by size."""
     return float(accuracy(clients.counts.sum(0)))
 
 
@@ -83,19 +83,19 @@ def accuracy_micro(clients: Evaluation) -> float:
     places=("terminal", "report"),
 )
 def accuracy_macro(clients: Evaluation) -> float:
-    """The mean of the clients' accuracies."""
+    """The mean over clients of their accuracies."""
     return mean(clients.accuracy, 1)
 
 
 @register_score("f1_micro", title="F1", unit="%", better="higher", places=("terminal", "report", "curves"))
 def f1_micro(clients: Evaluation) -> float:
-    """The mean of the clients' macro-F1 by their number of test examples."""
+    """The mean over clients of their macro-F1, weighted by their number of test examples."""
     return mean(clients.f1, clients.size)
 
 
 @register_score("f1_macro", title="F1 (mean over clients)", unit="%", better="higher", places=())
 def f1_macro(clients: Evaluation) -> float:
-    """The mean of the clients' macro-F1."""
+    """The mean over clients of their macro-F1."""
     return mean(clients.f1, 1)
 
 
@@ -107,7 +107,7 @@ def loss(clients: Evaluation) -> float:
 
 @register_score("clusters", unit="clusters", over=CLUSTERING, places=("terminal", "report", "clusters", "effect"))
 def clusters(clients: Evaluation) -> int:
-    """The number of clusters that serve somebody."""
+    """The number of clusters with at least one client."""
     return agreement.clusters(clients.labels)
 
 
@@ -148,7 +148,7 @@ def add_percentile(share: int, title: str, places: tuple[Place, ...]) -> None:
 
     @register_score(f"accuracy_p{share}", title=f"accuracy, {title}", unit="%", better="higher", places=places)
     def percentile(clients: Evaluation) -> float:
-        """The 5th, 50th or 95th percentile of the clients' accuracies, as the name says."""
+        """The percentile of the clients' accuracies: the 5th, the 50th or the 95th."""
         there = clients.accuracy[clients.size > 0]
         return float(np.percentile(there, share)) if there.size else np.nan
 
@@ -205,7 +205,7 @@ def accuracy_honest(clients: Evaluation) -> float:
     places=("report",),
 )
 def beside_hostile(clients: Evaluation) -> float:
-    """The share of honest clients that a cluster with an attacker in it serves."""
+    """The share of honest clients whose cluster also has an attacker."""
     honest = clients.labels[~clients.hostile]
     shared = (honest >= 0) & np.isin(honest, clients.labels[clients.hostile])
     return float(shared.mean()) if honest.size else np.nan
@@ -216,16 +216,16 @@ def add_measured(name: str, meaning: str, unit: Literal["", "%", "clusters"] = "
     add(Score(name, title, unit=unit, over=("present",), places=("report",), meaning=meaning))
 
 
-add_measured("dropped_clients", "Clients of which an upload was not finite and was left out.")
-add_measured("reset_clusters", "Clusters whose model was not finite and went back by a round.")
+add_measured("dropped_clients", "Clients whose upload was not finite and was left out.")
+add_measured("reset_clusters", "Clusters whose model was not finite and was reset to that of the round before.")
 add_measured("excluded_hostile", "The share of the attackers that were excluded.", "%", "attackers excluded")
 add_measured("excluded_honest", "The share of the honest clients that were excluded.", "%", "honest clients excluded")
 
 add_measured(
     "accuracy_shared",
-    "The accuracy of the shared model ω alone on the test examples of all clients; with `evaluate_shared`.",
+    "The accuracy of the global model ω alone on the test examples of all clients; with `evaluate_shared`.",
     "%",
-    "accuracy of the shared model",
+    "accuracy of the global model",
 )
 add(
     Score(
@@ -244,7 +244,7 @@ add(
         "clustering objective",
         over=("present",),
         places=("clusters",),
-        meaning="StoCFL's clustering objective, the sum of cosines between clusters; the method measures it.",
+        meaning="StoCFL's clustering objective: the sum of cosines between clusters.",
     )
 )
 
@@ -254,7 +254,9 @@ def add_quality(name: str, title: str, meaning: str, unit: Literal["", "clusters
     add(Score(name, title, unit=unit, over=("present",), places=("quality",), meaning=meaning))
 
 
-add_quality("moves", "clients that moved", "Clients in another cluster than at the evaluation before.", "clusters")
+add_quality(
+    "moves", "clients that moved", "Clients that are in another cluster than at the previous evaluation.", "clusters"
+)
 add_quality("learning_objective", "learning objective F", "The mean training loss of the clusters' models (eq. 3.3a).")
 add_quality(
     "clustering_objective",

@@ -1,6 +1,6 @@
 """Detection of a first dense layer, which lets clients be trained without a kernel of their own each.
 
-The fast path (`jcfl.fast`) needs three things of a `Task`, and asks for them by `task.first` alone; it never looks at
+The fast path (`jcfl.fast`) needs three things of a `Task`, and reads them from `task.first` alone; it never looks at
 the type of the module. A user who writes a `Task` by hand can give a `First` too.
 
 1. `first.path` names a dense layer of `model["params"]`: `kernel` [d, h] and, if it has one, `bias` [h].

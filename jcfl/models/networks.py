@@ -28,13 +28,13 @@ Init = Annotated[
 ]
 How = Annotated[
     Chosen,
-    Field(description="how convolutions run: as products of patches, by XLA's own, or as suits the device"),
+    Field(description="algorithm of convolutions: matrix products of patches, XLA's, or chosen by the device"),
 ]
 Rate = Annotated[float, Field(ge=0, lt=1, description="share of units dropped between convolutions and dense layers")]
 
 
 class Network(nn.Module):
-    """Convolutions (with ReLU, where asked batch normalisation before it and pooling after it), dense layers, a head.
+    """Convolutions with ReLU (optionally batch normalisation before it and pooling after it), dense layers, a head.
 
     Called on `x` [n, h, w, c] or, without convolutions, on any [n, ...]; images without a channel axis get one.
     Parameters take the widest float JAX is set to.
@@ -168,7 +168,7 @@ def cnn_tissue(shape: Sequence[int], classes: int, *, init: Init = "lecun", conv
     28×28×1, 8 classes: 25,896 parameters.
 
     Deviations:
-        Images are padded by 2 before each convolution, without which the table's 7·7·32 inputs do not come about.
+        Images are padded by 2 before each convolution; otherwise there would not be the 7·7·32 inputs of the table.
     """
     return task(normalised(classes, init, convolution), shape, classes, name="cnn_tissue")
 
@@ -213,7 +213,7 @@ def cnn_femnist(
     28×28×1, 62 classes: 1,206,590 parameters.
 
     Deviations:
-        The paper gives no widths: they are its code's. Dropout of 0.5 lies between convolutions and dense layers, as
+        The paper gives no widths; these are from its code. Dropout of 0.5 is between convolutions and dense layers, as
         the paper says; its code drops 0.25 there and 0.5 before the classifier.
     """
     wide = {"filters": (32, 64), "kernel": 3, "pooled": (1,), "hidden": (128,)}
@@ -240,9 +240,9 @@ def cnn_e(
     28×28×1, 10 classes: 85,822 parameters. 32×32×3: 121,182 for 10 classes, 1,388,292 for 100 with six convolutions.
 
     Deviations:
-        The paper does not say how convolutions are padded and where pools are, and of its code we know the widths only.
-        Here the small network has no padding and a pool after each convolution; the large one pads by 1, normalises
-        before ReLU and has a pool after every second convolution.
+        The paper does not give the padding of convolutions and the positions of pools; of its code we only know the
+        widths. Here the small network has no padding and a pool after each convolution; the large one pads by 1,
+        normalises before ReLU and has a pool after every second convolution.
     """
     if (convolutions or (2 if classes <= 10 else 6)) == 2:
         layers: dict[str, Any] = {"filters": (16, 32), "pooled": (0, 1), "hidden": (120, 84)}

@@ -22,7 +22,7 @@ from jcfl.results.writer import claimed as claimed
 
 
 def load(folder: Path | str) -> History:
-    """The history of a run from its folder; of several methods' the first one's, the rest as its `others`.
+    """The history of a run from its folder. For several methods it is that of the first one, with the rest as `others`.
 
     Raises:
         InputError: the folder holds no run, or a file in it is damaged.

@@ -56,7 +56,7 @@ def shortened(path: Path) -> str:
 
 
 def destination(path: str | os.PathLike[str]) -> Path:
-    """The folder that was asked for.
+    """The folder that the user gave.
 
     Raises:
         InputError: nothing was; `Path("")` would be the current folder.

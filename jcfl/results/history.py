@@ -56,8 +56,8 @@ class Record:
 class History:
     """All evaluations of a run, in NumPy.
 
-    `history["accuracy_micro"]` is that score of every seed at every evaluated round, `[seeds, e]`, NaN where a seed has
-    not come so far.
+    `history["accuracy_micro"]` has this metric of every seed at every evaluated round, `[seeds, e]`; it is NaN for
+    rounds that a seed has not reached.
     """
 
     name: str  # of the method

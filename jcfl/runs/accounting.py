@@ -26,9 +26,9 @@ REPLACED = 2.0
 
 
 class Cohort(NamedTuple):
-    """How many clients are asked, out of how many: each as likely as any other, and none twice."""
+    """How many clients are sampled, out of how many: each as likely as any other, and none twice."""
 
-    asked: int
+    sampled: int
     available: int
 
 
@@ -76,8 +76,8 @@ def cohorts(context: Context, federation: Federation, rounds: int) -> dict[range
     found = {}
     for start, end in pairwise(moments):
         here = int(((arrive <= start) & (start < depart) & ~out).sum())
-        asked = np.round(np.float32(population.participation) * np.float32(here))
-        found[range(start, end)] = Cohort(min(int(np.clip(asked, 1, population.cohort)), here), here)
+        sampled = np.round(np.float32(population.participation) * np.float32(here))
+        found[range(start, end)] = Cohort(min(int(np.clip(sampled, 1, population.cohort)), here), here)
     return found
 
 
@@ -91,7 +91,7 @@ def counts(sent: Iterable[Release], cohorts: Mapping[range, Cohort]) -> Counter[
         multiplier = one.noise / REPLACED
         found[multiplier, None] += one.once
         for rounds, cohort in cohorts.items() if not one.once else ():
-            secret = cohort if one.sampled and cohort.asked < cohort.available else None
+            secret = cohort if one.sampled and cohort.sampled < cohort.available else None
             found[multiplier, secret] += one.times(rounds) if cohort.available else 0
     return +found
 
@@ -113,6 +113,6 @@ def epsilon(counts: Mapping[tuple[float, Cohort | None], int], delta: float) -> 
     for (multiplier, cohort), count in counts.items():
         event = dp_accounting.GaussianDpEvent(multiplier)
         if cohort is not None:
-            event = dp_accounting.SampledWithoutReplacementDpEvent(cohort.available, cohort.asked, event)
+            event = dp_accounting.SampledWithoutReplacementDpEvent(cohort.available, cohort.sampled, event)
         accountant.compose(event, count)
     return float(min(exact, accountant.get_epsilon(delta)))

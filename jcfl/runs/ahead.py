@@ -13,7 +13,7 @@ from jcfl.types import Algorithm, Federation, State
 from jcfl.types.host import whole_map
 
 Ahead = Callable[[Any, range], None]
-"""`(state, rounds)` asks the system for what the cohorts of these rounds will train on, and does not wait for it."""
+"""`(state, rounds)` lets the system read the examples of the cohorts of these rounds, and does not wait."""
 
 SHARE = 4
 """The part of the free memory that is read ahead at most: a quarter."""
@@ -22,7 +22,7 @@ SHARE = 4
 def reader(algorithm: Algorithm, federation: Federation, placed: Federation) -> Ahead:
     """What reads ahead for a run by itself; it does nothing where the examples are in no file.
 
-    It changes when the file is read, and no figure: the system keeps what was read as long as it has room.
+    It changes when the file is read, but no result: the system keeps the pages in memory while there is room.
 
     Args:
         federation: in NumPy, its examples perhaps mapped from a file.
@@ -32,7 +32,7 @@ def reader(algorithm: Algorithm, federation: Federation, placed: Federation) -> 
     file = whole_map(x)
     if file is None or not hasattr(os, "posix_fadvise"):
         return lambda state, rounds: None
-    asked = jax.jit(lambda state, federation, round: algorithm.asked(state.replace(round=round), federation))
+    sampled = jax.jit(lambda state, federation, round: algorithm.sampled(state.replace(round=round), federation))
     first = file.offset + x.ctypes.data - file.ctypes.data
     row, last = x.strides[0], [threading.Thread()]
 
@@ -47,7 +47,7 @@ def reader(algorithm: Algorithm, federation: Federation, placed: Federation) -> 
 
     def ahead(state: State, rounds: range) -> None:
         if not last[0].is_alive():
-            found = [asked(state, placed, np.int32(round)) for round in rounds]
+            found = [sampled(state, placed, np.int32(round)) for round in rounds]
             cohorts = [np.asarray(one.who)[np.asarray(one.present)] for one in found]
             held = [federation.at(round) for round in rounds]
             last[0] = threading.Thread(target=read, args=(held, cohorts), daemon=True)

@@ -61,8 +61,8 @@ def choose_k(
 ) -> Choice:
     """The best of several numbers of clusters after a short run of each on a sample of clients (Xie et al. 2020, §5.2).
 
-    A share of every sampled client's training examples is held back to judge by; its test examples are never used. By
-    `accuracy`, the k is chosen whose models have the highest accuracy on the examples held back. By `distance`, the
+    A share of every sampled client's training examples is held back for the comparison; test examples are never used.
+    By `accuracy`, the k is chosen whose models have the highest accuracy on the examples held back. By `distance`, the
     squared distance between a client's model and its cluster's model decides. Its mean can only fall as k grows, so the
     knee of the curve is chosen: the k that is farthest below the line from the smallest k to the largest. `ks` should
     therefore begin below the plausible numbers and end above them. Of equal k the smaller one is chosen.

@@ -51,47 +51,58 @@ class Config(BaseModel):
     reliability: Reliability = Reliability()
     privacy: Privacy = Privacy()
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
-    participation: Annotated[float, Field(gt=0, le=1, description="share of clients asked each round")] = 1.0
+    participation: Annotated[
+        float, Field(gt=0, le=1, description="share of the available clients that are sampled in each round")
+    ] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
     evaluate_last: Annotated[int, Field(ge=1, le=1000, description="rounds at the end that are all evaluated")] = 1
     evaluate_shared: Annotated[
-        bool, Field(description="whether the shared model ω is tested too, where one is trained")
+        bool, Field(description="whether the global model ω is also tested, if one is trained")
     ] = False
     evaluate_first: Annotated[bool, Field(description="whether to evaluate before the first round")] = False
     evaluate_quality: Annotated[
-        bool, Field(description="whether clusters and gradients are measured too: B, U, β, … of Ma 2023")
+        bool, Field(description="whether metrics of clusters and gradients are measured: B, U, β, … of Ma 2023")
     ] = False
     compare_models: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...],
-        Field(description="rounds after which the models of clients are compared, for figures"),
+        Field(description="rounds after which clients' models are compared, for figures"),
     ] = ()
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of the first run, and of the federation")] = 0
-    seeds: Annotated[int, Field(ge=1, description="runs, with seeds seed, seed + 1, …")] = 1
-    seeds_in_one: Annotated[bool | None, Field(description="all seeds side by side; null: where they are small")] = None
-    compare: Annotated[tuple[Method, ...], Field(description="methods run beside the main one")] = ()
+    seed: Annotated[
+        int,
+        Field(
+            ge=0, lt=2**32, description="first seed of training; also of the federation, unless scenario.seed is given"
+        ),
+    ] = 0
+    seeds: Annotated[int, Field(ge=1, description="number of seeds: seed, seed + 1, …")] = 1
+    seeds_in_one: Annotated[
+        bool | None, Field(description="all seeds side by side; null: if their states are small")
+    ] = None
+    compare: Annotated[tuple[Method, ...], Field(description="further methods to compare with the main one")] = ()
     data_dir: Annotated[Path | None, Field(description="folder of datasets")] = None
-    track: Annotated[tuple[Piece, ...], Field(description="where figures go besides the folder: tensorboard, …")] = ()
+    track: Annotated[tuple[Piece, ...], Field(description="trackers that get the metrics: tensorboard, …")] = ()
     on_divergence: Annotated[
         OnDivergence,
         Field(description="when a model is not finite: stop, drop_client (leave its upload out), drop_cluster"),
     ] = "stop"
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
     engine: Annotated[EngineName, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
-    devices: Annotated[int | None, Field(ge=1, description="that clients are shared out among; null: all")] = None
+    devices: Annotated[int | None, Field(ge=1, description="number of devices that share the clients; null: all")] = (
+        None
+    )
     examples: Annotated[
         Literal["device", "host"] | None,
-        Field(description="where examples are: device, host; null: device if they fit"),
+        Field(description="where examples are stored: device, host; null: device if they fit"),
     ] = None
     client_states: Annotated[
         Literal["device", "host"] | None,
-        Field(description="where models that clients keep are: device, host; null: device if they fit"),
+        Field(description="where clients' kept models are stored: device, host; null: device if they fit"),
     ] = None
     chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
     budget: Annotated[
-        int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: by what is free")
+        int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: from the free memory")
     ] = None
     autotune: Annotated[
-        bool, Field(description="whether long runs begin with short trials of ways to train; false: constants choose")
+        bool, Field(description="whether long runs begin with trials of settings; false: constants")
     ] = True
     chosen_by: Annotated[
         Chosen | None, Field(description="the options that jcfl tune chose, and by how many trials; null: none")
@@ -100,7 +111,7 @@ class Config(BaseModel):
         dict[str, Tuned] | None, Field(description="how each method trains on this machine, filled in by a run")
     ] = None
     decided: Annotated[
-        dict[str, Any] | None, Field(description="what each option that was auto was decided by, filled in by a run")
+        dict[str, Any] | None, Field(description="the data behind the choice of auto, filled in by a run")
     ] = None
     made_by: Annotated[dict[str, Any], Field(description="versions and device, filled in by a run")] = {}
 
@@ -184,7 +195,7 @@ def source_text(source: str | Path) -> tuple[str, str]:
     if not isinstance(source, str | Path):
         raise InputError(f"expected a federation, a mapping, a file or a preset's name, got {shown(source)}")
     path = Path(source)
-    if os.path.isfile(path):  # a Path asked the same raises where the text is too long for a name
+    if os.path.isfile(path):  # `Path.is_file` raises if the text is too long for a name
         try:
             return path.read_text("utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:

@@ -37,7 +37,7 @@ def device_count(wanted: int | None) -> int:
     there = jax.device_count()
     if wanted is not None and wanted > there and not hosts.several():
         raise InputError(
-            f"devices: {wanted} were asked for, there are {there}; a CPU counts as more, up to {MOST}, only before JAX "
+            f"devices: expected at most {there}, got {wanted}; a CPU counts as more, up to {MOST}, only before JAX "
             f"has started, for instance by XLA_FLAGS=--xla_force_host_platform_device_count={min(wanted, MOST)}"
         )
     if wanted is None and target().is_cpu and not hosts.several():
@@ -46,10 +46,10 @@ def device_count(wanted: int | None) -> int:
 
 
 def use_cores() -> None:
-    """Let a CPU count as one device for each core, so that a core trains clients by itself where that is faster.
+    """Let a CPU count as one device for each core, so that each core trains its own clients if that is faster.
 
-    The command line does this; a program in Python calls `jcfl.use_cores()` before JAX makes its first array, and is
-    warned where that is too late. A number of devices in XLA_FLAGS or in JAX's own option is kept.
+    The command line does this; a Python program calls `jcfl.use_cores()` before JAX creates its first array; later
+    calls only warn. A number of devices in XLA_FLAGS or in JAX's own option is kept.
     """
     if not split_cores() and target().is_cpu and cores() > jax.local_device_count():
         told = "use_cores: JAX has started, so all cores stay one device; call it before the first array is made"
@@ -63,7 +63,7 @@ def split_cores() -> bool:
 
 
 def parts_of_cpu() -> int:
-    """As how many devices a CPU was asked to count; not positive where nobody has asked."""
+    """As how many devices a CPU counts; not positive if this is not set."""
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -90,7 +90,7 @@ def with_examples_on_host(federation: Federation) -> Federation:
     """The federation whose examples stay on the host when it is copied to devices.
 
     Raises:
-        InputError: there are several hosts, or JAX was told not to use its CPU, so that programs cannot ask for rows.
+        InputError: there are several hosts, or JAX may not use its CPU, so that programs cannot request rows.
     """
     if isinstance(federation.x, OnHost):
         return federation

@@ -52,9 +52,9 @@ def use_cache() -> None:
     """Keep compiled programs on disk, so that later processes need not compile them again.
 
     This sets JAX's persistent compilation cache for the whole process. The command line calls it; `jcfl.run` and
-    `jcfl.sweep` do not, so a program that wants the cache calls `jcfl.use_cache()` first. The folder is the one that
-    the environment variable JCFL_CACHE names, by default `~/.cache/jcfl/xla`. Nothing changes if JCFL_CACHE is set to
-    nothing, if JAX already has a cache folder, or if the folder cannot be made.
+    `jcfl.sweep` do not, so a program that wants the cache calls `jcfl.use_cache()` first. The folder is the value of
+    the environment variable JCFL_CACHE, by default `~/.cache/jcfl/xla`. Nothing changes if JCFL_CACHE is empty, if JAX
+    already has a cache folder, or if the folder cannot be created.
     """
     chosen = os.environ.get("JCFL_CACHE")
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None or chosen == "":

@@ -51,24 +51,26 @@ def run(
     progress: bool | None = None,
     **settings: Any,
 ) -> History:
-    """Train a method on a federation and return what was measured.
+    """Train a method on a federation and return its metrics.
 
     Args:
-        what: a federation, or a configuration: a mapping, whose values may be those of the keywords below; a YAML file;
-            a preset's name.
+        what: a federation, or a configuration: a mapping with the keywords below as keys, a YAML file, or a preset's
+            name.
         method: a registered name, a mapping `{"name": …, option: value}`, a `Method`, or a function of the run's
             `Context` that returns a `Method` or an `Algorithm`.
         model: a registered name, a mapping, a Flax module, or a `Task`.
-        train: a mapping of the local trainer's options (lr, epochs or steps, batch_size, …), or a trainer.
+        train: a mapping of the local trainer's options (lr, epochs or steps, batch_size, …), or a trainer; by default
+            SGD with lr 0.1 and one step in a round, on all of a client's examples.
         rounds: rounds of training.
-        participation: the share of clients asked each round, in (0, 1].
+        participation: the share of clients that are sampled in each round, in (0, 1].
         evaluate_every: rounds between evaluations; the last round is always evaluated.
-        seed: the first seed.
-        seeds: the number of runs, with seeds seed, seed + 1, …
-        compare: further methods to run beside the main one, by name or as mappings.
+        seed: the first seed of training: of initial models, sampled clients and batches. `scenario.seed` draws the
+            federation; it is the same number unless given.
+        seeds: the number of seeds: seed, seed + 1, …
+        compare: further methods to compare with the main one, by name or as mappings.
         out: the run's folder; without it nothing is written.
-        resume: whether to go on with the run that `out` holds.
-        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
+        resume: whether to continue the run in `out`.
+        allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called about once a second.
         progress: whether a bar is shown, or lines where stderr is neither a terminal nor a notebook; by default a bar
             in notebooks and on terminals, unless `on_progress` is given.
@@ -278,7 +280,7 @@ def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compilin
 
 
 def settled(compiling: programs.Compiling) -> Future[programs.Family]:
-    """What compiling came to: the programs, or the error, which is raised when the result is asked for."""
+    """What compiling came to: the programs, or the error, which is raised when the result is read."""
     future: Future[programs.Family] = Future()
     try:
         future.set_result(compiling())

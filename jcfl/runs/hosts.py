@@ -45,7 +45,7 @@ class Differing(InputError):
 
 
 def several() -> bool:
-    """Whether this is a run of several hosts; asks no device, because JAX waits for all hosts before it has any."""
+    """Whether this is a run of several hosts; uses no device, because JAX waits for all hosts before it has any."""
     return jax.distributed.is_initialized() and distributed.global_state.num_processes > 1
 
 

@@ -35,14 +35,19 @@ class Needs(NamedTuple):
     outside: int  # bytes of the clients' examples that stay on the host, or in a mapped file that a CPU reads
     place: Literal["device", "host"]  # where programs find the examples
     states: int  # bytes of the models and memories of the seeds that run side by side, of the largest method
-    answers: int  # bytes of the answers to all test examples at an evaluation
+    predictions: int  # bytes of the predictions of all test examples at an evaluation
     history: int  # bytes on the host of all evaluations of the largest method
     evaluations: int  # of every seed
     local_steps: int  # steps of local training in all rounds, clients, seeds and methods; 0 where nothing is trained
 
     def text(self) -> str:
         """The needs in one line."""
-        parts = {"federation": self.federation, "states": self.states, "answers": self.answers, "history": self.history}
+        parts = {
+            "federation": self.federation,
+            "states": self.states,
+            "predictions": self.predictions,
+            "history": self.history,
+        }
         parts |= {f"examples {OUTSIDE[self.place]}": self.outside} if self.outside else {}
         sizes = ", ".join(f"{name} {decimal(size)}" for name, size in parts.items())
         return f"needs: {sizes} of memory; {self.evaluations:,} evaluations, {self.local_steps:,} local steps"
@@ -60,19 +65,21 @@ def needs(config: Config, federation: Federation, context: Context, states: int,
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
     _, local = context.trainer.rows_and_steps(context.population.width)
-    answered = sum(np.size(split.rows) for name, split in federation.splits.items() if name != "train")
-    answers = 4 * federation.classes * answered * side_by_side
+    predicted = sum(np.size(split.rows) for name, split in federation.splits.items() if name != "train")
+    predictions = 4 * federation.classes * predicted * side_by_side
     examples = math.prod(federation.x.shape) * federation.x.dtype.itemsize
     owners = bytes_of(federation.replace(x=()))
     mapped = target().is_cpu and is_shared(federation.x)
-    place = config.examples or place_of(federation, 0 if mapped else examples, owners + states * side_by_side + answers)
+    place = config.examples or place_of(
+        federation, 0 if mapped else examples, owners + states * side_by_side + predictions
+    )
     outside = examples if mapped or place == "host" else 0
     return Needs(
         federation=owners + examples - outside,
         outside=outside,
         place=place,
         states=states * side_by_side,
-        answers=answers,
+        predictions=predictions,
         history=history_bytes(config, context.population.clients),
         evaluations=evaluations(config),
         local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
@@ -133,23 +140,27 @@ def refuse_long_history(config: Config, clients: int) -> None:
     count, need = evaluations(config), history_bytes(config, clients)
     room = int(over_hosts(available_memory(), np.min))
     often = math.ceil(need / max(room, 1)) * config.evaluate_every
-    advice = f"set evaluate_every to {often} or more" if often <= config.rounds else "ask for fewer seeds"
+    advice = f"set evaluate_every to {often} or more" if often <= config.rounds else "use fewer seeds"
     refuse_beyond_memory(f"{count} evaluations of {config.seeds} seeds and {clients} clients", need, advice, room)
 
 
 def refuse_beyond_device(found: Needs, federation: Federation) -> None:
-    """Refuse states and answers that the device cannot hold beside the federation.
+    """Refuse states and predictions that the device cannot hold beside the federation.
 
     Raises:
         TooLarge: the line says what takes how much.
     """
     placed = isinstance(federation.x, jax.Array)
-    parts = {"the federation": 0 if placed else found.federation, "states": found.states, "answers": found.answers}
+    parts = {
+        "the federation": 0 if placed else found.federation,
+        "states": found.states,
+        "predictions": found.predictions,
+    }
     largest = max(parts, key=lambda name: parts[name])
     advice = {
         "the federation": "take fewer clients or examples",
         "states": "take a smaller model, fewer clusters or clients, or seeds_in_one=false",
-        "answers": "take fewer test examples or classes",
+        "predictions": "take fewer test examples or classes",
     }
     shown = ", ".join(f"{name} ({decimal(size)})" for name, size in parts.items())
     refuse_beyond_memory(shown, sum(parts.values()), advice[largest], int(over_hosts(free_memory(), np.min)))

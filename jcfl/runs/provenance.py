@@ -1,4 +1,4 @@
-"""What made a run's figures: its configuration, its federation, the versions and the device; and how two differ."""
+"""What determines a run's results: its configuration, federation, versions and device; and how two runs differ."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ LOOSE = (
     "autotune",
     *FILLED_IN,
 )
-"""The keys of a configuration that do not decide what a run's figures are."""
+"""The keys of a configuration that do not change a run's results."""
 
 Provenance = Mapping[str, Any]
 """`config`, with `made_by`; `whole`, the configuration of the comparison that the run is a part of, or None; and a
@@ -32,7 +32,7 @@ fingerprint of the `federation`. All in values that JSON has."""
 
 
 def provenance(config: Config, whole: Config | None, fingerprint: str) -> dict[str, Any]:
-    """What makes a run's figures.
+    """What determines a run's results.
 
     Args:
         config: as it was planned, with `made_by` filled in.
@@ -44,7 +44,7 @@ def provenance(config: Config, whole: Config | None, fingerprint: str) -> dict[s
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a configuration decides the figures, under dotted names."""
+    """The part of a configuration that determines the results, under dotted names."""
     return flat({key: value for key, value in config.items() if key not in LOOSE})
 
 
@@ -100,6 +100,6 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
 
 
 def packages(made: Provenance) -> dict[str, str]:
-    """The versions of the packages that figures may depend on."""
+    """The versions of the packages on which results may depend."""
     versions = made["config"].get("made_by", {}).get("versions", {})
     return {name: number for name, number in versions.items() if name != "python"}

@@ -124,7 +124,7 @@ def train_batch(
 
 
 def ahead(runs: Sequence[Run], seeds: int) -> Ahead:
-    """What reads examples ahead for a run of one seed; runs side by side ask for so many that nothing is gained."""
+    """What reads examples ahead for a run of one seed; runs side by side need so many that nothing is gained."""
     given = runs[0].plan.objects.federation
     if given is None or len(runs) * seeds > 1:
         return lambda state, rounds: None

@@ -1,4 +1,4 @@
-"""One method's run: its figures gathered, written and tracked, whoever trains it."""
+"""One method's run: its metrics are gathered, written and tracked, whatever trains it."""
 
 import functools
 import math
@@ -30,7 +30,7 @@ Clients = Callable[[], Mapping[str, np.ndarray]]
 
 
 class Run:
-    """One method's run: its figures gathered and written, whoever trains it."""
+    """One method's run: its metrics are gathered and written, whatever trains it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Run:
         return {name: fault for name, fault in found.items() if not name.startswith("checkpoints/")}
 
     def made(self) -> dict[str, Any]:
-        """What makes this run's figures."""
+        """What determines this run's results."""
         return provenance(self.plan.config, self.whole, self.fingerprint)
 
     def begin(self, clients: Clients) -> None:

@@ -122,7 +122,7 @@ def wandb(
     *,
     project: str = "jcfl",
     entity: Annotated[str | None, Field(description="user or team; null: the one logged in")] = None,
-    mode: Annotated[Literal["online", "offline", "disabled"], Field(description="where figures go")] = "online",
+    mode: Annotated[Literal["online", "offline", "disabled"], Field(description="where metrics go")] = "online",
 ) -> Tracker:
     """Weights & Biases, one run a seed, grouped by the run's name."""
     package = optional_package("wandb", "wandb")

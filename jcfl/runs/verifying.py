@@ -1,4 +1,4 @@
-"""Whether folders hold what their runs wrote, and whether the same runs come to the same figures again."""
+"""Whether folders hold what their runs wrote, and whether the same runs give the same metrics again."""
 
 import contextlib
 import tempfile
@@ -27,7 +27,7 @@ class Files(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """One run's figures beside those of the same run again."""
+    """One run's metrics compared with those of the same run again."""
 
     name: str
     evaluations: int
@@ -74,7 +74,7 @@ def checked(place: Path) -> Files:
 
 
 def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | None = None) -> list[Figures]:
-    """The figures of every run in a folder beside those of the same runs again, which are trained for this.
+    """The metrics of every run in a folder compared with those of the same runs, which are trained again for this.
 
     Args:
         path: a folder of a run, a comparison or a sweep; as far as it has come.
@@ -82,7 +82,7 @@ def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | 
         on_progress: called about once a second.
 
     Raises:
-        InputError: the folder holds no figures, or a run that only Python can repeat.
+        InputError: the folder holds no metrics, or a run that only Python can repeat.
     """
     olds = runs(path)
     last = max((record.round for old in olds.values() for record in old.records()), default=-1)
@@ -90,7 +90,7 @@ def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | 
         raise InputError(f"{path}: nothing has been evaluated yet, so there is nothing to compare")
     with tempfile.TemporaryDirectory(prefix="jcfl-") as place:
         again = Path(place) / path.resolve().name
-        with contextlib.suppress(TrainingError):  # as the first time, or else the figures that are missing tell
+        with contextlib.suppress(TrainingError):  # as the first time; else missing metrics show it
             repeat(path, again, last, {"data_dir": data_dir} if data_dir is not None else {}, on_progress)
         place_of = lambda old: again / old.path.relative_to(path)
         return [compared(name, old, Folder(place_of(old))) for name, old in olds.items()]
@@ -104,7 +104,7 @@ def runs(path: Path) -> dict[str, Folder]:
 
 
 def repeat(path: Path, again: Path, last: int, moved: dict[str, Any], on_progress: OnProgress | None) -> None:
-    """Train what a folder holds, into another folder, and send no figures elsewhere."""
+    """Train what a folder holds, into another folder, without trackers."""
     rest = {"track": [], "checkpoint_every": 1e9, **moved}
     if (path / "sweep.yaml").is_file():
         Folder(path).content("sweep.yaml")

@@ -257,5 +257,5 @@ def devices_of(number: int, count: int) -> Sequence[int]:
     there = range(len(list(Path("/dev").glob("nvidia[0-9]*")))) if named is None else named.split(",")
     gpus = [int(gpu) for gpu in there if str(gpu).isdecimal()] if os.environ.get("JAX_PLATFORMS") != "cpu" else []
     if 0 < len(gpus) < count:
-        raise InputError(f"workers: {count} were asked for, and this machine has {len(gpus)} GPUs; give one GPU each")
+        raise InputError(f"workers: expected at most {len(gpus)}, one for each GPU of this machine, got {count}")
     return gpus[number::count]

@@ -32,7 +32,7 @@ VOTER = -3
 
 
 class Split(struct.PyTreeNode):
-    """Which examples every client owns: client i's are `rows[start[i] : start[i] + size[i]]`."""
+    """The examples of every client: client i has `rows[start[i] : start[i] + size[i]]`."""
 
     rows: Array  # [r] int32, indices into the pool
     start: Array  # [m] int32
@@ -68,7 +68,7 @@ class Ids:
 
 
 class Federation(struct.PyTreeNode):
-    """A pool of examples, and who owns which of them.
+    """A pool of examples, and the examples of each client.
 
     The leaves are NumPy arrays while a federation is built and JAX arrays once it is placed on a device. The examples
     may stay on the host then.
@@ -80,14 +80,16 @@ class Federation(struct.PyTreeNode):
     test: Split
     groups: Array  # [m] int32, the true group of every client; -1 where it is not known
     held_out: Array  # [m] bool, clients that never train
-    arrive: Array  # [m] int32, the first round in which a client can be asked
+    arrive: Array  # [m] int32, the first round in which a client can be sampled
     depart: Array  # [m] int32, the first round in which it no longer can
     classes: int = struct.field(pytree_node=False)
     mean: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))  # of the scaled pixels, by channel
     std: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     name: str = struct.field(pytree_node=False, default="")
     hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
-    validation: Split | tuple[()] = ()  # examples to choose by, on which nobody trains; () where there are none
+    validation: (
+        Split | tuple[()]
+    ) = ()  # examples to choose options by, on which no client trains; () where there are none
     drift: Drift | tuple[()] = ()  # how clients' data change between rounds; () where they do not
     ids: Ids = struct.field(pytree_node=False, default=Ids())
 
@@ -113,7 +115,7 @@ class Federation(struct.PyTreeNode):
         return {"train": self.train, "test": self.test} | own
 
     def available(self, round: Array | int) -> Array:
-        """The clients that can be asked in a round: not held out, arrived, and not departed. [m] bool"""
+        """The clients that can be sampled in a round: not held out, arrived, and not departed. [m] bool"""
         return ~self.held_out & (self.arrive <= round) & (round < self.depart)
 
     def at(self, round: Any) -> "Federation":
@@ -123,7 +125,7 @@ class Federation(struct.PyTreeNode):
 
         Args:
             round: one round, or a round of its own for every client; several clients may then have the same examples,
-                and the result is not asked for another round. [] or [m] int
+                and `at` of the result is not defined. [] or [m] int
         """
         if isinstance(self.drift, tuple):
             return self
@@ -183,7 +185,7 @@ class Task(NamedTuple):
 
 
 class Cohort(struct.PyTreeNode):
-    """The clients asked in one round; where fewer are available than asked for, the rest is not present."""
+    """The sampled clients of one round; if fewer clients are available than s, the rest is not present."""
 
     who: Array  # [s] int32
     present: Array  # [s] bool
@@ -201,7 +203,7 @@ class Broadcast(struct.PyTreeNode):
     extra: Any = ()  # what the client computed from the broadcast before training
     own: Any = struct.field(default_factory=dict)  # the client's own state from its last round, by name
     live: Array | tuple[()] = ()  # [k] bool, the clusters that have members; () stands for all of them
-    mean: Model = ()  # the mean of the cluster models, weighted by `shares`, where a loss term asks for it
+    mean: Model = ()  # the mean of the cluster models, weighted by `shares`, if a loss term needs it
     server: Any = struct.field(default_factory=dict)  # what the server keeps for the client's cluster, by name
 
 
@@ -214,7 +216,7 @@ class Upload(struct.PyTreeNode):
 
 
 class State(struct.PyTreeNode):
-    """All that survives a round."""
+    """Everything that is kept between rounds."""
 
     clusters: Models  # [k, ...]
     shared: Model
@@ -241,9 +243,9 @@ class Grouping(NamedTuple):
     data and cluster models and may change labels, cluster models and memory before training. `after(key, state,
     members, federation, models) -> state` sees the models that clients trained (stacked, `[s, ...]`; of the cohort, or
     of all clients where the method stores them) and changes labels and memory; a rule without it (None) lets the engine
-    stream. `place(state, who, federation) -> labels [h]` says which cluster model serves clients outside the training,
-    and changes nothing. `serve(state, federation) -> labels [m]` says which serves each client at evaluation (-1: the
-    shared model). `measures(state, federation) -> dict` adds figures to an evaluation.
+    stream. `place(state, who, federation) -> labels [h]` are the clusters of clients outside the training; it changes
+    nothing. `serve(state, federation) -> labels [m]` are the clusters of all clients at evaluation (-1: the global
+    model). `measures(state, federation) -> dict` adds metrics to an evaluation.
     """
 
     init: Callable[..., State]
@@ -258,12 +260,12 @@ class Algorithm(NamedTuple):
     """A federated learning method, ready to run.
 
     `init(key, federation) -> State`; `step(state, federation) -> State` is one round, pure and of fixed shape;
-    `predict(state, federation) -> (labels [m], logits [r, c])` says which cluster serves each client and answers every
-    test row; `evaluate(state, federation) -> dict` makes of it what `jcfl.metrics.measured` computes scores from,
-    beside scalars that the method measures itself; `costs` are those of a client-round in units of FedAvg's, as a
+    `predict(state, federation) -> (labels [m], logits [r, c])` are the cluster of each client and the predictions of
+    every test row; `evaluate(state, federation) -> dict` has the arrays from which `jcfl.metrics.measured` computes
+    scores, and scalars that the method measures itself; `costs` are those of a client-round relative to FedAvg, as a
     function of the number of clusters; `engine` says how clients train; `method` is the value that was compiled.
-    `asked(state, federation) -> Cohort` are the clients that the next round's `step` will ask, as far as that is known
-    before: what they hold is read ahead where it is in a file.
+    `sampled(state, federation) -> Cohort` are the clients that the next round's `step` will sample, as far as they are
+    known before it: their examples are read ahead if they are in a file.
     """
 
     init: Callable[[Key, Federation], State]
@@ -273,4 +275,4 @@ class Algorithm(NamedTuple):
     costs: Callable[[float], dict[str, float]]
     engine: str = "general"
     method: Any = None
-    asked: Callable[[State, Federation], Cohort] = lambda state, federation: Cohort(state.labels[:0], state.seen[:0])
+    sampled: Callable[[State, Federation], Cohort] = lambda state, federation: Cohort(state.labels[:0], state.seen[:0])

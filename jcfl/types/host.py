@@ -9,7 +9,7 @@ import numpy as np
 
 @jax.tree_util.register_static
 class OnHost:
-    """An array on the host, of which a program is sent the rows that it asks for.
+    """An array on the host, from which a program gets the rows that it requests.
 
     It stands in place of a JAX array: `host[rows]` has the values and the type of `array[rows]`. To JAX it is a part
     of a tree's structure and not a leaf, so it is never copied to a device as a whole.

@@ -18,7 +18,7 @@ class Target:
 
     name: str
     platform: str  # cpu, gpu, tpu, or another name of a JAX backend
-    memory: int = 0  # bytes that programs may take; 0 where JAX has to be asked each time
+    memory: int = 0  # bytes that programs may take; 0 to ask JAX each time
     flops: float = float("nan")  # additions and multiplications a second, in float32
     products: float = float("nan")  # the same in products of float32 matrices, at JAX's default precision
     bandwidth: float = float("nan")  # bytes a second between memory and processor

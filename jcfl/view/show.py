@@ -96,12 +96,12 @@ def remarks(found: Mapping[str, Any]) -> Iterator[str]:
             moments = ", ".join(f"{count} in round {round}" for round, count in found[name].items())
             yield f"clients that {verb}: {moments}"
     micro, macro, one = (f"{100 * share:.1f} %" for share in guesses(found))
-    yield f"guess: accuracy when each client names its own most frequent class; {micro} by size, {macro} clients equal"
-    yield f"one class for everybody: {one}"
+    yield f"guess: accuracy if each client predicts its most frequent class; {micro} by size, {macro} mean over clients"
+    yield f"accuracy if all clients predict the same class: {one}"
 
 
 def guesses(found: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Three accuracies of guessing: each client's most frequent class, by size and by client; one class for all."""
+    """The accuracy of each client's most frequent class, by size and as mean over clients, and of one class for all."""
     return found["all"]["guess_micro"], found["all"]["guess_macro"], found["guess_one"]
 
 

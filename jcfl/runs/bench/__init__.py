@@ -19,7 +19,7 @@ HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 """XLA's flags for `--quick`: programs compile fast and run slowly, which is enough to see that they work."""
 
 Result = dict[str, Any]
-"""One case: `row`, `case`, and either `figures` or `failed`, the reason of a failure."""
+"""One case: `row`, `case`, and either the numbers `figures` or `failed`, the reason of a failure."""
 
 
 def measured(
@@ -118,7 +118,7 @@ def table(found: dict[str, Any]) -> str:
         f"JAX {where['versions']['jax']}; load average {where['load_before']} before and {where['load_after']} after"
     )
     text += f"; kept to {found['threads']} cores." if found["threads"] else "."
-    parts = [text + (" **Quick: these figures say only that it works.**" if found["quick"] else "")]
+    parts = [text + (" **Quick: these numbers only show that it works.**" if found["quick"] else "")]
     for name in dict.fromkeys(case["row"] for case in found["cases"]):
         row, cases = ROWS[name], [case for case in found["cases"] if case["row"] == name]
         parts.append(f"**`{name}`**: {row.about}" + (f" Must: {row.must}. Aim: {row.aim or '-'}." if row.must else ""))
@@ -130,13 +130,13 @@ def table(found: dict[str, Any]) -> str:
 
 
 def heading(key: str) -> str:
-    """A figure's name and unit: `round_s` is `round, s`."""
+    """A number's name and unit: `round_s` is `round, s`."""
     name, _, unit = key.rpartition("_")
     return f"{name.replace('_', ' ')}, {unit}" if unit in ("s", "GiB") and name else key.replace("_", " ")
 
 
 def cells(case: Result, keys: Sequence[str]) -> list[str]:
-    """A case's figures as text."""
+    """A case's numbers as text."""
     if "failed" in case:
         return [f"failed: {case['failed']}", *[""] * (len(keys) + 1)]
     values = [case["figures"].get(key, "") for key in keys]

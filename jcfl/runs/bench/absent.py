@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 class Gpu(NamedTuple):
-    """What XLA asks of an NVIDIA device, from its data sheet and CUDA's table of compute capabilities."""
+    """What XLA needs to know of an NVIDIA device, from its data sheet and CUDA's table of compute capabilities."""
 
     capability: tuple[int, int]
     cores: int  # multiprocessors
@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """A target, and how its topology is asked for."""
+    """A target, and how JAX calls its topology."""
 
     target: Target
     topology: str  # of all devices: `1x1x8`, or as TPUs are named

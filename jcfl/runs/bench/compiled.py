@@ -118,7 +118,7 @@ def apart(aimed: absent.Absent, target: str, name: str, quick: bool) -> dict[str
 
 
 def case(target: str, name: str, quick: bool) -> dict[str, Any]:
-    """The figures of one case."""
+    """The numbers of one case."""
     aimed = absent.target_named(target)
     with compiling_for(aimed.target):
         plan = CASES[name](quick, aimed.devices)
@@ -218,7 +218,7 @@ COLUMNS = {
     "round_ms": ("estimate, ms", ".1f"),
     "bound": ("bound by", ""),
 }
-"""The table's columns: the figure, its heading and its format."""
+"""The table's columns: the number, its heading and its format."""
 
 
 def table(cases: Sequence[dict[str, Any]]) -> str:
@@ -242,7 +242,7 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
 
 
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the figures and the table into a folder; returns the files."""
+    """Write the numbers and the table into a folder; returns the files."""
     text, figures = folder / "compiled.md", folder / "compiled.json"
     with writing(folder):
         text.write_text(table(found["cases"]) + "\n", "utf-8")

@@ -26,7 +26,7 @@ Figures = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A promise and how it is measured; figures in seconds end in `_s`, in gibibytes in `_GiB`."""
+    """A requirement and how it is measured; names of seconds end in `_s`, of gibibytes in `_GiB`."""
 
     about: str
     figures: Callable[[str, bool, Path | None], Figures]  # (case, quick, data_dir)
@@ -227,7 +227,9 @@ ROWS: dict[str, Row] = {
         aim="cold at most 25 s, warm at most 10 s",
     ),
     "clients": growth("clients", "A round of IFCA (4 clusters, MLP 64) with 100 clients, as the federation grows."),
-    "cohort": growth("cohort", "A round of StoCFL among 4,800 settled clients (MLP 200), as more of them are asked."),
+    "cohort": growth(
+        "cohort", "A round of StoCFL among 4,800 settled clients (MLP 200), by the number of sampled clients."
+    ),
     "parameters": growth("parameters", "A round of StoCFL with 100 clients, by the MLP's width."),
     "clusters": growth("clusters", "A round of IFCA (MLP 200) with 100 clients, by the number of clusters."),
 }

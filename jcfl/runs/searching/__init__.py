@@ -137,25 +137,25 @@ def tune(
     on_progress: OnProgress | None = None,
     **given: Any,
 ) -> Tuning:
-    """Search the options of a method, and of those compared with it, by the same number of trials each.
+    """Search the options of a method, and of those compared with it, with the same number of trials for each.
 
-    A trial is a run of all seeds, judged by its score on validation examples after all rounds, or after some of them
-    where `halving` stops it. Scores on test examples decide nothing.
+    A trial is a run of all seeds. It is judged by its score on validation examples after all rounds, or after the rounds
+    at which `halving` stops it, and never by scores on test examples.
 
     Args:
         what: as for `jcfl.run`; it has validation examples, see `scenario.validation`.
         over: what is searched, by dotted key: a list of values, `[{"low": 0.01, "high": 1, "log": True}]` for a range,
-            or None for the option's own bounds. Without it, all options that say where to search.
-        trials: how many each method has, at most.
+            or None for the option's own bounds. By default all options with a default range.
+        trials: the largest number of trials of each method.
         sampler: `random`, `grid`, or `tpe`, which needs Optuna.
-        batch: of `tpe`, how many trials are chosen at a time and train side by side.
-        halving: of sampler random or grid, successive halving; needs `out`. With 3, all trials begin with a part of the
-            rounds; then the best third goes on from its checkpoint to three times as many, and so on to all rounds.
-        by: the registered score to choose by, on validation examples.
-        out: the search's folder; each trial has an ordinary run's folder under `runs`. A search that is there goes on,
-            and with more trials it is continued; what has been run is not run again.
-        workers: how many processes train trials at a time, as for `jcfl.sweep`; needs `out`.
-        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
+        batch: for `tpe`, the number of trials that are chosen at a time and train side by side.
+        halving: for sampler random or grid, successive halving; needs `out`. With 3, all trials begin with a part of the
+            rounds; then the best third continues from its checkpoint to three times as many, and so on to all rounds.
+        by: the registered score on validation examples that chooses the best trial.
+        out: the search's folder; each trial has an ordinary run's folder under `runs`. A search in this folder
+            continues, also with more trials; complete trials are not run again.
+        workers: the number of processes that train trials at a time, as for `jcfl.sweep`; needs `out`.
+        allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called about once a second.
         **given: the configuration's keys, as for `jcfl.run`: method, compare, train, rounds, seeds, …
 

@@ -92,10 +92,10 @@ def sweep(
         by: the registered score by which the best point is chosen; by default accuracy, on validation examples where
             every point has some (`scenario.validation`), else on test examples: then the best point is an oracle.
         out: the sweep's folder; each point has an ordinary run's folder under `runs`.
-        resume: whether to go on with the sweep that `out` holds; points that are complete are not run again.
+        resume: whether to continue the sweep in `out`; complete points are not run again.
         workers: how many processes of this machine train points at a time, or jobs of a Slurm cluster,
             `"slurm:8,partition=gpu,time=60"`; needs `out`. By default this process trains them.
-        allow_versions: whether to go on with what other versions of jcfl, JAX or NumPy have made.
+        allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called about once a second.
         progress: whether a bar is shown, as for `jcfl.run`.
         **given: the configuration's keys, as for `jcfl.run`: method, train, rounds, seeds, …
@@ -154,7 +154,7 @@ def chosen_score(by: str | None, validated: bool) -> str:
     """The score that the best point is chosen by.
 
     Args:
-        by: the score that was asked for, None for accuracy.
+        by: the score that the user gave, None for accuracy.
         validated: whether the clients of every point have validation examples.
 
     Raises:

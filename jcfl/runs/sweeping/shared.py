@@ -26,7 +26,7 @@ def share(training: Training, workers: Workers, stop: threading.Event) -> None:
     Raises:
         InputError, TrainingError, Interrupted: see `jcfl.runs.workers.share_out`.
     """
-    assert training.folder is not None  # which `jcfl.sweep` and `jcfl.tune` have asked for
+    assert training.folder is not None  # which `jcfl.sweep` and `jcfl.tune` require
     left = training.unfinished()
     most = math.ceil(len(left) / workers.at_once)
     tasks, rounds, options = {}, {}, differing_options(training.whole.points)
@@ -52,7 +52,7 @@ def share(training: Training, workers: Workers, stop: threading.Event) -> None:
 def trained(whole: Points, names: list[str], folder: Path, allow_versions: bool) -> int:
     """Train points that differ only in the options `names`, in a worker; returns how often a program was compiled.
 
-    The figures of all points are written by the process that shares them out.
+    The metrics of all points are written by the process that distributes them.
     """
     whole = whole._replace(points=[begun(folder, point) for point in whole.points])
     training = Training(whole, folder, lambda progress: None, allow_versions)

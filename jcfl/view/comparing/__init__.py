@@ -35,7 +35,7 @@ def comparison(
         runs: read from folders.
         names: the metrics.
         baseline: the method that all others are compared with; by default the first one.
-        target: the value of the first metric whose costs are asked for; a share as a number below 1.
+        target: the value of the first metric of which the costs are computed; a share as a number below 1.
 
     Returns:
         `baseline`, `target`, `level` of the tests, `metrics`: of each its `metric`, `federations` (each with

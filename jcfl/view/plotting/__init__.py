@@ -94,7 +94,7 @@ def drawn(
 
     Args:
         runs: histories.
-        names: the figures that are wanted; by default all that make sense for these runs.
+        names: the figures to draw; by default all that make sense for these runs.
         columns: panels in a row.
 
     Raises:

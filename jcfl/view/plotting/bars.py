@@ -28,8 +28,8 @@ class Variant(NamedTuple):
 def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns: int | None = None) -> Figure:
     """Last scores of methods with and without add-ons, side by side (Ma 2023, Figs. 7.1 and 7.2).
 
-    A bar is the mean over seeds, its line one sample standard deviation up and down. Methods and settings of which
-    there is one run alone are left out.
+    A bar is the mean over seeds, its line one sample standard deviation up and down. Methods and settings with
+    only one run are left out.
 
     Args:
         runs: histories or folders, such as those of a comparison or a sweep.
@@ -49,7 +49,7 @@ def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns
     names, kind_names = base_names(bases), addon_names(kinds)
     scores = [name for name in scores if any(has_score(runs[i], name) for i in chosen)]
     if not scores:
-        raise InputError("none of these runs has one of the scores asked for")
+        raise InputError("none of these runs has one of these scores")
     shown, axes = panels(len(scores), columns, 2.3)
     width = 0.8 / len(kinds)
     for score, axis in zip(scores, axes, strict=True):

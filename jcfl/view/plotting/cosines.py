@@ -32,7 +32,7 @@ def embedding(
 ) -> Figure:
     """Clients as points, which are near each other if gradients at the initial model have similar directions.
 
-    Points are coloured by the cluster that serves the client, at the last round or at several, and by true group.
+    The colour of a point is the client's cluster, at the last round or at several, and its true group.
 
     Args:
         run: a history or a folder.

@@ -12,7 +12,7 @@ from jcfl.view.plotting.style import figure, line, panels
 def decision(run: History, columns: int | None = None) -> Figure:
     """The error on the parts of the training data left out, and the number of clusters, against the threshold.
 
-    The threshold is that of cosines that are corrected for noise, whatever the method compares.
+    The threshold is for noise-corrected cosines, also if the method compares others.
 
     Args:
         run: a history or a folder whose configuration had an option that was `auto`.

@@ -21,7 +21,7 @@ STRONG = 2.0
 
 @figure(single=True)
 def stability(run: History, columns: int | None = None) -> Figure:
-    """How far clusters stay the same: their agreement between seeds and between evaluations, and who changed.
+    """The stability of clusters: their agreement between seeds and between evaluations, and the clients that changed.
 
     Args:
         run: a history or a folder.
@@ -60,7 +60,7 @@ def known_mean(values: np.ndarray, reduce: Callable[..., Any] = np.nanmean) -> n
 
 @figure(single=True)
 def apart(run: History, seed: int | None = None, columns: int | None = None) -> Figure:
-    """What sets each cluster apart after the last round: its labels against all clients', its mean image, its pixels.
+    """The differences of each cluster after the last round: its labels, its mean image and its pixels.
 
     V is Cramér's, of labels and the cluster. The map on the right is Cohen's d of each pixel against the images of all
     other clients.

@@ -14,7 +14,7 @@ from jcfl.view.plotting.style import histories, matched, ranked
 
 
 class Stability(NamedTuple):
-    """How far clusters stay the same. A value that nothing defines is NaN."""
+    """The stability of clusters. A value that is not defined is NaN."""
 
     seeds: np.ndarray  # [e], the adjusted Rand index (ARI) between the clusters of two seeds, mean over pairs of seeds
     before: np.ndarray  # [seeds, e], the ARI between an evaluation and the one before it
@@ -22,7 +22,7 @@ class Stability(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What sets a cluster apart from all other clients, after the last round."""
+    """The differences between a cluster and all other clients, after the last round."""
 
     number: int  # as in the figures, 1 for the largest
     clients: int
@@ -53,7 +53,7 @@ class Move(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """What `explain` finds."""
+    """The result of `explain`."""
 
     stability: Stability
     clusters: list[Cluster]  # the largest first
@@ -80,7 +80,7 @@ def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
 
 
 def stability(run: History) -> Stability:
-    """How far the clusters of a run stay the same, over seeds and over rounds."""
+    """The stability of a run's clusters, over seeds and over rounds."""
     pairs = list(itertools.combinations(run.labels, 2))
     between = [[metrics.ari(one, other) for one, other in zip(*pair, strict=True)] for pair in pairs]
     before = [[metrics.ari(*pair) for pair in itertools.pairwise(own)] for own in run.labels]

@@ -124,7 +124,7 @@ def privacy(
 ) -> Figure:
     """Last scores against the last ε of client-level differential privacy, with one line for each method.
 
-    Bars are one sample standard deviation over seeds. A run that has no ε, because it has no privacy, is a dashed line.
+    Bars are one sample standard deviation over seeds. A run without privacy, which has no ε, is a dashed line.
 
     Args:
         runs: histories or folders, as a sweep over `privacy.noise` leaves them.

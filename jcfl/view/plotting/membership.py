@@ -160,7 +160,7 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
 
 
 def with_left(labels: np.ndarray) -> np.ndarray:
-    """Labels over rounds [e, m] in which clients that have left are told from those that have not been asked yet.
+    """Labels over rounds [e, m] in which clients that have left differ from those that have not been sampled yet.
 
     >>> with_left(np.array([[-1, 0], [1, -1], [1, 0]])).tolist()
     [[-1, 0], [1, -2], [1, 0]]

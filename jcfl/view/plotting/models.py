@@ -109,8 +109,8 @@ def model_embedding(
 ) -> Figure:
     """Clients as points, which are near each other if their own models are (Ma 2023, Figs. 3.5 and 3.6).
 
-    Each round has a panel and positions of its own. Points are coloured by the cluster that serves the client, and once
-    more, at the last round, by true group.
+    Each round has its own panel and positions. The colour of a point is the client's cluster, and in a second panel of
+    the last round its true group.
 
     Args:
         run: a history or a folder of a run with `compare_models`.

@@ -15,7 +15,7 @@ from jcfl.view.plotting.style import STYLE, legend_above, line, marker, panels, 
 
 
 def search(rows: Sequence[Mapping[str, Any]], by: str) -> Figure:
-    """Scores against trials: a point for each trial, and a line for the best so far, in one colour a method.
+    """Scores against trials: a point for each trial, and a line for the best so far, with one colour for each method.
 
     Where successive halving stopped trials, scores against rounds: a line for each trial, pale if it was stopped.
 

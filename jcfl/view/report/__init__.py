@@ -18,81 +18,84 @@ from jcfl.view.report import apart, clients, numbers
 
 CAPTIONS = {
     "curves": (
-        "Scores over rounds",
-        "Each client's model on its own test examples, clients weighted by size; the band is one sample standard "
-        "deviation over seeds.",
+        "Metrics over rounds",
+        "Each client is tested on its own test examples, and clients are weighted by size. The band is one sample "
+        "standard deviation over seeds.",
     ),
     "clusters": (
         "Clusters over rounds",
-        "How many there are, the clustering objective where the method has one, and how far the clusters agree with "
-        "the true groups (1: exactly, 0: as chance would).",
+        "The number of clusters, the clustering objective if the method has one, and the agreement of the clusters "
+        "with the true groups (1: equal, 0: random).",
     ),
     "clients": (
         "Accuracy of the clients",
-        "The share of clients with at most this accuracy, and the clients that the first run serves worst.",
+        "The share of clients with at most this accuracy, and the clients with the lowest accuracy in the first run.",
     ),
-    "effect": ("What was varied", "Scores after the last round; bars are one sample standard deviation over seeds."),
+    "effect": (
+        "Effect of an option",
+        "Metrics after the last round. Bars are one sample standard deviation over seeds.",
+    ),
     "with_addons": (
         "With and without add-ons",
-        "Scores after the last round; lines are one sample standard deviation.",
+        "Metrics after the last round. Lines are one sample standard deviation.",
     ),
     "quality": (
         "Quality of the clusters",
         "Distances, gradients and the constants of Ma's analysis (2023); the constants are lower bounds.",
     ),
     "privacy": (
-        "Scores against ε",
-        "Scores after the last round against the ε of client-level differential privacy; bars are one sample standard "
-        "deviation over seeds, dashed lines runs without privacy.",
+        "Metrics against ε",
+        "Metrics after the last round against the ε of client-level differential privacy. Bars are one sample standard "
+        "deviation over seeds; dashed lines are runs without privacy.",
     ),
     "heatmap": ("Labels", "The share of each client's training examples that has a label."),
     "decision": (
-        "What was decided by itself",
-        "How far gradients of a part of the clients' training data are from their cluster's mean gradient of the other "
-        "parts, by the threshold; the dashed line is where it was set.",
+        "Choice of auto",
+        "The distance of gradients of one part of the clients' training data from the mean gradient of their cluster "
+        "in the other parts, by the threshold. The dashed line is the threshold that was chosen.",
     ),
     "embedding": (
-        "Clients, near each other where alike",
+        "Similarity of clients as points",
         "t-SNE of the cosine distances between clients' gradients at the initial model.",
     ),
     "similarity": (
         "Cosine similarity of clients",
-        "Between gradients at the initial model; ordered by cluster, whose colours are on the left.",
+        "Cosines of gradients at the initial model. Clients are ordered by cluster, with the colours on the left.",
     ),
     "model_embedding": (
         "Clients by their models",
-        "t-SNE of the Euclidean distances between clients' own models, after rounds in which they were compared.",
+        "t-SNE of the Euclidean distances between clients' own models, after the rounds of `compare_models`.",
     ),
     "model_similarity": (
         "Cosine similarity of models",
-        "Between clusters' models, and between clients' own models ordered by cluster.",
+        "Cosines between clusters' models, and between clients' own models ordered by cluster.",
     ),
     "distances": (
         "Distances to the clusters",
-        "Between each client's own model and each cluster's; clients are ordered by cluster.",
+        "Distances between each client's own model and each cluster's. Clients are ordered by cluster.",
     ),
     "by_cluster": (
         "Accuracy by cluster",
-        "The mean over the clients that are in the cluster after the round, or in the true group.",
+        "The mean over the clients of a cluster after the round, or of a true group.",
     ),
-    "sizes": ("Cluster sizes", "Clients in each cluster after each evaluated round."),
-    "flow": ("Clients between clusters", "At the rounds between which most clients moved."),
+    "sizes": ("Cluster sizes", "The number of clients in each cluster after each evaluated round."),
+    "flow": ("Moves between clusters", "The rounds shown are those between which most clients moved."),
     "groups_to_clusters": (
         "From true groups to clusters",
-        "Clients of each true group by the cluster that serves them after the last round.",
+        "Clients of each true group by their cluster after the last round.",
     ),
     "stability": (
         "Stability of the clusters",
-        "The adjusted Rand index between clusters of two seeds, and between those of an evaluated round and the one "
-        "before; and the share of clients that changed their cluster. Bands are the least and the most of all seeds.",
+        "The adjusted Rand index between the clusters of two seeds, and between those of two successive evaluations; "
+        "and the share of clients that changed their cluster. Bands are the minimum and the maximum over seeds.",
     ),
     "apart": (
-        "What sets the clusters apart",
-        "Labels of each cluster's training examples, and of all clients' (black); V is Cramér's: 0 where the other "
-        "clients have the same labels, 1 where they have none of them. The mean of the clients' images, and how far "
-        "each pixel differs from other clients' (Cohen's d; 0.8 is large).",
+        "Differences of the clusters",
+        "Labels of each cluster's training examples, and of all clients' (black). V is Cramér's: 0 if the other "
+        "clients have the same labels, 1 if they have none of them. The mean of the clients' images, and the "
+        "difference of each pixel from other clients' (Cohen's d; 0.8 is large).",
     ),
-    "samples": ("Images by cluster", "One training image of a client; its frame is the colour of its true group."),
+    "samples": ("Images by cluster", "One training image of each client. The colour of its frame is its true group."),
 }
 """The title and the caption of every figure."""
 

@@ -22,7 +22,7 @@ def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> l
         **pieces,
         "clients": f"{run.groups.size}" + (f" in {groups} groups" if groups > 1 else ""),
         "rounds": f"{settings.get('rounds', run.rounds.max(initial=0))}",
-        "asked each round": f"{100 * settings['participation']:g} %" if "participation" in settings else "",
+        "sampled each round": f"{100 * settings['participation']:g} %" if "participation" in settings else "",
         "seeds": f"{len(run.seeds)}",
     }
     return [(name, text) for name, text in shown.items() if text]
@@ -47,7 +47,7 @@ def state(run: History) -> tuple[str, str] | None:
     if "failed" in run.summary:
         return "failed", str(run.summary["failed"])
     if not run.summary:
-        return "unfinished", f"figures up to round {run.rounds.max(initial=0)}"
+        return "unfinished", f"metrics up to round {run.rounds.max(initial=0)}"
     return None
 
 
