@@ -65,7 +65,7 @@ def tune(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all trials as JSON on stdout.")] = False,
 ) -> None:
-    """Search the options of a method, and of those compared with it, with the same number of trials and rounds for each.
+    """Search the options of a method, and of those compared with it, with equal trials and rounds for each.
 
     The best trial is chosen on validation examples, which `scenario.validation` keeps, and never on test examples. The
     same command continues where it was stopped; complete trials are not run again. It writes tune.json, a figure, and

@@ -139,8 +139,8 @@ def tune(
 ) -> Tuning:
     """Search the options of a method, and of those compared with it, with the same number of trials for each.
 
-    A trial is a run of all seeds. It is judged by its score on validation examples after all rounds, or after the rounds
-    at which `halving` stops it, and never by scores on test examples.
+    A trial is a run of all seeds. It is judged by its score on validation examples after all rounds, or after the
+    rounds at which `halving` stops it, and never by scores on test examples.
 
     Args:
         what: as for `jcfl.run`; it has validation examples, see `scenario.validation`.
@@ -149,8 +149,8 @@ def tune(
         trials: the largest number of trials of each method.
         sampler: `random`, `grid`, or `tpe`, which needs Optuna.
         batch: for `tpe`, the number of trials that are chosen at a time and train side by side.
-        halving: for sampler random or grid, successive halving; needs `out`. With 3, all trials begin with a part of the
-            rounds; then the best third continues from its checkpoint to three times as many, and so on to all rounds.
+        halving: for sampler random or grid, successive halving; needs `out`. With 3, all trials begin with a part of
+            the rounds; then the best third continues from its checkpoint to three times as many, until all rounds.
         by: the registered score on validation examples that chooses the best trial.
         out: the search's folder; each trial has an ordinary run's folder under `runs`. A search in this folder
             continues, also with more trials; complete trials are not run again.
