@@ -102,7 +102,7 @@ def test_a_methods_seven_answers_and_its_costs_are_shown(call):
     printed = call("list", "stocfl")[1]
     for question, said in facts.facts("method", "stocfl").answers.items():
         assert f"  {question} " in printed and said in printed
-    assert "proximal term to the shared model, weight 0.05; the shared model is trained too" in printed
+    assert "proximal term to the global model, weight 0.05; the global model is trained too" in printed
     assert "storage        2" in printed
     assert "linkage(clusters=4)" in call("list", "flhc")[1]  # whose options are those of its example
     assert facts.facts("method", "ifca").costs == {"storage": 4.0, "communication": 4.0, "computation": 4.0}
