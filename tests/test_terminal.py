@@ -113,7 +113,7 @@ def test_answers_are_listed_by_question_and_a_word_that_is_a_kind_too_has_both(c
     for word, names in (("group", ["merge", "kmeans"]), ("training", ["bilevel"]), ("scores", ["accuracy_micro"])):
         printed = call("list", word)[1]
         assert all(f"  {name} " in printed for name in names)
-    assert "what the server knows a client by" in call("list", "describe")[1]
+    assert "how a client is described to the server" in call("list", "describe")[1]
     printed = call("list", "model")[1]
     assert "cnn_fashion" in printed and "model (describe)" in printed
     assert "--by accuracy_macro" in call("list", "accuracy_macro")[1]
