@@ -171,7 +171,7 @@ def test_only_options_with_a_rule_may_be_auto():
 
 
 def test_gradients_without_noise_are_not_private(federation):
-    with pytest.raises(InputError, match="auto looks at gradients that no noise covers"):
+    with pytest.raises(InputError, match="auto uses gradients without noise"):
         jcfl.run(federation, method={"name": "ifca", "clusters": "auto"}, privacy={"clip": 1.0, "noise": 1.0}, **SMALL)
 
 

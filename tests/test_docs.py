@@ -68,7 +68,7 @@ def test_facts_of_a_method_are_those_of_its_function(parts):
     for option in registry.parameters(registry.find("method", "stocfl")):
         assert f"| `{option.name}` |" in text
     assert "| group | [`merge`](#group-merge) |" in text
-    assert "| train | proximal term to the shared model, weight 0.05; the shared model is trained too |" in text
+    assert "| train | proximal term to the global model, weight 0.05; the global model is trained too |" in text
     assert "storage 2, communication 2, computation 2" in text
     assert "Cluster vectors sum over all members" in text
     assert "[`cam`](#addon-cam)" in text

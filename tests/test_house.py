@@ -1,6 +1,7 @@
 """The repository's own files: that they parse, and agree with the package."""
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,19 @@ from packaging.utils import canonicalize_name
 from jcfl.version import __version__
 
 ROOT = Path(__file__).parents[1]
+TEXTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(path for folder in ("docs", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))),
+    *sorted((ROOT / "notebooks").glob("*.ipynb")),
+    *(path for ending in ("py", "yaml", "html", "md") for path in sorted((ROOT / "jcfl").rglob(f"*.{ending}"))),
+]
+ODD = re.compile(
+    r"\bclients?\b[^.;|\"]{0,40}\basked\b|\basked (?:each|a|in (?:a|each|every)) round|\bunasked\b|\bclients equal\b"
+    r"|\b(?:same|last) figures\b|\bfigures (?:until|differ)\b|\bnames its\b|\bit was thought\b"
+    r"|\b(?:no|some|every)body (?:is|was) (?:told|asked)\b",
+    re.IGNORECASE,
+)
+"""Words of which CONTRIBUTING, under "Words", says what to write instead."""
 TEMPLATES = [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug_report", "feature_request")]
 
 
@@ -26,6 +40,24 @@ def test_citation_names_this_version():
     assert citation["authors"] == [{"name": "The jcfl authors"}]
     assert str(citation["version"]) == __version__
     assert citation["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Clients that were never asked", "asked each round", "the same figures", "figures until then", "clients equal"],
+)
+def test_odd_words_are_found(text):
+    assert ODD.search(text)
+
+
+def test_texts_have_the_words_of_the_field():
+    """Clients are sampled and predict, metrics are no figures: see "Words" in CONTRIBUTING."""
+    found = [
+        f"{path.relative_to(ROOT)}: {' '.join(odd[0].split())}"
+        for path in TEXTS
+        for odd in ODD.finditer(re.sub(r"(?s)\n## Words\n.*?\n## ", "", path.read_text("utf-8")))
+    ]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

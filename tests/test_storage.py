@@ -140,7 +140,7 @@ def test_what_is_not_written_leaves_nothing(tmp_path):
 
 def test_fewer_rounds_than_done_are_refused(whole, cut):
     before = figures(whole)[0]
-    with pytest.raises(InputError, match=rf"{whole} has 12 rounds behind it, and rounds=5 would delete the last 7"):
+    with pytest.raises(InputError, match=rf"{whole} already has 12 rounds, and rounds=5 would delete the last 7"):
         walked(whole, resume=True, rounds=5, **SEEDS)
     with pytest.raises(InputError, match="12 rounds"):
         walked(cut, resume=True, rounds=10, **SEEDS)  # one of the seeds has come farther

@@ -102,7 +102,7 @@ def test_a_methods_seven_answers_and_its_costs_are_shown(call):
     printed = call("list", "stocfl")[1]
     for question, said in facts.facts("method", "stocfl").answers.items():
         assert f"  {question} " in printed and said in printed
-    assert "proximal term to the shared model, weight 0.05; the shared model is trained too" in printed
+    assert "proximal term to the global model, weight 0.05; the global model is trained too" in printed
     assert "storage        2" in printed
     assert "linkage(clusters=4)" in call("list", "flhc")[1]  # whose options are those of its example
     assert facts.facts("method", "ifca").costs == {"storage": 4.0, "communication": 4.0, "computation": 4.0}
@@ -113,7 +113,7 @@ def test_answers_are_listed_by_question_and_a_word_that_is_a_kind_too_has_both(c
     for word, names in (("group", ["merge", "kmeans"]), ("training", ["bilevel"]), ("scores", ["accuracy_micro"])):
         printed = call("list", word)[1]
         assert all(f"  {name} " in printed for name in names)
-    assert "what the server knows a client by" in call("list", "describe")[1]
+    assert "how a client is described to the server" in call("list", "describe")[1]
     printed = call("list", "model")[1]
     assert "cnn_fashion" in printed and "model (describe)" in printed
     assert "--by accuracy_macro" in call("list", "accuracy_macro")[1]

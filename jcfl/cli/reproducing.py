@@ -52,7 +52,7 @@ def reproduce(
         console.print(listing(), highlight=False)
         return
     if table is None:
-        raise InputError("which table? `jcfl reproduce --list` names all of them")
+        raise InputError("which table? `jcfl reproduce --list` lists all tables")
     sharing = from_command(workers)
     use_cache()
     devices.split_cores()

@@ -68,11 +68,11 @@ def check(method: Method, context: Context) -> None:
     pulls = next((term for term in train.terms if term.to in ("shared", "mean")), None)
     if method.is_summed and pulls is not None and not pulls.is_off:
         raise InputError(
-            f"{name}: cam adds the shared model's logits, so a pull towards it has no meaning; set lam=0, "
+            f"{name}: cam adds the global model's logits, so a pull towards it has no meaning; set lam=0, "
             f"got {pulls.weight}"  # pyright: ignore[reportAttributeAccessIssue]
         )
     if train.shared_terms and not method.trains_shared:
-        raise InputError(f"{name}: the shared model is not trained, so its loss terms have no meaning")
+        raise InputError(f"{name}: the global model is not trained, so its loss terms have no meaning")
     soft = train.models == "all"
     if soft != (method.answer.model == "mixture"):
         raise InputError(

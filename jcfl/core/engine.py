@@ -116,10 +116,10 @@ def train_in_turn(
     federation: Federation,
     keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `train_in_chunks`, but one client after another; each starts from the shared model of the one before it.
+    """As `train_in_chunks`, but one client after another; each starts from the global model of the one before it.
 
     Args:
-        one_model: whether a client trains the shared model alone, as in FedAvg, and not beside its cluster's.
+        one_model: whether a client trains the global model alone, as in FedAvg, and not beside its cluster's.
         keep: is not looked at, because the models of a chain cannot be kept one by one.
     """
     common = common_broadcast(state, federation)
@@ -228,7 +228,7 @@ def empty_sums(state: State) -> tuple[Models, Model]:
 
 
 def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> tuple[Models, Model]:
-    """The sums with the uploads `rows` [c, ...] added. A shared model that is not uploaded (`()`) adds nothing."""
+    """The sums with the uploads `rows` [c, ...] added. A global model that is not uploaded (`()`) adds nothing."""
     clusters, common = sums
     if isinstance(clusters, HostRows):
         clusters = clusters.put(jnp.where(part.in_cluster > 0, part.label, clusters.count), rows.cluster)

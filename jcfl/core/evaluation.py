@@ -23,7 +23,7 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
     """What the scores of one evaluation are computed from, on the host, by `jcfl.metrics.measured`.
 
     Args:
-        labels: the cluster that serves each client; -1: the shared model. [m]
+        labels: the cluster that serves each client; -1: the global model. [m]
         logits: the answer to every test row. [r, c]
 
     Returns:

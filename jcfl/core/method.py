@@ -154,7 +154,7 @@ class Train(Piece):
         parts += [f"{', '.join(self.private)} kept by the client"] if self.private else []
         parts += ["one client after another"] * self.chained
         own = [str(term) for term in self.shared_terms if not term.is_off]
-        also = ", with a ".join(["the shared model is trained too", *own])
+        also = ", with a ".join(["the global model is trained too", *own])
         return "; ".join(parts + [also] * (self.shared == "trained"))
 
 
@@ -264,7 +264,7 @@ class Answer(Piece):
 
 ANSWERS = {
     "cluster": "the cluster's model",
-    "sum": "the cluster's model and the shared one, logits added",
+    "sum": "the sum of the logits of the cluster's model and the global model",
     "mixture": "all cluster models, mixed by membership",
     "majority": "the most frequent class",
 }
@@ -288,7 +288,7 @@ class Method:
 
     >>> from jcfl.methods import stocfl
     >>> print(stocfl().train)
-    proximal term to the shared model, weight 0.05; the shared model is trained too
+    proximal term to the global model, weight 0.05; the global model is trained too
     """
 
     describe: Describe

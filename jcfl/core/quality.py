@@ -46,7 +46,7 @@ def quality(
         task: the task that was trained, such as a plan's `context.task`.
         federation: the federation that it was trained on, such as a plan's `federation`.
         state: the state of one seed: `history.state` without its leading axis.
-        added: whether the shared model's logits are added to a cluster's, as with the add-on `cam`.
+        added: whether the global model's logits are added to a cluster's, as with the add-on `cam`.
         chunk: the number of clients that are worked on at a time.
 
     Returns:
@@ -98,7 +98,7 @@ def local_gradients(task: Task, federation: Federation, state: State, added: boo
 
 
 def training_loss(task: Task, state: State, added: bool) -> Callable[[Any, Model, Clients], Array]:
-    """`(params, model, data of a client) -> []`: its mean loss, the shared model's logits added or not."""
+    """`(params, model, data of a client) -> []`: its mean loss, the global model's logits added or not."""
 
     def loss(params: Any, model: Model, data: Clients) -> Array:
         logits = task.apply({**model, "params": params}, data.x)[0]

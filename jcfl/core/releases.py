@@ -88,7 +88,7 @@ def own(method: Method, context: Context, begin: int) -> Iterator[Release]:
         once = not method.describe.is_repeated(method.when)
         yield Release(f"descriptions ({method.describe.name})", privacy.description_noise, begin, once=once)
     models = ["cluster models"] * sends_updates(method, context)
-    models += ["the shared model"] * (method.train.active and method.trains_shared)
+    models += ["the global model"] * (method.train.active and method.trains_shared)
     if models:  # one cohort sends both, so they are one release: of k Gaussian ones with the noise over the root of k
         noise = privacy.noise / math.sqrt(len(models))
         yield Release(f"updates of {' and of '.join(models)}", noise, begin, sampled=sampled)

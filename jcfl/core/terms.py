@@ -33,7 +33,7 @@ On = Literal["everything", "head", "backbone"]
 
 REFERENCES: dict[str, Reference] = {"start": own, "shared": shared, "mean": center}
 PARTS: dict[str, Callable[[Task], Part]] = {"everything": lambda task: everything, "head": head, "backbone": backbone}
-TARGETS = {"start": "model it starts from", "shared": "shared model", "mean": "mean of the cluster models"}
+TARGETS = {"start": "model it starts from", "shared": "global model", "mean": "mean of the cluster models"}
 """The references in words."""
 
 

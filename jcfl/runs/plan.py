@@ -93,7 +93,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     made = objects._replace(federation=federation)
     checked = settled(automatic.with_stand_ins(config), made, lanes)  # what cannot run is refused before anything is
     if checked.context.privacy.is_on:
-        raise InputError("privacy: auto looks at gradients that no noise covers; give a value in place of auto")
+        raise InputError("privacy: auto uses gradients without noise; give a value instead of auto")
     config = automatic.decided(config, federation, checked.context.task)
     return settled(config, made, lanes)._replace(objects=objects)
 

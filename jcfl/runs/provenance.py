@@ -88,14 +88,14 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
         raise InputError(f"{what} was made by another configuration: {'; '.join(changed)} (rounds may change)")
     if old["federation"] != new["federation"]:
         raise InputError(
-            f"{what} was made with another federation: the same configuration gave the clients other examples; are "
-            "the files of the dataset other ones now?"
+            f"{what} was made with another federation: the same configuration gave the clients other examples; "
+            "have the files of the dataset changed?"
         )
     versions = differences(packages(old), packages(new))
     if versions and not allow_versions:
         raise InputError(
-            f"{what} was made by other versions: {'; '.join(versions)}; install those, or go on all the same with "
-            "--allow-versions, which is noted in config.yaml"
+            f"{what} was made by other versions: {'; '.join(versions)}; install those, or continue with "
+            "--allow-versions, which config.yaml notes"
         )
 
 

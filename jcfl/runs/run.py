@@ -82,7 +82,7 @@ class Run:
         done, rounds = max([0, *(saved.round for saved in found), *measured]), self.plan.config.rounds
         if done > rounds:
             raise InputError(
-                f"{self.folder.path} has {done} rounds behind it, and rounds={rounds} would delete the last "
+                f"{self.folder.path} already has {done} rounds, and rounds={rounds} would delete the last "
                 f"{done - rounds}; give at least {done}, or run it in another folder"
             )
         for name, fault in faults.items():

@@ -34,7 +34,7 @@ class Figures(NamedTuple):
     missing: int  # evaluations that the run again does not have
     gaps: dict[str, float]  # the largest absolute difference of each score that is not the same bit for bit
     labels: int  # how often a client is in another cluster, over all evaluations
-    changed: list[str]  # versions and devices that are other ones now, in words
+    changed: list[str]  # versions and devices that differ, in words
 
     def same(self, tolerance: float) -> bool:
         """Whether no score differs by more than `tolerance`, and no label at all."""

@@ -211,7 +211,7 @@ class Upload(struct.PyTreeNode):
     """What one client sends back: one model to be averaged in its cluster, one over the whole cohort."""
 
     cluster: Model
-    shared: Model  # `()` where the shared model is the mean of the cluster models
+    shared: Model  # `()` where the global model is the mean of the cluster models
     own: Any = struct.field(default_factory=dict)  # the client's new state, by name
 
 

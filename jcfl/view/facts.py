@@ -35,16 +35,16 @@ KINDS = {
 """Every kind of piece, and its title."""
 
 MEANINGS = {
-    "describe": "what the server knows a client by",
-    "compare": "how alike two descriptions are",
+    "describe": "how a client is described to the server",
+    "compare": "how similar two descriptions are",
     "group": "how descriptions become clusters",
     "when": "the rounds in which clients are grouped",
     "what clients train": "method.train: loss terms, and which models",
     "aggregate": "how uploads become models",
     "answer": "how a client predicts",
     "attacks": "what hostile clients do",
-    "reliability": "whether clients are there, and finish",
-    "privacy": "how what clients send is clipped and noised",
+    "reliability": "when clients are available, and which uploads arrive",
+    "privacy": "clipping of and noise on what clients send",
 }
 """Explanations for the titles that do not explain themselves."""
 

@@ -216,7 +216,7 @@ def shown_scores(runs: Sequence[History], place: metrics.Place) -> list[str]:
     names = [prefix + name for name in metrics.scores(place) for prefix in ("", metrics.VALIDATION)]
     found = [name for name in names if any(has_score(run, name) for run in runs)]
     if not found:
-        raise InputError(f"no run has a score that this plot shows: {', '.join(metrics.scores(place))}")
+        raise InputError(f"no run has a score that this figure shows: {', '.join(metrics.scores(place))}")
     return found
 
 
