@@ -99,7 +99,7 @@ def test_the_figure_shows_how_far_each_trial_came(halved):
     (axis,) = plotting.search(found.rows(), found.by).axes
     assert [len(line.get_xdata()) for line in axis.get_lines()] == [1, 3, 1, 2, 1]
     assert [line.get_alpha() for line in axis.get_lines()] == [0.3, None, 0.3, 0.3, 0.3]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["fedavg"]
+    assert axis.get_legend_handles_labels()[1] == ["fedavg"]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["4", "6", "9"]
 
 
