@@ -48,7 +48,7 @@ def test_what_is_written_says_what_was_measured(found, tmp_path):
     lines = text.read_text("utf-8").splitlines()
     assert "| | general, s | factored, s | times faster |" in "\n".join(lines)
     assert f"| {found['cases'][0]['figures']['factored_s']:.3g} |" in "\n".join(lines)
-    assert "say only that it works" in lines[0]
+    assert "only show that it works" in lines[0]
     assert json.loads(figures.read_text("utf-8")) == found
     assert chart.read_bytes().startswith(b"\x89PNG")
 
