@@ -129,8 +129,8 @@ PAIRS = [(page, command) for page in PAGES for command in dict.fromkeys(commands
 @pytest.mark.parametrize(("page", "command"), PAIRS)
 def test_every_command_parses(tmp_path, monkeypatch, page, command):
     monkeypatch.chdir(tmp_path)
-    Path("runs/quickstart-tune").mkdir(parents=True)
-    for name in ("mine.yaml", "runs/quickstart-tune/tuned-stocfl.yaml"):
+    for name in ("mine.yaml", "runs/quickstart-tune/tuned-stocfl.yaml", "tuned/rotated/tuned-ifca.yaml"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(blocks(PAGES["tutorial.md"], "yaml")[0])
     checked(command)
 
