@@ -1,7 +1,10 @@
-"""The two networks in PyTorch, for every peer that trains with it."""
+"""The start and the two networks of every peer that trains with PyTorch."""
+
+import argparse
 
 import numpy as np
 import torch
+import work
 from torch import nn
 
 if "+cpu" in torch.__version__:
@@ -10,6 +13,15 @@ if "+cpu" in torch.__version__:
     LIBRARY = torch.library.Library("torchvision", "DEF")
     LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     LIBRARY.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def started(about: str) -> argparse.Namespace:
+    """The options of a peer that trains with PyTorch, kept to its threads and with its seed set."""
+    asked = work.arguments(about).parse_args()
+    work.pin(asked.threads)
+    torch.set_num_threads(asked.threads)
+    torch.manual_seed(asked.seed)
+    return asked
 
 
 def network(name: str) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
-from networks_torch import network, right  # declares what torchvision needs
+from networks_torch import network, right, started  # declares what torchvision needs
 
 # isort: split
 import fedlab
@@ -26,10 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
-    asked = work.arguments(__doc__).parse_args()
-    work.pin(asked.threads)
-    torch.set_num_threads(asked.threads)
-    torch.manual_seed(asked.seed)
+    asked = started(__doc__)
     random.seed(asked.seed)
     model, quiet = network(asked.model), Quiet()
     trainer = SGDSerialClientTrainer(model, asked.clients, logger=quiet)

@@ -13,7 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
-from networks_torch import network, right  # declares what torchvision needs
+from networks_torch import network, right, started  # declares what torchvision needs
 
 # isort: split
 import fluke
@@ -23,9 +23,7 @@ from fluke.utils import FederationObserver
 
 
 def main() -> None:
-    asked = work.arguments(__doc__).parse_args()
-    work.pin(asked.threads)
-    torch.set_num_threads(asked.threads)
+    asked = started(__doc__)
     settings = fluke.FlukeENV()
     settings.set_seed(asked.seed)
     settings.set_device("cpu")

@@ -27,14 +27,11 @@ from pfl.model.pytorch import PyTorchModel
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
-from networks_torch import network, right
+from networks_torch import network, right, started
 
 
 def main() -> None:
-    asked = work.arguments(__doc__).parse_args()
-    work.pin(asked.threads)
-    torch.set_num_threads(asked.threads)
-    torch.manual_seed(asked.seed)
+    asked = started(__doc__)
     np.random.seed(asked.seed)  # noqa: NPY002 - pfl draws from it
     (x, y), owner = (torch.from_numpy(part) for part in work.images(asked.data_dir, "train")), work.owned(asked)
     parts = [(x[rows], y[rows]) for rows in owner]

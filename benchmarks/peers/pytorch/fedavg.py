@@ -14,14 +14,11 @@ from torch.nn.functional import cross_entropy
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
-from networks_torch import network, right
+from networks_torch import network, right, started
 
 
 def main() -> None:
-    asked = work.arguments(__doc__).parse_args()
-    work.pin(asked.threads)
-    torch.set_num_threads(asked.threads)
-    torch.manual_seed(asked.seed)
+    asked = started(__doc__)
     (x, y), owner = (torch.from_numpy(part) for part in work.images(asked.data_dir, "train")), work.owned(asked)
     model, seconds = network(asked.model), []
     for _ in range(asked.rounds):
