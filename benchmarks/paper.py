@@ -20,13 +20,13 @@ FEDERATIONS = {
     "pathological": ["scenario.name=pathological"],
     "dirichlet": ["scenario.name=dirichlet"],
 }
-"""By name, what is set in the configuration. Without copies every client holds 300 examples, as in the others."""
+"""The settings of each federation. Without copies every client has 300 examples, as in the other federations."""
 
 SEARCHED = ("train.lr={low: 0.01, high: 1, log: true}", "method.tau", "method.lam", "method.clusters=2,3,4,6,8")
-"""What is searched; each method has those of these options that it knows."""
+"""The options to search. Each method gets those that it has."""
 
 FIRST = 100
-"""The first seed of the runs that are compared; the search used the seed 0, and so another federation."""
+"""The first seed of the runs that are compared. The search uses the seed 0, and so another federation."""
 
 
 def main(

@@ -20,10 +20,10 @@ ROWS = 1024
 """Rows of a Parquet file that are read at a time."""
 
 LEAST = 4
-"""Bytes that a value of a Parquet file takes at least, once it is read; its header says how many there are."""
+"""The smallest number of bytes of one value of a Parquet file in memory. The file's header has the number of values."""
 
 MODES = {"P": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "LA": "L", "1": "L"}
-"""What images become that are neither grey (L) nor of three colours (RGB), by their mode in Pillow."""
+"""The mode to which images of other modes of Pillow are converted: grey (L) or three colours (RGB)."""
 
 Batches = Callable[[list[str]], Iterable[Any]]
 """The columns with these names, as pyarrow.RecordBatch after pyarrow.RecordBatch; there may be others in them."""

@@ -52,9 +52,10 @@ class Drift(struct.PyTreeNode):
 
 
 class Ids:
-    """What a user calls her clients, for people to read: two of these are always equal, so that programs do not differ.
+    """The ids that a user gave the clients.
 
-    An array may not be a static part of a tree: JAX compares those parts to find the program that fits.
+    They are a static part of a federation, and JAX compiles again if a static part differs. Ids change no computation,
+    so two `Ids` are always equal.
     """
 
     def __init__(self, array: Any = ()):
@@ -87,9 +88,7 @@ class Federation(struct.PyTreeNode):
     std: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     name: str = struct.field(pytree_node=False, default="")
     hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
-    validation: (
-        Split | tuple[()]
-    ) = ()  # examples to choose options by, on which no client trains; () where there are none
+    validation: Split | tuple[()] = ()  # examples on which no client trains, to choose options by; () without any
     drift: Drift | tuple[()] = ()  # how clients' data change between rounds; () where they do not
     ids: Ids = struct.field(pytree_node=False, default=Ids())
 

@@ -1,6 +1,7 @@
 """The statistics of a comparison: arrays in, numbers out. Methods are compared by differences of pairs."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +114,19 @@ def holm(p: np.ndarray) -> np.ndarray:
     found = np.empty(len(p))
     found[order] = np.minimum(np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)), 1)
     return found
+
+
+def paired_tests(differences: Sequence[np.ndarray]) -> tuple[list[Outcome | None], np.ndarray]:
+    """The paired tests of several methods, and their p-values corrected by Holm.
+
+    Args:
+        differences: of each method, [n].
+
+    Returns:
+        The outcome of each test, see `paired_test`; and the corrected p-values, NaN where there is no test. [methods]
+    """
+    tests = [paired_test(gap, len(differences)) for gap in differences]
+    return tests, holm(np.array([np.nan if one is None else one.p for one in tests]))
 
 
 def ranks(scores: np.ndarray) -> Ranks:

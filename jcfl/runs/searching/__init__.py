@@ -68,9 +68,13 @@ class Tuning:
     """Every trial of every method, in their order."""
 
     trials: list[Trial]
-    by: str  # the score that decides which is best
-    compilations: int  # how often a program was compiled
     search: Search
+    compilations: int  # how often a program was compiled
+
+    @property
+    def by(self) -> str:
+        """The score that decides which trial is best."""
+        return self.search.by
 
     def best(self) -> dict[str, Trial]:
         """The best of each method's trials with the most rounds by its title, of equal ones the first.
@@ -238,7 +242,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     with loop.interruptible(stop, folder is not None):
         for title, sampler in samplers.items():
             found += trials_of(search, title, sampler, asked[title], training, stop)
-    tuning = Tuning(found, search.by, training.compilations, search)
+    tuning = Tuning(found, search, training.compilations)
     if training.files is not None:
         write(training.files, search, tuning)
     if not tuning.best():

@@ -143,8 +143,7 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
     entries = {one.method: one for one in block.entries}
     held, base = clients(block), entries.pop(baseline)
     gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
-    tests = [statistics.paired_test(gap, len(gaps)) for gap in gaps.values()]
-    corrected = statistics.holm(np.array([np.nan if one is None else one.p for one in tests]))
+    tests, corrected = statistics.paired_tests(list(gaps.values()))
     weights = WEIGHTS[name](of_clients(block, kept(block))) if name in WEIGHTS else None
     return {
         method: {

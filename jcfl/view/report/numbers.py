@@ -91,8 +91,7 @@ def best_of(runs: Sequence[History], name: str) -> set[int]:
     sign = -1 if one.better == "lower" else 1
     top = max(last, key=lambda i: sign * last[i].mean())
     gaps = {i: values - last[top] for i, values in last.items() if i != top}
-    tests = [statistics.paired_test(gap, len(gaps)) for gap in gaps.values()]
-    p = statistics.holm(np.array([1.0 if test is None else test.p for test in tests]))
+    _, p = statistics.paired_tests(list(gaps.values()))
     worse = {i for i, value in zip(gaps, p, strict=True) if value < statistics.LEVEL}
     return last.keys() - worse if worse else set()
 
