@@ -16,6 +16,8 @@ from jcfl.runs.sections import Tuned
 from tests import tiny
 
 MLP = {"model": {"name": "mlp", "hidden": 5}, "train": {"lr": 0.1, "steps": 2}, "rounds": 4}
+FULL = {"lr": 0.1, "epochs": 5, "batch_size": "full"}
+"""Training for which the constants choose the factored engine."""
 CNN = MLP | {"model": {"name": "cnn_fashion"}}
 
 
@@ -41,13 +43,13 @@ def seconds(monkeypatch, tmp_path):
 
 def test_the_fastest_candidate_is_taken_and_the_next_ones_start_from_it(seconds):
     seconds |= {"{'engine': 'general'}": 5.0, "{'engine': 'general', 'chunk': 4}": 4.0}
-    found = tuning.tuned(plan(engine="auto"))
+    found = tuning.tuned(plan(engine="auto", train=FULL))
     assert found.config.tuned == {"ifca": Tuned(engine="general", chunk=4)}
 
 
 def test_what_is_little_faster_may_be_chance(seconds):
     seconds |= {"{'engine': 'general'}": 9.8}
-    assert tuning.tuned(plan()).config.tuned == {}
+    assert tuning.tuned(plan(train=FULL)).config.tuned == {}
 
 
 def test_an_outcome_is_kept_for_the_same_program_alone(seconds):
@@ -59,8 +61,8 @@ def test_an_outcome_is_kept_for_the_same_program_alone(seconds):
 def test_an_outcome_of_others_choices_is_not_taken(seconds):
     """With engine 'auto' the general one is faster; who asks for the factored one gets that."""
     seconds |= {"{'engine': 'general'}": 5.0}
-    assert tuning.tuned(plan()).config.tuned == {"ifca": Tuned(engine="general")}
-    assert tuning.tuned(plan(engine="factored")).config.tuned == {}
+    assert tuning.tuned(plan(train=FULL)).config.tuned == {"ifca": Tuned(engine="general")}
+    assert tuning.tuned(plan(train=FULL, engine="factored")).config.tuned == {}
 
 
 def test_a_damaged_outcome_is_found_anew_and_one_that_cannot_be_kept_is_not(seconds, tmp_path, monkeypatch):

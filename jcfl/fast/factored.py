@@ -46,8 +46,9 @@ SHARED_OUT = 0.6
 """The share of its time that the general engine still takes when the cores of a CPU are devices of their own. Products
 of large matrices gain nothing by that, because each of them uses all cores already."""
 
-UPDATE = 40
-"""How many multiplications take the time in which a step of the general engine updates one number of a kernel."""
+UPDATE = {"cpu": 2, "gpu": 40}
+"""By platform: how many multiplications take the time in which a step of the general engine updates one number of a
+kernel. On a CPU the clients of a chunk fit its cache. The number for a GPU was estimated, not measured."""
 
 TILE = 32 * 2**20
 """The most bytes of a tile on a CPU, where larger tiles are not faster."""
@@ -88,7 +89,7 @@ class Factored:
         plain, small = target().of(PACE)
         n, d, h = sizes(work.task, context)
         batch, steps = work.trainer.rows_and_steps(n)
-        general = 2 * steps * batch * d * h + UPDATE * steps * d * h
+        general = 2 * steps * batch * d * h + target().of(UPDATE) * steps * d * h
         general *= SHARED_OUT if context.resources.devices > 1 and target().is_cpu else 1
         products = (references(work.terms, work.shared) + 1) * n * d * h
         return plain * products + small * (n * n * d + steps * batch * n * h) < general
