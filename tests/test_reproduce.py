@@ -200,6 +200,18 @@ def test_a_budget_leaves_out_and_changes_what_it_says(made):
     assert outcomes.score(run, "costs.storage", 1).tolist() == [11.0, 11.0]
 
 
+def test_numbers_of_another_experiment_are_not_judged(made):
+    table = tables.find("made.yaml")
+    judged = lambda name: outcomes.entry(
+        table, ("FedAvg", "rotated"), Printed(12.0, None, 0.5), np.array([12.0, 12.1]), table.budget(name)
+    )
+    assert judged("laptop")["verdict"] == "reproduced"
+    assert (judged("gpu")["verdict"], judged("gpu")["why"]) == (
+        "not judged",
+        "the budget changes what is trained: train.lr",
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -34,7 +34,7 @@ def outcome(table: Table, name: str, budget: Budget, found: Mapping[Key, History
     """
     printed = dict(table.cells())
     ours = {cell: values(table, cell, budget, found) for cell in printed}
-    entries = {cell: entry(table, cell, one, ours[cell]) for cell, one in printed.items()}
+    entries = {cell: entry(table, cell, one, ours[cell], budget) for cell, one in printed.items()}
     numbers, rows = table.given.printed, table.given.printed.rows
     orders = list(judged_orders(table, printed, ours))
     return {
@@ -78,10 +78,13 @@ def score(run: Any, name: str, last: int) -> np.ndarray:
     return np.full(len(run.seeds), float(summary[name]))
 
 
-def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgement) -> dict[str, Any]:
+def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgement, budget: Budget) -> dict[str, Any]:
     """All that is known of one cell."""
     if isinstance(found, Judgement):
         ours, judgement = None, found
+    elif budget.altered:
+        ours = spread(found)
+        judgement = Judgement("not judged", f"the budget changes what is trained: {', '.join(budget.altered)}")
     else:
         ours, judgement = spread(found), judging.number(list(found), printed, table.widest(cell))
     return {

@@ -59,6 +59,11 @@ class Budget(BaseModel):
     methods: tuple[str, ...] | None = None
     changes: tuple[str, ...] = ()  # what that changes, in words
 
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """The keys of `set` that change what is trained, and so also the numbers."""
+        return tuple(key for key in self.set if key != "evaluate_every")
+
 
 class Suspect(BaseModel):
     """Cells that the paper itself makes doubtful."""
