@@ -241,7 +241,7 @@ def test_the_cheaper_engine_is_chosen():
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about a CPU's cores")
 def test_cores_as_devices_favour_training_in_general():
-    """Fashion-MNIST's clients of 300, 2 epochs in batches of 32: factored on one device, in general on one for every core."""
+    """Clients of 300 images, 2 epochs in batches of 32: factored on one device, in general on one for every core."""
     mlp = registry.find("model", "mlp")((28, 28, 1), 10, hidden=200)
     setting = tiny.setting(epochs=2, batch_size=32).with_population(shape=(28, 28, 1), width=300)
     work = engines.Work(lambda task: None, mlp, setting.context.trainer, (), False, True)  # pyright: ignore
