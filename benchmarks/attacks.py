@@ -53,7 +53,7 @@ def answer(study: Study, tau: float) -> None:
 
 
 def defences(tau: float) -> dict[str, Any]:
-    """Means and robust means in as many clusters as groups or with room for two more, TKM, and StoCFL."""
+    """Means and robust means in as many clusters as groups or with room for two more, CAM, TKM, and StoCFL."""
     rules: dict[str, Any] = {"mean": [], "trimmed": [{"name": "robust", "rule": "trimmed_mean", "beta": 0.2}]}
     rules |= {"median": [{"name": "robust", "rule": "median"}]}
     rows: dict[str, Any] = {f"FedAvg {rule}": {"name": "fedavg", "addons": addon} for rule, addon in rules.items()}
@@ -61,6 +61,10 @@ def defences(tau: float) -> dict[str, Any]:
         for k in (2, 4):
             for rule, addon in rules.items():
                 rows[f"{title} K={k} {rule}"] = {"name": method, "clusters": k, "addons": addon}
+    cam = [{"name": "cam", "warmup": 9}]
+    for title, method in (("IFCA", "ifca"), ("FeSEM", "fesem")):
+        rows |= {f"{title} K={k} CAM": {"name": method, "clusters": k, "addons": cam} for k in (2, 4)}
+    rows |= {f"IFCA K={k} mean": {"name": "ifca", "clusters": k} for k in (2, 4)}
     rows |= {f"TKM K={k}": {"name": "robust_tkm", "clusters": k, "beta": 0.1} for k in (2, 4)}
     return rows | {f"StoCFL {rule}": {"name": "stocfl", "tau": tau, "addons": addon} for rule, addon in rules.items()}
 

@@ -68,6 +68,7 @@ def oracle(federation, state, added):
         "learning_objective": share @ [plain.loss(centres[LABELS[i]], clients[i], beside[i]) for i in HERE],
         "clustering_objective": share @ [((own[i] - centres[LABELS[i]]) ** 2).sum() for i in HERE],
         "cosine_within": np.mean([cosine(own[i], own[j]) for i, j in ((0, 1), (3, 4))]),
+        "cosine_within_least": min(cosine(own[i], own[j]) for i, j in ((0, 1), (3, 4))),
         "cosine_between": np.mean([cosine(*pair) for pair in itertools.combinations(centres[[0, 1, 3]], 2)]),
         "clusterability": np.full(K, np.nan),
     }
@@ -76,7 +77,8 @@ def oracle(federation, state, added):
         slopes = np.array([plain.gradient(own[i], clients[i], beside[i]) for i in members])
         mean = np.average(slopes, axis=0, weights=plain.sizes(clients)[members])
         found["clusterability"][k] = np.linalg.norm(mean - slopes, axis=1).max() / np.linalg.norm(mean)
-    return found if state.clients else found | {"clustering_objective": np.nan, "cosine_within": np.nan}
+    unknown = ("clustering_objective", "cosine_within", "cosine_within_least")
+    return found if state.clients else found | dict.fromkeys(unknown, np.nan)
 
 
 @pytest.mark.parametrize(("keeps", "added"), [(True, False), (False, False), (True, True)])

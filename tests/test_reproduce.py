@@ -200,6 +200,16 @@ def test_a_budget_leaves_out_and_changes_what_it_says(made):
     assert outcomes.score(run, "costs.storage", 1).tolist() == [11.0, 11.0]
 
 
+def test_rounds_are_counted_until_clusters_are_final():
+    labels = np.array([[[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]], [[0, 0, 1, 1]] * 4])  # two seeds
+    run = History("a", [0, 1], np.array([1, 2, 3, 4]), {}, labels, np.zeros(0), np.array([0, 0, 1, 1]))
+    assert outcomes.rounds_until(run, "still").tolist() == [3, 1]
+    assert outcomes.rounds_until(run, "groups").tolist() == [3, 1]
+    run.labels, run.rounds = labels[:, :3], run.rounds[:3]  # the first seed's clusters change in the last round
+    assert outcomes.rounds_until(run, "still") == ("not reproduced", "not within 3 rounds with 1 of 2 seeds")
+    assert outcomes.rounds_until(run, "groups").tolist() == [3, 1]
+
+
 def test_numbers_of_another_experiment_are_not_judged(made):
     table = tables.find("made.yaml")
     judged = lambda name: outcomes.entry(

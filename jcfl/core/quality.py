@@ -15,6 +15,7 @@ from jcfl.metrics.cohesion import (
     clustering_objective,
     cosine,
     learning_objective,
+    least_within,
     sizes,
     within_between,
 )
@@ -52,7 +53,8 @@ def quality(
     Returns:
         `clusterability`: B of every cluster, from its clients' gradients at their own models. [k]
         `clustering_objective`: 𝒞, between the clients' own models and their clusters' models. `cosine_within`: the mean
-        cosine of two own models in one cluster. Both are NaN where the method keeps no own models on the device.
+        cosine of two own models in one cluster. `cosine_within_least`: the least such cosine. All three are NaN where
+        the method keeps no own models on the device.
         `cosine_between`: the mean cosine of two clusters' models.
         `learning_objective`: 𝓕 of the clusters' models.
     """
@@ -63,11 +65,12 @@ def quality(
     rows = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
     centres = rows(state.clusters)  # [k, p]
     models = rows(state.clients["model"]) if keeps_models(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
-    live = sizes(labels, k) > 0
+    live, gram = sizes(labels, k) > 0, products(models)
     return {
         "clusterability": clusterability(gradients, labels, weights, k),
         "clustering_objective": clustering_objective(models, centres, labels, weights),
-        "cosine_within": within_between(products(models), labels, k)[0],
+        "cosine_within": within_between(gram, labels, k)[0],
+        "cosine_within_least": least_within(gram, labels, k),
         "cosine_between": weighted_mean(cosine(products(centres)), jnp.triu(live[:, None] & live, 1)),
         "learning_objective": learning_objective(losses, labels, weights),
     }

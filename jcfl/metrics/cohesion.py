@@ -132,6 +132,13 @@ def within_between(gram: ArrayLike, labels: ArrayLike, k: int) -> tuple[Array, A
     return within, weighted_mean(cosine(cluster_gram(gram, labels, k)), jnp.triu(live[:, None] & live, 1))
 
 
+def least_within(gram: ArrayLike, labels: ArrayLike, k: int) -> Array:  # [m, m], [m] -> []
+    """The least cosine of two clients of one cluster (Ma 2023, Figure 3.4); NaN without a pair."""
+    gram, labels = jnp.asarray(gram), jnp.asarray(labels, jnp.int32)
+    pairs = jnp.triu((labels[:, None] == labels) & valid(labels, k), 1)
+    return jnp.where(pairs.any(), jnp.min(jnp.where(pairs, cosine(gram), jnp.inf)), jnp.nan)
+
+
 def cosine(gram: Array) -> Array:
     """Cosines from inner products; those with a zero vector are 0."""
     length = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))

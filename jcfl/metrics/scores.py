@@ -264,6 +264,9 @@ add_quality(
     "The mean squared distance between clients' own models and their clusters' (Ma 2023, eq. 3.4).",
 )
 add_quality("cosine_within", "cosine in clusters", "The mean cosine of two clients' own models in one cluster.")
+add_quality(
+    "cosine_within_least", "least cosine in clusters", "The least cosine of two clients' own models in one cluster."
+)
 add_quality("cosine_between", "cosine of clusters", "The mean cosine of two clusters' models.")
 add_quality(
     "clusterability",

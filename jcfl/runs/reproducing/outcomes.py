@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl import results
+from jcfl import metrics, results
 from jcfl.errors import unknown
 from jcfl.nested import flat
 from jcfl.results import History
@@ -64,6 +64,8 @@ def values(
     for run in runs:
         if isinstance(run, Judgement):
             return run
+    if part.until is not None:
+        return rounds_until(runs[0], part.until)
     whole = [score(run, part.score or "accuracy_micro", budget.last or table.given.last) for run in runs]
     return table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
 
@@ -76,6 +78,22 @@ def score(run: Any, name: str, last: int) -> np.ndarray:
     if name not in summary:
         raise unknown("score", name, [*run.scores, *summary])
     return np.full(len(run.seeds), float(summary[name]))
+
+
+def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
+    """The first evaluated round from which clusters are the true groups, or stand still, to the end. [seeds]"""
+    labels = np.asarray(run.labels)  # [seeds, e, m]
+    if event == "groups":
+        there = np.array([[metrics.ari(own, run.groups) == 1 for own in seed] for seed in labels])
+    else:
+        there = (labels == labels[:, -1:]).all(-1)
+        there[:, -1] &= there[:, -2:].all(-1)  # clusters that changed in the last round may go on changing
+    lasting = np.logical_and.accumulate(there[:, ::-1], axis=1).sum(1)  # evaluations at the end
+    if not lasting.all():
+        return Judgement(
+            "not reproduced", f"not within {run.rounds[-1]} rounds, with {int((lasting == 0).sum())} seeds"
+        )
+    return np.asarray(run.rounds, float)[-lasting]
 
 
 def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgement, budget: Budget) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,7 @@ class Part(BaseModel):
     federation: str | None = None
     method: str | None = None  # by default the row's label
     score: str | None = None  # of a history, or a dotted name in a run's summary
+    until: Literal["groups", "still"] | None = None  # the rounds until clusters are the groups, or no longer change
     minus: str | None = None  # the method whose score is taken off
     scale: float | None = None  # from a share to the unit of the table
     digits: Annotated[int | None, Field(ge=0)] = None  # decimals that the paper prints
