@@ -99,7 +99,7 @@ def collapse(
         str, typer.Option(help="Clients of every group, with commas between [default: equal].")
     ] = "",
 ) -> None:
-    """The sizes of IFCA's clusters after every round, K half the groups and as many, without and with CAM."""
+    """The sizes of IFCA's clusters after every round, for half as many models as groups, as many and twice as many."""
     study: Study = context.obj(rounds=20)
     uneven = {"sizes": [int(size) for size in group_sizes.split(",")]} if group_sizes else {}
     federations = study.federations(scenario, groups=study.groups, **uneven)
@@ -121,7 +121,7 @@ def collapse(
 def starters(groups: int, warmup: int) -> dict[str, Any]:
     """The rows of `collapse`."""
     rows: dict[str, Any] = {}
-    for k in (groups // 2, groups):
+    for k in (groups // 2, groups, 2 * groups):
         rows[f"K = {k}"] = {"name": "ifca", "clusters": k}
         rows[f"K = {k}, CAM"] = rows[f"K = {k}"] | {"addons": [{"name": "cam", "warmup": warmup}]}
     return rows

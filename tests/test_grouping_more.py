@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 from scipy.special import softmax
+from scipy.stats import entropy
 from sklearn.cluster import DBSCAN, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from jcfl.core import soft
 from jcfl.grouping import density, moments, spectral, subspace, svd
+from jcfl.grouping.compare import KullbackLeibler
+from jcfl.grouping.describe import LabelCounts
 from jcfl.grouping.labels import numbered
 
 SEEDS = given(st.integers(0, 2**31))
@@ -96,6 +99,19 @@ def test_principal_angles_are_scipys(seed):
     entries = np.rad2deg(np.arccos(np.abs(np.einsum("adp,bdq->abpq", u, v))))
     np.testing.assert_allclose(angles("trace")(u, v), np.trace(entries, axis1=2, axis2=3), atol=1e-5)
     np.testing.assert_allclose(angles("pair")(u, v), entries.min((2, 3)), atol=1e-5)
+
+
+@FEW
+@SEEDS
+def test_divergences_are_scipys(seed):
+    rng = np.random.default_rng(seed)
+    p, q = (rng.dirichlet(np.full(5, 0.3), count) for count in (3, 4))
+    compared = KullbackLeibler(smoothing=0.1)
+    p_, q_ = (0.02 + 0.9 * rows for rows in (p, q))
+    there = np.array([[entropy(a, b) for b in q_] for a in p_])
+    back = np.array([[entropy(b, a) for b in q_] for a in p_])
+    np.testing.assert_allclose(double(compared.metric(None, LabelCounts()))(p, q), there, atol=1e-9)
+    np.testing.assert_allclose(double(compared.distance(None, LabelCounts()))(p, q), (there + back) / 2, atol=1e-9)
 
 
 @functools.cache

@@ -259,7 +259,6 @@ def test_uneven_sizes_fall(clients, groups):
         ("rotatd", {}, r"did you mean 'rotated'"),
         ("pathological", {"label_sets": ((0, 10),)}, r"label 10 does not exist, the labels are 0 to 9"),
         ("pathological", {"label_sets": ((0, 1), ())}, r"of which none is empty"),
-        ("selected_classes", {"groups": 11}, r"11 groups cannot share the 10 classes"),
         ("n_class", {"n": 11}, r"11 classes per client, but numbered has 10"),
         ("grouped_n_class", {"a": 2, "b": 3}, r"a = 2, b = 3"),
         ("grouped_n_class", {"a": 11}, r"<= 10 classes of numbered, got a = 11"),

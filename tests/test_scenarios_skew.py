@@ -51,6 +51,13 @@ def test_selected_classes_are_contiguous_shares():
     assert held == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
+def test_of_more_groups_than_classes_each_has_one_class():
+    made = federation(DATA, "selected_classes", clients=12, groups=12, min_examples=(1, 1))
+    held = [np.flatnonzero(counts).tolist() for counts in label_counts(made)[np.argsort(made.groups)]]
+    assert held == [[label % 10] for label in range(12)]
+    np.testing.assert_array_equal(label_counts(made).sum(0), np.bincount(DATA.train.y))
+
+
 def test_rotated_pathological_has_eight_groups():
     made = federation(DATA, "rotated_pathological", clients=40, min_examples=(5, 1))
     assert np.bincount(made.groups).tolist() == [5] * 8

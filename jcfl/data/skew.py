@@ -69,14 +69,11 @@ def selected_classes(
 ) -> Partition:
     """Groups with contiguous shares of the labels, c/k each (Bhattacharya and Aridi, eq. 5).
 
-    If k does not divide c, the first groups have one label more.
-
-    Raises:
-        InputError: more groups than classes.
+    If k does not divide c, the first groups have one label more. Of more groups than labels each has one, and group g
+    shares the examples of label g with group g + c.
     """
-    if groups > dataset.classes:
-        raise InputError(f"groups: {groups} groups cannot share the {dataset.classes} classes of {dataset.name}")
-    label_sets = tuple(tuple(labels) for labels in np.array_split(np.arange(dataset.classes), groups))
+    classes = np.resize(np.arange(dataset.classes), max(groups, dataset.classes))
+    label_sets = tuple(tuple(labels) for labels in np.array_split(classes, groups))
     return _own_labels(rng, pool(dataset), dataset.classes, label_sets, client_groups(clients, groups, sizes))
 
 

@@ -20,7 +20,7 @@ from jcfl.core.matching import matched_distance
 from jcfl.core.method import Compare, Describe
 from jcfl.errors import InputError
 from jcfl.grouping import kmeans, subspace, svd
-from jcfl.grouping.describe import OfData, Subspace, TrainedModel
+from jcfl.grouping.describe import LabelCounts, OfData, Subspace, TrainedModel
 from jcfl.grouping.kernels import layer_distance
 from jcfl.registry import register
 from jcfl.types import Array, Models
@@ -96,6 +96,43 @@ class L2(Distances):
     def distance(self, context: Context, describe: Describe) -> Distance:
         """The distance itself, not its square."""
         return lambda points, others: jnp.sqrt(kmeans.euclidean(points, others))
+
+
+@register("compare", "kl")
+@dataclass(frozen=True, kw_only=True)
+class KullbackLeibler(Distances):
+    """The Kullback-Leibler divergence of two clients' shares of classes; from a cluster's mean shares in K-means.
+
+    Between two clients it is the mean of both directions, so that it is symmetric. K-means with it finds the mean of
+    the members as the best centre (Banerjee et al. 2005, https://www.jmlr.org/papers/v6/banerjee05b.html).
+    """
+
+    name: ClassVar[str] = "kl"
+    smoothing: Annotated[
+        float, Field(gt=0, lt=1, description="share of the uniform distribution that is mixed in, so that none is 0")
+    ] = 0.01
+
+    def metric(self, context: Context, describe: Describe) -> Metric:
+        """The divergence of points from centres.
+
+        Raises:
+            InputError: descriptions are not shares of classes.
+        """
+        if not isinstance(describe, LabelCounts):
+            raise InputError(
+                f"compare 'kl' compares shares of classes; set method.describe=labels, got {describe.name!r}"
+            )
+
+        def divergence(points: Array, centres: Array) -> Array:
+            p, q = (self.smoothing / rows.shape[1] + (1 - self.smoothing) * rows for rows in (points, centres))
+            return (p * jnp.log(p)).sum(1)[:, None] - jnp.matmul(p, jnp.log(q).T, precision=trees.EXACT)
+
+        return divergence
+
+    def distance(self, context: Context, describe: Describe) -> Distance:
+        """The mean of both directions."""
+        metric = super().distance(context, describe)
+        return lambda points, others: (metric(points, others) + metric(others, points).T) / 2
 
 
 @register("compare", "svd_cosine")

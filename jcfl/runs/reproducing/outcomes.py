@@ -90,9 +90,8 @@ def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
         there[:, -1] &= there[:, -2:].all(-1)  # clusters that changed in the last round may go on changing
     lasting = np.logical_and.accumulate(there[:, ::-1], axis=1).sum(1)  # evaluations at the end
     if not lasting.all():
-        return Judgement(
-            "not reproduced", f"not within {run.rounds[-1]} rounds, with {int((lasting == 0).sum())} seeds"
-        )
+        missed = int((lasting == 0).sum())
+        return Judgement("not reproduced", f"not within {run.rounds[-1]} rounds with {missed} of {len(labels)} seeds")
     return np.asarray(run.rounds, float)[-lasting]
 
 
