@@ -42,7 +42,7 @@ def compiled_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "BLOCK", 0.0)  # every block is one round,
         patch.setattr(loop.Stopwatch, "due", lambda watch: True)  # and ends with a checkpoint
-        patch.setattr(programs, "begun", lambda algorithm, federation, lanes, devices: lambda: shared(lanes))
+        patch.setattr(programs, "begun", lambda algorithm, federation, lanes, *how: lambda: shared(lanes))
         patch.setattr(experiment, "representation", lambda plan: folders.federation())
         yield
 

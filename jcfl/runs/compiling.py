@@ -49,11 +49,11 @@ CHEAP = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_llvm_disable_expensive_passes": True,
 }
-"""XLA's options with which a CPU's program compiles in about half of the time, and may run a little slower."""
+"""XLA's options with which a CPU's program compiles in about half of the time, and may run a quarter slower."""
 
 
 def cheap_options() -> dict[str, Any] | None:
-    """XLA's options for programs that run once in a while; what the user's XLA_FLAGS say goes before."""
+    """XLA's options for programs that do not run for long; what the user's XLA_FLAGS say goes before."""
     if not target().is_cpu or not version("jaxlib").startswith("0.10"):  # others may not know these options
         return None
     given = os.environ.get("XLA_FLAGS", "")

@@ -291,8 +291,9 @@ def settled(compiling: programs.Compiling) -> Future[programs.Family]:
 
 def begun(run: Run) -> programs.Compiling:
     """A run's programs, which are compiled while the caller goes on."""
-    plan = run.plan
-    return programs.begun(run.algorithm, plan.federation, len(run.batches()[0]), plan.context.resources.devices)
+    resources = run.plan.context.resources
+    quick = resources.compilation == "quick"
+    return programs.begun(run.algorithm, run.plan.federation, len(run.batches()[0]), resources.devices, quick)
 
 
 def compiled_to_fit(run: Run, compiling: programs.Compiling) -> programs.Programs:

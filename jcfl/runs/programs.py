@@ -85,9 +85,9 @@ def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: 
     return begun(algorithm, federation, seeds, devices)().with_values({})
 
 
-def begun(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Compiling:
+def begun(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, quick: bool = False) -> Compiling:
     """The programs of `programs`, traced here; they are compiled while the caller goes on."""
-    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices)
+    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, quick)
 
 
 def family(
@@ -98,7 +98,12 @@ def family(
 
 
 def family_begun(
-    make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
+    make: Callable[[Scalars], Algorithm],
+    like: Scalars,
+    federation: Federation,
+    lanes: int,
+    devices: int = 1,
+    quick: bool = False,
 ) -> Compiling:
     """One program for algorithms that differ in scalar options, traced here and compiled while the caller goes on.
 
@@ -111,9 +116,10 @@ def family_begun(
         like: options of the shapes that they will have.
         lanes: how many runs, of seeds or of options and seeds, go side by side.
         devices: how many devices share the clients; all of them hold the states and the results.
+        quick: whether rounds too are compiled with the options of `cheap_options`.
     """
     several = threaded if lanes > 1 and target().is_cpu else compiling
-    return several(make, like, federation, lanes, devices)
+    return several(make, like, federation, lanes, devices, quick)
 
 
 def compiling(
@@ -122,9 +128,10 @@ def compiling(
     federation: Federation,
     lanes: int,
     devices: int,
+    quick: bool,
     stop_early: bool = True,
 ) -> Compiling:
-    """Programs with an axis of lanes if there are several.
+    """Programs with an axis of lanes if there are several; see `family_begun`.
 
     Args:
         stop_early: whether a block of rounds ends when all lanes have failed.
@@ -155,10 +162,9 @@ def compiling(
             jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
         )
     pool = ThreadPoolExecutor(len(lowered))  # XLA lets other threads run while it compiles
-    seldom = cheap_options()  # a run's time is that of its rounds
-    futures = [
-        pool.submit(compiled_at, part, options) for part, options in zip(lowered, (seldom, None, seldom), strict=True)
-    ]
+    cheap = cheap_options()
+    chosen = (cheap, cheap if quick else None, cheap)  # a long run's time is that of its rounds
+    futures = [pool.submit(compiled_at, part, options) for part, options in zip(lowered, chosen, strict=True)]
     pool.shutdown(wait=False)
     del lowered
 
@@ -173,13 +179,18 @@ def compiling(
 
 
 def threaded(
-    make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int
+    make: Callable[[Scalars], Algorithm],
+    like: Scalars,
+    federation: Federation,
+    lanes: int,
+    devices: int,
+    quick: bool,
 ) -> Compiling:
     """The programs of one lane, which as many threads as there are cores run for several lanes."""
     where = on_every_device(devices) if devices > 1 else None
     split = jax.jit(lambda tree: [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(lanes)], out_shardings=where)
     join = jax.jit(lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), out_shardings=where)
-    started = compiling(make, split(like)[0], federation, 1, devices, stop_early=False)
+    started = compiling(make, split(like)[0], federation, 1, devices, quick, stop_early=False)
     return lambda: on_threads(started(), lanes, split, join)
 
 
