@@ -73,6 +73,22 @@ def test_what_was_compiled_and_traced_is_freed(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_rounds_of_little_work_have_options_of_their_own(monkeypatch):
+    """Whatever their number: a run that is continued has the same program."""
+    monkeypatch.delenv("XLA_FLAGS")
+    small = tiny.setting().context
+    large = small._replace(population=small.population._replace(cohort=10**9))
+    assert compiling.round_options(large) is None
+    options, used, compile = compiling.round_options(small), [], programs.compiled_at
+    assert bool(options) == (jax.default_backend() == "cpu")
+    monkeypatch.setattr(programs, "cheap_options", lambda: None)
+    monkeypatch.setattr(programs, "compiled_at", lambda part, own: used.append(own) or compile(part, None))
+    programs.programs(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1)
+    assert used == [None] * 3
+    programs.begun(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1, options={"rounds": 1})()
+    assert sorted(map(str, used[3:])) == ["None", "None", "{'rounds': 1}"]
+
+
 def test_freed_memory_goes_back_to_the_system():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

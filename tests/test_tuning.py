@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from jcfl.runs import experiment, programs, tuning
+from jcfl.runs import experiment, tuning
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.runs.sections import Tuned
 from tests import tiny
@@ -99,23 +99,17 @@ def test_trials_end_when_their_share_of_the_run_is_spent(seconds):
     assert len(seconds["tried"]) == 1
 
 
-def test_short_runs_begin_without_trials_and_the_briefest_compile_quickly(monkeypatch):
-    quick = Tuned(compilation="quick") if jax.default_backend() == "cpu" else Tuned()
-    assert tuning.tuned(plan()).config.tuned == {"ifca": quick}
-    assert tuning.tuned(plan(autotune=False)).config.tuned == {}
-    monkeypatch.setattr(tuning, "BRIEF", 0.0)
+def test_what_is_chosen_for_the_second_method_of_a_name_is_its_own():
+    choices = {"ifca-2": Tuned(engine="general")}
+    both = {"compare": [{"name": "ifca", "clusters": 3}], "tuned": {"ifca-2": {"engine": "general"}}}
+    whole = plan(**both)
+    parts = {title: tuning.of_method(whole, title) for title in whole.config.methods}
+    assert [part.algorithms.keys() for part in parts.values()] == [{"ifca"}, {"ifca-2"}]
+    assert parts["ifca-2"].algorithms["ifca-2"].engine == "general" and whole.config.tuned == choices
+
+
+def test_short_runs_begin_without_trials():
     assert tuning.tuned(plan()).config.tuned == {}
-
-
-def test_rounds_are_compiled_as_the_configuration_says(monkeypatch):
-    compile, options = programs.compiled_at, []
-    monkeypatch.setattr(programs, "cheap_options", dict)
-    monkeypatch.setattr(programs, "compiled_at", lambda part, given: options.append(given) or compile(part, given))
-    given = MLP | {"method": "fedavg", "rounds": 1}
-    for tuned, cheap in [({}, 2), ({"fedavg": {"compilation": "quick"}}, 3)]:
-        experiment.run(tiny.federation(), **given, tuned=tuned)
-        assert sum(one is not None for one in options) == cheap  # besides the first state and the evaluation
-        options.clear()
 
 
 @pytest.mark.parametrize(

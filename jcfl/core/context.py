@@ -48,7 +48,6 @@ class Resources(NamedTuple):
     devices: int = 1  # devices among which clients are distributed
     tile: int | None = None  # clients of a cluster that the factored engine trains at a time; None: by a constant
     states_on_host: bool = False  # whether models that clients keep are on the host, and rounds fetch the cohort's
-    compilation: str | None = None  # "quick" if XLA should save time in compiling rounds rather than in running them
 
 
 class Context(NamedTuple):

@@ -19,6 +19,7 @@ from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import automatic, bars, devices, hosts, loop, programs, trackers, tuning
+from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
 from jcfl.runs.provenance import differences, fingerprint, settings
@@ -291,9 +292,9 @@ def settled(compiling: programs.Compiling) -> Future[programs.Family]:
 
 def begun(run: Run) -> programs.Compiling:
     """A run's programs, which are compiled while the caller goes on."""
-    resources = run.plan.context.resources
-    quick = resources.compilation == "quick"
-    return programs.begun(run.algorithm, run.plan.federation, len(run.batches()[0]), resources.devices, quick)
+    context, lanes = run.plan.context, len(run.batches()[0])
+    devices, options = context.resources.devices, round_options(context)
+    return programs.begun(run.algorithm, run.plan.federation, lanes, devices, options)
 
 
 def compiled_to_fit(run: Run, compiling: programs.Compiling) -> programs.Programs:

@@ -177,9 +177,8 @@ def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
     if "devices" in given and target().is_cpu:  # the run may have begun on a machine with more cores
         given["devices"] = min(given["devices"], jax.device_count())
     resources = context.resources._replace(**given)
-    if "chunk" in given or "devices" in given:
-        share = -(-context.population.cohort // resources.devices)  # clients of one device
-        resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
+    share = -(-context.population.cohort // resources.devices)  # clients of one device
+    resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
     if tuned.convolution is not None and context.build is not None:
         model = with_option(config.model, ["convolution"], tuned.convolution)
         task = task_of(

@@ -19,6 +19,9 @@ from jcfl.types.target import target
 Scalars = Mapping[str, Array]
 """Values of options by dotted name; `[lanes]` each where several lanes run side by side."""
 
+Options = Mapping[str, Any] | None
+"""XLA's options of a compilation."""
+
 
 class Lanes(struct.PyTreeNode):
     """The states of lanes, each of which runs by itself."""
@@ -85,16 +88,23 @@ def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: 
     return begun(algorithm, federation, seeds, devices)().with_values({})
 
 
-def begun(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, quick: bool = False) -> Compiling:
+def begun(
+    algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, options: Options = None
+) -> Compiling:
     """The programs of `programs`, traced here; they are compiled while the caller goes on."""
-    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, quick)
+    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, options)
 
 
 def family(
-    make: Callable[[Scalars], Algorithm], like: Scalars, federation: Federation, lanes: int, devices: int = 1
+    make: Callable[[Scalars], Algorithm],
+    like: Scalars,
+    federation: Federation,
+    lanes: int,
+    devices: int = 1,
+    options: Options = None,
 ) -> Family:
     """One compiled program for algorithms that differ in scalar options; see `family_begun`."""
-    return family_begun(make, like, federation, lanes, devices)()
+    return family_begun(make, like, federation, lanes, devices, options)()
 
 
 def family_begun(
@@ -103,7 +113,7 @@ def family_begun(
     federation: Federation,
     lanes: int,
     devices: int = 1,
-    quick: bool = False,
+    options: Options = None,
 ) -> Compiling:
     """One program for algorithms that differ in scalar options, traced here and compiled while the caller goes on.
 
@@ -116,10 +126,10 @@ def family_begun(
         like: options of the shapes that they will have.
         lanes: how many runs, of seeds or of options and seeds, go side by side.
         devices: how many devices share the clients; all of them hold the states and the results.
-        quick: whether rounds too are compiled with the options of `cheap_options`.
+        options: XLA's options for rounds, such as those of `round_options`.
     """
     several = threaded if lanes > 1 and target().is_cpu else compiling
-    return several(make, like, federation, lanes, devices, quick)
+    return several(make, like, federation, lanes, devices, options)
 
 
 def compiling(
@@ -128,7 +138,7 @@ def compiling(
     federation: Federation,
     lanes: int,
     devices: int,
-    quick: bool,
+    options: Options,
     stop_early: bool = True,
 ) -> Compiling:
     """Programs with an axis of lanes if there are several; see `family_begun`.
@@ -162,9 +172,10 @@ def compiling(
             jax.jit(evaluate, out_shardings=where).lower(state, like, federation),
         )
     pool = ThreadPoolExecutor(len(lowered))  # XLA lets other threads run while it compiles
-    cheap = cheap_options()
-    chosen = (cheap, cheap if quick else None, cheap)  # a long run's time is that of its rounds
-    futures = [pool.submit(compiled_at, part, options) for part, options in zip(lowered, chosen, strict=True)]
+    seldom = cheap_options()  # a run's time is that of its rounds
+    futures = [
+        pool.submit(compiled_at, part, own) for part, own in zip(lowered, (seldom, options, seldom), strict=True)
+    ]
     pool.shutdown(wait=False)
     del lowered
 
@@ -184,13 +195,13 @@ def threaded(
     federation: Federation,
     lanes: int,
     devices: int,
-    quick: bool,
+    options: Options,
 ) -> Compiling:
     """The programs of one lane, which as many threads as there are cores run for several lanes."""
     where = on_every_device(devices) if devices > 1 else None
     split = jax.jit(lambda tree: [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(lanes)], out_shardings=where)
     join = jax.jit(lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), out_shardings=where)
-    started = compiling(make, split(like)[0], federation, 1, devices, quick, stop_early=False)
+    started = compiling(make, split(like)[0], federation, 1, devices, options, stop_early=False)
     return lambda: on_threads(started(), lanes, split, join)
 
 

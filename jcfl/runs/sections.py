@@ -63,7 +63,6 @@ class Tuned(BaseModel):
     tile: Annotated[int, Field(ge=1)] | None = None  # clients of a cluster trained at a time by the factored engine
     devices: Annotated[int, Field(ge=1)] | None = None
     convolution: Literal["patches", "native"] | None = None
-    compilation: Literal["quick"] | None = None  # of rounds, for runs that end before a better program would pay
 
     @model_serializer
     def _chosen(self) -> dict[str, Any]:

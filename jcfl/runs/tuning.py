@@ -42,10 +42,6 @@ SHARE, LONGEST = 0.05, 8.0
 SHORTEST = 60.0
 """Runs that are expected to take fewer seconds begin without trials, of which each takes some seconds to compile."""
 
-BRIEF = 5.0
-"""Rounds are compiled quickly in runs whose rounds are expected to take fewer seconds. This saves about 3 s of a core
-for each method, and the rounds may take a quarter longer."""
-
 RATE = {"cpu": 5e10, "gpu": 5e12}
 """Operations a second, of a CPU's core, from which the time of a run is expected before anything is measured."""
 
@@ -99,8 +95,9 @@ def of_method(plan: Plan, title: str) -> Plan:
         decided = {method.title: known[title]} if title in known else None
         own = {"tuned": config.tuned and found, "decided": decided}
         config = config.model_copy(update={"method": method, "compare": (), **own})
-    part = plan._replace(config=config, algorithms={title: plan.algorithms[title]})
-    return with_tuned(part, one)
+    part = with_tuned(plan._replace(config=config, algorithms={title: plan.algorithms[title]}), one)
+    (algorithm,) = part.algorithms.values()  # two methods of one name have titles of their own
+    return part._replace(algorithms={title: algorithm})
 
 
 def choice(plan: Plan, title: str, work: float) -> Tuned:
@@ -114,11 +111,8 @@ def choice(plan: Plan, title: str, work: float) -> Tuned:
         first = Tuned()
     rate = target().of(RATE) * (devices.cores() if target().is_cpu else 1)
     rounds_in_all = plan.config.rounds * plan.config.seeds
-    expected = work / rate * rounds_in_all
-    if not plan.config.autotune:
+    if not plan.config.autotune or work / rate * rounds_in_all < SHORTEST:
         return first
-    if expected < SHORTEST:
-        return first.model_copy(update={"compilation": "quick"}) if expected < BRIEF and target().is_cpu else first
     trial = Trial(plan, title, work / rate)
     file = stored(trial.key())
     if file is None:

@@ -78,6 +78,7 @@ EXAMPLES = {
     "compare nothing": "method=clustered method.compare=nothing",
     "compare itself": f"{LOSSES} method.group=least",
     "compare noise_corrected": "method=stocfl method.compare=noise_corrected",
+    "compare kl": f"method=clustered method.describe=labels method.compare=kl {LINKAGE}",
     "compare principal_angles": f"method=clustered method.describe=subspace method.compare=principal_angles {LINKAGE}",
     "compare layer": "model.name=cnn_fashion method=clustered 'method.describe={name: model, part: kernels}' "
     f"method.compare=layer {LINKAGE}",

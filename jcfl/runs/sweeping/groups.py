@@ -16,6 +16,7 @@ from jcfl import results
 from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
 from jcfl.results import Folder, History
 from jcfl.runs import automatic, trackers
+from jcfl.runs.compiling import round_options
 from jcfl.runs.config import FITTED, Config
 from jcfl.runs.environment import made_by
 from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, state_bytes
@@ -119,7 +120,8 @@ class Training:
             lanes, values = len(part) * batch, scalars(plan, part, names, batch)
             if lanes not in families:
                 try:
-                    families[lanes] = family(make, values, plan.federation, lanes, plan.context.resources.devices)
+                    devices, options = plan.context.resources.devices, round_options(plan.context)
+                    families[lanes] = family(make, values, plan.federation, lanes, devices, options)
                 except TooLarge:
                     raise
                 except (TypeError, InputError):  # the code branches on an option, or an option cannot be an array
