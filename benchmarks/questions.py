@@ -12,7 +12,7 @@ writes `benchmarks/figures/question-NAME.json` and `.png`.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import clustering
 import numpy as np
@@ -63,17 +63,22 @@ app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=F
 
 
 @app.command()
-def addons(data_dir: DataDir = Path("data"), out: Out = Path("runs/questions"), rounds: int = 40) -> None:
+def addons(
+    data_dir: DataDir = Path("data"),
+    out: Out = Path("runs/questions"),
+    rounds: int = 40,
+    over: Annotated[Literal["groups", "clients", "both"], typer.Option(help="What Dir(0.1) is drawn over.")] = "both",
+) -> None:
     """Do CON, CKS, their sum and CAM help? Differences to the method alone, seed by seed."""
     found: dict[str, Any] = {}
-    for split, scenario in SPLITS.items():
+    for split in SPLITS if over == "both" else (over,):
         variants = [(name, addon) for name, own in PAIRS.items() for addon in (None, *own)]
         points = [
             {"method": {"name": name, "clusters": 10, "addons": [addon] if addon else []}, **seeded(seed)}
             for name, addon in variants
             for seed in range(SEEDS)
         ]
-        base = BASE | {"scenario": scenario, "rounds": rounds, "evaluate_every": rounds // 4, "evaluate_last": 3}
+        base = BASE | {"scenario": SPLITS[split], "rounds": rounds, "evaluate_every": rounds // 4, "evaluate_last": 3}
         scores = by_seed(base | {"data_dir": data_dir}, points, out / f"addons-{split}", last=3)
         table = dict(zip([(name, addon and addon["name"]) for name, addon in variants], scores, strict=True))
         found[split] = [
@@ -87,7 +92,8 @@ def addons(data_dir: DataDir = Path("data"), out: Out = Path("runs/questions"), 
             low, high = interval(list(gaps)) or (np.nan, np.nan)
             alone, own = (f"{100 * np.mean(one[key]):.2f}" for key in ("alone", "with"))
             print(row(one["method"], [alone, one["addon"], own, f"{gaps.mean():+.2f}", f"{low:+.2f} to {high:+.2f}"]))
-    kept("addons", found, lambda axes: [intervals(axis, *own) for axis, own in zip(axes, found.items(), strict=True)])
+    draw = lambda axes: [intervals(axis, *own) for axis, own in zip(axes, found.items(), strict=True)]
+    kept("addons", found, draw, len(found))
 
 
 @app.command()
@@ -100,8 +106,8 @@ def participation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questi
     }
     scenario = {"name": "rotated", "clients": 200, "copies": False, "scale": "standard"}
     points = [
-        {"method": {**method, "label": title}, "participation": share, **seeded(seed)}
-        for title, method in methods.items()
+        {"method": method, "participation": share, **seeded(seed)}
+        for method in methods.values()
         for share in SHARES
         for seed in range(SEEDS)
     ]
@@ -225,7 +231,7 @@ def intervals(axis: Axes, split: str, rows: list[dict[str, Any]]) -> None:
     axis.set(title=f"Dirichlet over {split}", xlabel="difference in accuracy, percentage points")
 
 
-def kept(name: str, found: Any, draw: Callable[[list[Axes]], Any], panels: int = 2) -> None:
+def kept(name: str, found: Any, draw: Callable[[list[Axes]], Any], panels: int) -> None:
     """Write what was found as JSON, and its figure."""
     import matplotlib
 
