@@ -133,8 +133,11 @@ def participation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questi
             for i, share in enumerate(SHARES):
                 label = f"{100 * share:g} % a round"
                 axis.plot(200 * share * turns, 100 * own[i].mean(0), color=COLOURS[i], label=label)
-            axis.set(xscale="log", title=title, xlabel="trained clients, all rounds together", ylabel="accuracy, %")
-        axes[0].legend()
+            axis.set(xscale="log", title=title, xlabel="clients trained so far", ylim=(35, 85))
+            axis.set_xticks([100, 1000, 10000], ["100", "1,000", "10,000"])
+            axis.minorticks_off()
+        axes[0].set_ylabel("accuracy, %")
+        axes[-1].legend(loc="lower right")
 
     kept("participation", {"shares": SHARES, "rounds": turns.tolist(), "accuracy": found}, draw, len(methods))
 
