@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
 }
 SEEDS = 5
 
-WHEN = {"name": "cam", "warmup": 12}
+CAM = {"name": "cam", "warmup": 12}
 CON = {"mu": 0.1, "temperature": 1.0}
 PAIRS: dict[str, list[dict[str, Any]]] = {
     "wecfl": [
@@ -41,10 +41,10 @@ PAIRS: dict[str, list[dict[str, Any]]] = {
         {"name": "con_para", **CON},
         {"name": "cks", "lam": 0.01},
         {"name": "con_cks", "mu": 0.1, "lam": 0.01, "temperature": 1.0},
-        WHEN,
+        CAM,
     ],
-    "fesem": [WHEN],
-    "ifca": [{"name": "con_para", **CON}, {"name": "cks", "lam": 0.01}, WHEN],
+    "fesem": [CAM],
+    "ifca": [{"name": "con_para", **CON}, {"name": "cks", "lam": 0.01}, CAM],
 }
 """Methods and the add-ons that each has, with the weights of the tables in jcfl/papers. None was tuned."""
 
@@ -88,10 +88,9 @@ def addons(
         ]
         print(f"\n{split}\n\n" + heading(["method", "alone, %", "add-on", "with it, %", "difference", "95 % interval"]))
         for one in found[split]:
-            gaps = 100 * (np.array(one["with"]) - one["alone"])
-            low, high = interval(list(gaps)) or (np.nan, np.nan)
+            mean, low, high = difference(one)
             alone, own = (f"{100 * np.mean(one[key]):.2f}" for key in ("alone", "with"))
-            print(row(one["method"], [alone, one["addon"], own, f"{gaps.mean():+.2f}", f"{low:+.2f} to {high:+.2f}"]))
+            print(row(one["method"], [alone, one["addon"], own, f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}"]))
     draw = lambda axes: [intervals(axis, *own) for axis, own in zip(axes, found.items(), strict=True)]
     kept("addons", found, draw, len(found))
 
@@ -121,9 +120,7 @@ def participation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questi
     for title, own in zip(methods, curves, strict=True):
         print(row(title, [spread(own[i, :, -1]) for i in range(len(SHARES))]))
     fewest = round(200 * SHARES[0] * rounds)
-    print(
-        f"\nAfter {fewest} trained clients in all:\n\n" + heading(["method", *(f"{100 * one:g} %" for one in SHARES)])
-    )
+    print(f"\nAfter {fewest} trained clients in all:\n\n{head}")
     for title, own in zip(methods, curves, strict=True):
         at = [int(np.abs(turns * 200 * share - fewest).argmin()) for share in SHARES]
         print(row(title, [spread(own[i, :, turn]) for i, turn in enumerate(at)]))
@@ -220,15 +217,21 @@ def common(windows: list[list[float]]) -> np.ndarray:
     return np.array(sorted(set(windows[0]).intersection(*windows[1:])))
 
 
+def difference(one: dict[str, Any]) -> tuple[float, float, float]:
+    """The mean difference that an add-on makes over the seeds, in percentage points, and the ends of its interval."""
+    gaps = 100 * (np.array(one["with"]) - one["alone"])
+    low, high = interval(list(gaps)) or (np.nan, np.nan)
+    return float(gaps.mean()), low, high
+
+
 def intervals(axis: Axes, split: str, rows: list[dict[str, Any]]) -> None:
     """Draw the differences that add-ons make, with their intervals."""
     axis.axvline(0, color="#4D4D4D", linewidth=0.8)
     for i, one in enumerate(rows):
-        gaps = 100 * (np.array(one["with"]) - one["alone"])
-        low, high = interval(list(gaps)) or (np.nan, np.nan)
+        mean, low, high = difference(one)
         colour = COLOURS[list(PAIRS).index(one["method"])]
         axis.plot([low, high], [i, i], color=colour)
-        axis.plot(gaps.mean(), i, color=colour, marker="o")
+        axis.plot(mean, i, color=colour, marker="o")
     axis.set_yticks(range(len(rows)), [f"{one['method']} + {one['addon']}" for one in rows])
     axis.invert_yaxis()
     axis.set(title=f"Dirichlet over {split}", xlabel="difference in accuracy, percentage points")

@@ -48,12 +48,12 @@ def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
         return made._replace(step=step)
 
     limits = {"limit": jax.numpy.array([2, 100])}
-    both = programs.family(broken, limits, data, 2).with_values(limits)
+    both = programs.family_begun(broken, limits, data, 2)().with_values(limits)
     state = both.advance(both.init(programs.keys([0, 1]), data), data, np.int32(5))
     assert state.round.tolist() == [5, 5]
     assert (state.failed[:, 0] >= 0).tolist() == [True, False]
     limit = {"limit": jax.numpy.array(2)}
-    alone = programs.family(broken, limit, data, 1).with_values(limit)
+    alone = programs.family_begun(broken, limit, data, 1)().with_values(limit)
     assert int(alone.advance(alone.init(programs.keys([0]), data), data, np.int32(5)).round) == 3
 
 
@@ -65,7 +65,7 @@ def test_what_was_compiled_and_traced_is_freed(monkeypatch):
     made, kept = tiny.built("majority", tiny.setting()), []
     for _ in range(3):
         user(1)
-        alive = weakref.ref(programs.family(lambda scalars: made, {}, data, 1).advance)
+        alive = weakref.ref(programs.family_begun(lambda scalars: made, {}, data, 1)().advance)
         gc.collect()
         assert alive() is None
         kept.append(user._cache_size())

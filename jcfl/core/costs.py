@@ -83,6 +83,12 @@ def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:
     return {f"{name}_bytes": round(costs[cost] * each * model_bytes) for name, cost, each in models if cost in costs}
 
 
+def operations_of_a_round(context: Context) -> float:
+    """About how many floating-point operations local training takes in a round of clients with the most examples."""
+    population = context.population
+    return population.cohort * operations(context, np.array([population.width]))
+
+
 def operations(context: Context, sizes: np.ndarray) -> float:
     """About how many floating-point operations a client's local training of one model takes in a round.
 

@@ -126,8 +126,7 @@ def within_between(gram: ArrayLike, labels: ArrayLike, k: int) -> tuple[Array, A
     Either is NaN without a pair.
     """
     gram, labels = jnp.asarray(gram), jnp.asarray(labels, jnp.int32)
-    same = (labels[:, None] == labels) & valid(labels, k)
-    within = weighted_mean(cosine(gram), jnp.triu(same, 1))
+    within = weighted_mean(cosine(gram), pairs_within(labels, k))
     live = sizes(labels, k) > 0
     return within, weighted_mean(cosine(cluster_gram(gram, labels, k)), jnp.triu(live[:, None] & live, 1))
 
@@ -135,8 +134,13 @@ def within_between(gram: ArrayLike, labels: ArrayLike, k: int) -> tuple[Array, A
 def least_within(gram: ArrayLike, labels: ArrayLike, k: int) -> Array:  # [m, m], [m] -> []
     """The least cosine of two clients of one cluster (Ma 2023, Figure 3.4); NaN without a pair."""
     gram, labels = jnp.asarray(gram), jnp.asarray(labels, jnp.int32)
-    pairs = jnp.triu((labels[:, None] == labels) & valid(labels, k), 1)
+    pairs = pairs_within(labels, k)
     return jnp.where(pairs.any(), jnp.min(jnp.where(pairs, cosine(gram), jnp.inf)), jnp.nan)
+
+
+def pairs_within(labels: Array, k: int) -> Array:  # [m] -> [m, m]
+    """Whether two clients are in one cluster; each pair once, above the diagonal."""
+    return jnp.triu((labels[:, None] == labels) & valid(labels, k), 1)
 
 
 def cosine(gram: Array) -> Array:

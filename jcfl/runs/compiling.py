@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jcfl.core.context import Context
-from jcfl.core.costs import operations
+from jcfl.core.costs import operations_of_a_round
 from jcfl.core.memory import free_memory, return_freed
 from jcfl.errors import refuse_beyond_memory
 from jcfl.runs.devices import over_hosts
@@ -68,9 +68,7 @@ def cheap_options() -> dict[str, Any] | None:
 
 def round_options(context: Context) -> dict[str, Any] | None:
     """XLA's options for rounds, by their work: the same for any number of rounds, so that a longer run agrees."""
-    population = context.population
-    work = population.cohort * operations(context, np.array([population.width]))
-    return known(LIGHT) if work < LITTLE else None
+    return known(LIGHT) if operations_of_a_round(context) < LITTLE else None
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any] | None:

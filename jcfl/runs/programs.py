@@ -95,18 +95,6 @@ def begun(
     return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, options)
 
 
-def family(
-    make: Callable[[Scalars], Algorithm],
-    like: Scalars,
-    federation: Federation,
-    lanes: int,
-    devices: int = 1,
-    options: Options = None,
-) -> Family:
-    """One compiled program for algorithms that differ in scalar options; see `family_begun`."""
-    return family_begun(make, like, federation, lanes, devices, options)()
-
-
 def family_begun(
     make: Callable[[Scalars], Algorithm],
     like: Scalars,

@@ -20,7 +20,7 @@ import numpy as np
 
 from jcfl.core import rounds
 from jcfl.core.context import Context
-from jcfl.core.costs import operations
+from jcfl.core.costs import operations_of_a_round
 from jcfl.core.engine import General
 from jcfl.core.streams import round_keys
 from jcfl.errors import InputError
@@ -77,8 +77,7 @@ def tuned(plan: Plan) -> Plan:
         return plan
     found = {}
     if not hosts.several() and not plan.context.resources.states_on_host:  # a trial would replace the clients' rows
-        population = plan.context.population
-        work = population.cohort * operations(plan.context, np.array([population.width]))
+        work = operations_of_a_round(plan.context)
         found = {title: choice(plan, title, work) for title in plan.algorithms}
     found = {title: one for title, one in found.items() if one != Tuned()}
     return plan._replace(config=plan.config.model_copy(update={"tuned": found}))

@@ -20,7 +20,7 @@ from jcfl.runs.compiling import round_options
 from jcfl.runs.config import FITTED, Config
 from jcfl.runs.environment import made_by
 from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, state_bytes
-from jcfl.runs.programs import Family, Scalars, family
+from jcfl.runs.programs import Family, Scalars, family_begun
 from jcfl.runs.provenance import fingerprint
 from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
@@ -121,7 +121,7 @@ class Training:
             if lanes not in families:
                 try:
                     devices, options = plan.context.resources.devices, round_options(plan.context)
-                    families[lanes] = family(make, values, plan.federation, lanes, devices, options)
+                    families[lanes] = family_begun(make, values, plan.federation, lanes, devices, options)()
                 except TooLarge:
                     raise
                 except (TypeError, InputError):  # the code branches on an option, or an option cannot be an array
