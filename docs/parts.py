@@ -194,7 +194,7 @@ def verdicts() -> str:
         for what, counts in found["counts"].items():
             if counts:
                 numbers = " | ".join(str(counts.get(kind, "–")) for kind in kinds)
-                seeds = len(found["made"]["seeds"]) if found["made"] else 0
+                seeds = len({seed for one in found["made"] for seed in one["seeds"]})
                 rows.append(f"| [{found['table']}]({file.stem}.md), {found['source']} | {what} | {numbers} | {seeds} |")
     return "\n".join([*head, *rows])
 

@@ -284,7 +284,7 @@ def sentence(error: ValidationError) -> str:
     key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # int[…] is a branch of a union
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{got}{more}"
+    return f"{key}{': ' * bool(key)}{first['msg'][0].lower()}{first['msg'][1:]}{got}{more}"
 
 
 def schema(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:

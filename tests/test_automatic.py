@@ -1,7 +1,9 @@
 """`auto`: numbers of clusters and thresholds that are decided from the clients' training data alone."""
 
 from dataclasses import replace
+from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 import jcfl
 from jcfl import data, metrics, models, trees
 from jcfl.core import chunks, describing, pilot
+from jcfl.core.objective import mean_loss
 from jcfl.errors import InputError, Notice
 from jcfl.grouping import merging
 from jcfl.runs import automatic, config
+from jcfl.types import Clients
 
 MODEL = {"name": "mlp", "hidden": 16}
 SMALL = {"model": MODEL, "train": {"lr": 0.1, "epochs": 1}, "rounds": 2, "evaluate_every": 2, "progress": False}
@@ -121,6 +125,21 @@ def test_parts_hold_every_example_once(federation):
     squared = sum((leaf**2).sum() for leaf in jax.tree.leaves(slope))
     own = counts[:, 0] / counts[:, 0].sum()
     assert own @ gram[:, 0, :, 0] @ own == pytest.approx(float(squared), rel=1e-4)  # of all examples together
+
+
+@pytest.mark.parametrize("real", [1, 64, 100, 150])
+def test_padding_after_a_client_s_examples_is_not_worked_on(real):
+    rng, n = np.random.default_rng(real), 150
+    task = models.build("mlp", (8, 8, 1), 10, hidden=4)
+    x, y = rng.normal(size=(n, 8, 8, 1)).astype(np.float32), rng.integers(10, size=n)
+    mask = (np.arange(n) < real) & ((rng.random(n) < 0.7) | (np.arange(n) == real - 1))  # as of a random half
+    anchor = task.init(jax.random.key(0))
+    few = Clients(jnp.asarray(x[mask]), jnp.asarray(y[mask]), jnp.ones(mask.sum(), bool))
+    expected = jax.grad(lambda params: mean_loss(task, task.apply({"params": params}, few.x)[0], few))(anchor["params"])
+    x[-(-real // 64) * 64 :] = np.nan  # would be in the gradient, even if masked
+    gradient = jax.jit(partial(describing.anchor_gradient, task))
+    found = gradient(anchor, Clients(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)))
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_run_keeps_what_was_decided(federation, tmp_path):

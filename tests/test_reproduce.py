@@ -166,7 +166,7 @@ def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
     assert len(cells["FedAvg"][0]["ours"]["values"]) == 2 and cells["FedAvg"][0]["doubts"] == ["it was made up"]
     assert cells["FedAvg"][1] is None and cells["FedAvg"][2]["why"] == "data needed: cifar100"
     assert [cell and cell["verdict"] for cell in cells["IFCA, K=2"]] == ["not run", "not run", None]
-    assert found["orders"][0]["verdict"] == "not run" and found["made"]["seeds"] == [0, 1]
+    assert found["orders"][0]["verdict"] == "not run" and found["made"][0]["seeds"] == [0, 1]
     folder = made / "reproduction" / "runs" / "made-laptop" / "rotated" / "runs"
     assert [place.name for place in folder.iterdir()] == ["FedAvg"]
     (folder / "FedAvg" / "summary.json").unlink()  # as if it had been stopped
@@ -187,6 +187,52 @@ def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
     assert "\\textbar{}absent" in (made / "reproduction" / "made-up-laptop.tex").read_text("utf-8")
     assert json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8")) == again
     assert (made / "reproduction" / "made-up-laptop.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_results_of_another_machine_are_shown_where_there_is_no_run(made, capsys):
+    assert run("made.yaml", "--only", "FedAvg", "--only", "rotated", "-q") == 0
+    first = made / "first.json"
+    (made / "reproduction" / "made-up-laptop.json").rename(first)
+    (made / "reproduction").rename(made / "elsewhere")
+    assert run("made.yaml", "--only", "IFCA, K=2", "--only", "rotated", "--add", str(first), "-q") == 0
+    both = json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8"))
+    alone = json.loads(first.read_text("utf-8"))
+    assert both["rows"][0]["cells"][0] == alone["rows"][0]["cells"][0]
+    ours = [row["cells"][0]["ours"]["values"] for row in both["rows"]]
+    assert both["orders"][0]["ours"]["values"] == pytest.approx(np.subtract(ours[1], ours[0]))  # seed by seed
+    assert [one["runs"] for one in both["made"]] == [[["rotated", "FedAvg"]], [["rotated", "IFCA, K=2"]]]
+    assert both["made"][0] == alone["made"][0]
+    page = (made / "reproduction" / "made-up-laptop.md").read_text("utf-8")
+    assert "| runs | 2 |" in page and "| seeds | 0, 1 |" in page and page.count("<br>") == 1
+    (made / "both.json").write_text(json.dumps(both))
+    assert run("made.yaml", "--add", str(made / "both.json"), "--only", "|absent|", "-q") == 0
+    again = json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8"))
+    assert again["rows"][0]["cells"][0] == both["rows"][0]["cells"][0] and len(again["made"]) == 2  # each run once
+    assert again["made"] == both["made"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("table", "S1", "its table: S1; expected: made-up"),
+        ("budget", "gpu", "its budget: gpu; expected: laptop"),
+        ("changes", [], "its changes of the budget: (); expected: ('Two seeds.',)"),
+        ("printed", {"mean": 13.0, "std": 40.0}, "add.json: FedAvg, rotated: printed is 13.0 ± 40.0; expected: 12.0"),
+        ("rows", 5, "rows: input should be a valid array, got 5"),
+    ],
+)
+def test_files_of_other_results_are_refused_before_training(made, capsys, key, value, said):
+    entry = {"printed": {"mean": 12.0, "std": 40.0}, "ours": {"values": [1, 2]}, "verdict": "reproduced", "why": ""}
+    row = {"row": "FedAvg", "cells": [{**entry, key: value}, None, None]}
+    file = {
+        "table": "made-up",
+        "budget": "laptop",
+        "changes": ["Two seeds."],
+        "columns": ["rotated", "gain", "|absent|"],
+    }
+    Path("add.json").write_text(json.dumps({**file, "rows": [row], "made": [], key: value}))
+    assert run("made.yaml", "--add", "add.json") == 2
+    assert said in capsys.readouterr().err and not (made / "reproduction").exists()
 
 
 def test_a_budget_leaves_out_and_changes_what_it_says(made):

@@ -30,6 +30,10 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="The folder to write; it has the runs in `runs`.", parser=destination, metavar="PATH")
     ] = Path("reproduction"),
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A TABLE-BUDGET.json whose numbers are shown where there is no run here."),
+    ] = None,
     data_dir: DataDir = None,
     workers: Share = None,
     allow_versions: AllowVersions = False,
@@ -58,7 +62,7 @@ def reproduce(
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
     with bars.watched(bars.screen(stderr=True), quiet) as watch:
-        settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing)
+        settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing, add or ())
         try:
             found = reproducing.reproduce(table, budget, only or [], settings)
         except KeyboardInterrupt as error:

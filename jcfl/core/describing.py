@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from jcfl.core.chunks import chunked_with_zeros
 from jcfl.core.local import Trainer
 from jcfl.core.objective import mean_loss, objective
 from jcfl.types import Array, Clients, Key, Model, Task
+from jcfl.types.target import target
 
 Dot = Callable[[Model, Model], Any]
 """The inner product of two trees of parameters."""
@@ -96,13 +98,35 @@ def sketched(describe: Description, numbers: int, key: Key) -> Description:
     return Description(describe.task, form, False)
 
 
+ROWS = {"cpu": 64}
+"""By platform, the rows of a client that `anchor_gradient` works on at a time: few enough for a core's cache."""
+
+MOST_ROWS = 2048
+"""The same for other platforms, where every part of a client's rows is a wait for the host."""
+
+
 def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
-    """The gradient of a client's mean loss at the anchor, in evaluation mode."""
+    """The gradient of a client's mean loss at the anchor, in evaluation mode.
 
-    def loss(params) -> Array:
-        return mean_loss(task, task.apply({**anchor, "params": params}, data.x)[0], data)
+    A client with many rows is worked on in parts, as many as it has examples for. Clients are padded to the size of the
+    largest one, and a pass over all rows of an uneven federation would mostly work on padding.
+    """
 
-    return jax.grad(loss)(anchor["params"])
+    def slope(data: Clients) -> Model:
+        loss = lambda params: mean_loss(task, task.apply({**anchor, "params": params}, data.x)[0], data)
+        return jax.grad(loss)(anchor["params"])
+
+    n, rows = data.mask.size, ROWS.get(target().platform, MOST_ROWS)
+    if n <= rows or not isinstance(data.x, jax.Array):  # in coordinates, a gradient has a row for every example
+        return slope(data)
+    parts = jax.tree.map(lambda leaf: chunked_with_zeros(leaf, rows), data)
+
+    def add(i: Array, total: Model) -> Model:
+        part = jax.tree.map(lambda leaf: leaf[i], parts)
+        return optax.tree.add_scale(total, part.size / jnp.maximum(data.size, 1), slope(part))
+
+    used = jnp.where(data.mask, jnp.arange(n) // rows + 1, 0).max()
+    return jax.lax.fori_loop(0, used, add, optax.tree.zeros_like(anchor["params"]))
 
 
 def normalised(tree: Model, dot: Dot = optax.tree.vdot) -> Model:

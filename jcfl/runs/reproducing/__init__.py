@@ -16,6 +16,7 @@ from jcfl.runs.config import Config
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import Objects, federation_of, planned
 from jcfl.runs.replicas import OnProgress
+from jcfl.runs.reproducing import published
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.runs.reproducing.outcomes import outcome
 from jcfl.runs.reproducing.tables import Key, Table, find, title
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
     allow_versions: bool = False
     on_progress: OnProgress = lambda progress: None
     workers: Workers | None = None  # who trains; None: this process
+    add: Collection[Path] = ()  # files with results that were written before
 
 
 def reproduce(name: str, budget: str, only: Collection[str], settings: Settings) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
         settings: how.
 
     Raises:
-        InputError: an unknown table, budget, row or column; a folder whose runs have other configurations.
+        InputError: an unknown table, budget, row or column; a folder whose runs have other configurations; a file of
+            `settings.add` that has no results of this table.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
 
     Returns:
@@ -60,6 +63,7 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     rows, columns = (set(only) & set(there) for there in (table.given.printed.rows, table.given.printed.columns))
     for one in set(only) - rows - columns:
         raise unknown(f"row or column of {table.name}", one, [*table.given.printed.rows, *table.given.printed.columns])
+    earlier = published.read(settings.add, table, budget, chosen)
     found: Found = {}
     meet = lambda row, column: (not rows or row in rows) and (not columns or column in columns)
     wanted = [key for cell, _ in table.cells() if meet(*cell) for key in table.keys(cell)]
@@ -75,7 +79,7 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     for name in dict.fromkeys(federation for federation, _ in configs):
         mine = {key: config for key, config in configs.items() if key[0] == name}
         found |= on_one_federation(mine, found, folder / title(name), settings)
-    return outcome(table, budget, chosen, found)
+    return outcome(table, budget, chosen, found, earlier)
 
 
 def every_key(table: Table) -> list[Key]:

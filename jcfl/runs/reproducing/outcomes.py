@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.runs.reproducing import judging
 from jcfl.runs.reproducing.judging import VERDICTS, Judgement, Printed
+from jcfl.runs.reproducing.published import Published
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
 
-def outcome(table: Table, name: str, budget: Budget, found: Mapping[Key, History | Judgement]) -> dict[str, Any]:
+def outcome(
+    table: Table, name: str, budget: Budget, found: Mapping[Key, History | Judgement], earlier: Published
+) -> dict[str, Any]:
     """All that is known of a table.
 
     Args:
@@ -24,19 +27,22 @@ def outcome(table: Table, name: str, budget: Budget, found: Mapping[Key, History
         name: the budget's.
         budget: what was run of it.
         found: the runs, or why there are none.
+        earlier: results that were written before, for the cells that are not run.
 
     Returns:
         `table`, `source`, `caption`, `columns`; `rows`: for every row its `cells`, each with `printed` (`mean`, `std`),
         `ours` (`mean`, `std`, `interval`, `values` per seed) or None, `verdict`, `why`, `doubts`; `orders`, each with
         `above`, `below`, `at`, `printed` and `ours` of the difference, `verdict`, `why`; `counts` of verdicts of
-        `numbers` and `orders`; `budget`, `changes`, `departures`, `hours` expected; `made`: commands, commits, devices,
-        versions, seeds and seconds of the runs.
+        `numbers` and `orders`; `budget`, `changes`, `departures`, `hours` expected; `made`: for each run, or several
+        together, their federations and methods (`runs`), commands, commits, devices, versions, seeds and seconds.
     """
     printed = dict(table.cells())
     ours = {cell: values(table, cell, budget, found) for cell in printed}
+    ours |= {cell: one for cell, one in earlier.cells.items() if not_run(ours[cell])}
     entries = {cell: entry(table, cell, one, ours[cell], budget) for cell, one in printed.items()}
     numbers, rows = table.given.printed, table.given.printed.rows
     orders = list(judged_orders(table, printed, ours))
+    runs = {key: run for key, run in found.items() if isinstance(run, History)}
     return {
         "table": table.name,
         "source": numbers.source,
@@ -49,8 +55,13 @@ def outcome(table: Table, name: str, budget: Budget, found: Mapping[Key, History
         "changes": list(budget.changes),
         "departures": list(table.given.departures),
         "hours": budget.hours,
-        "made": made([one for one in found.values() if isinstance(one, History)]),
+        "made": [*earlier.besides(runs), *(made(key, run) for key, run in runs.items())],
     }
+
+
+def not_run(found: np.ndarray | Judgement) -> bool:
+    """Whether a cell has no numbers because its runs were left out."""
+    return isinstance(found, Judgement) and found.verdict == "not run"
 
 
 def values(
@@ -164,23 +175,19 @@ def counts(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
-def made(runs: Sequence[History]) -> dict[str, Any]:
-    """What made the runs: every command, commit, device and version once, the seeds, and the seconds of all runs."""
-    by = [results.settings(run).get("made_by") or {} for run in runs]
-    devices = [one["device"] for one in by if "device" in one]
-    return {
-        "commands": unique(one.get("command") for one in by),
-        "commits": unique(one.get("commit") for one in by),
-        "devices": unique(f"{one['count']} x {one['kind']} ({one['platform']})" for one in devices),
-        "versions": unique(
-            ", ".join(f"{name} {version}" for name, version in one.get("versions", {}).items()) for one in by
-        ),
-        "seeds": sorted({seed for run in runs for seed in run.seeds}),
-        "runs": len(runs),
-        "seconds": sum(run.summary.get("wall_s") or 0.0 for run in runs),
+def made(key: Key, run: History) -> dict[str, Any]:
+    """What made a run: its command, commit, device and versions, where they are known, its seeds and seconds."""
+    by = results.settings(run).get("made_by") or {}
+    device, versions = by.get("device"), by.get("versions") or {}
+    known = {
+        "commands": by.get("command"),
+        "commits": by.get("commit"),
+        "devices": device and f"{device['count']} x {device['kind']} ({device['platform']})",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
-
-
-def unique(texts: Iterable[str | None]) -> list[str]:
-    """The texts that say something, each once."""
-    return list(dict.fromkeys(text for text in texts if text))
+    return {
+        "runs": [list(key)],
+        **{name: [value] if value else [] for name, value in known.items()},
+        "seeds": list(run.seeds),
+        "seconds": run.summary.get("wall_s") or 0.0,
+    }

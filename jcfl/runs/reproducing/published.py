@@ -1,0 +1,123 @@
+"""Results of a table that were written before, on this machine or another one, to be shown beside new runs."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from jcfl import registry
+from jcfl.errors import InputError
+from jcfl.runs.reproducing.judging import Judgement, Verdict
+from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
+
+
+class Printed(BaseModel):
+    """The paper's number, as the file has it."""
+
+    mean: float
+    std: float | None
+
+
+class Ours(BaseModel):
+    """Our numbers of a cell, one per seed. The file has their mean and interval too."""
+
+    values: tuple[float, ...]
+
+
+class Entry(BaseModel):
+    """A cell of the file."""
+
+    printed: Printed
+    ours: Ours | None
+    verdict: Verdict
+    why: str
+
+
+class Row(BaseModel):
+    """A row of the file, with a cell for every column."""
+
+    row: str
+    cells: tuple[Entry | None, ...]
+
+
+class Made(BaseModel):
+    """What made some runs: `runs` are their federations and methods."""
+
+    model_config = ConfigDict(extra="allow")
+    runs: tuple[Key, ...]
+
+
+class File(BaseModel):
+    """What is read of a file that `jcfl reproduce` wrote."""
+
+    table: str
+    budget: str
+    changes: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    made: tuple[Made, ...]
+
+
+class Published(NamedTuple):
+    """Earlier results of a table."""
+
+    cells: dict[Cell, np.ndarray | Judgement]  # our numbers, one per seed, or why there are none
+    made: tuple[dict[str, Any], ...]  # what made their runs
+
+    def besides(self, runs: Collection[Key]) -> list[dict[str, Any]]:
+        """What made the runs that are not among these."""
+        return [one for one in self.made if not all(tuple(run) in runs for run in one["runs"])]
+
+
+def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Published:
+    """Earlier results of a table; of several files that have a cell, the last one counts.
+
+    Args:
+        paths: files that `jcfl reproduce` wrote (`TABLE-BUDGET.json`).
+        table: the table.
+        name: the budget's name.
+        budget: the budget.
+
+    Raises:
+        InputError: a file that is none of these, or one of another table, of another budget, of other printed numbers,
+            or of a budget with other changes, so that its runs may have had another configuration.
+    """
+    found: dict[Cell, np.ndarray | Judgement] = {}
+    made: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        file = parsed(path)
+        for what, there, expected in (
+            ("table", file.table, table.name),
+            ("budget", file.budget, name),
+            ("changes of the budget", file.changes, budget.changes),
+        ):
+            if there != expected:
+                raise InputError(f"{path}: its {what}: {there}; expected: {expected}")
+        printed = dict(table.cells())
+        for row in file.rows:
+            for column, entry in zip(file.columns, row.cells, strict=True):
+                if entry is None or entry.verdict == "not run":
+                    continue
+                cell = (row.row, column)
+                there, expected = (entry.printed.mean, entry.printed.std), printed.get(cell, (None, None))[:2]
+                if there != expected:
+                    raise InputError(
+                        f"{path}: {row.row}, {column}: printed is {' ± '.join(map(str, there))}; "
+                        f"expected: {' ± '.join(map(str, expected))}"
+                    )
+                judgement = Judgement(entry.verdict, entry.why)
+                found[cell] = judgement if entry.ours is None else np.asarray(entry.ours.values)
+        made |= {one.model_dump_json(): one.model_dump(mode="json") for one in file.made}
+    return Published(found, tuple(made.values()))
+
+
+def parsed(path: Path) -> File:
+    """A file that `jcfl reproduce` wrote."""
+    try:
+        return File.model_validate_json(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        raise InputError(f"{path} is no results of `jcfl reproduce` (.json): {registry.sentence(error)}") from None
