@@ -134,8 +134,16 @@ def ifca(clients, cohorts, models, shared, *, equally=False, tied=None):
         yield labels.copy(), models, shared
 
 
-def ifca_cam(clients, cohorts, models, shared, *, warmup):
-    """Ma 2023, Alg. 5: FedAvg for the shared model, then both parts in parallel, each with the other's logits fixed."""
+def turns(turn, warmup, in_turn):
+    """Whether the cluster models are trained in a round, and whether the shared model is."""
+    return (True, True) if not in_turn else ((turn - warmup) % 2 == 0, (turn - warmup) % 2 == 1)
+
+
+def ifca_cam(clients, cohorts, models, shared, *, warmup, in_turn=False):
+    """Ma 2023, Alg. 5: FedAvg for the shared model, then both parts in parallel, each with the other's logits fixed.
+
+    Or in turn, a round each (§7.2.1).
+    """
     labels, weights = np.full(len(clients), -1), sizes(clients)
     for turn, cohort in enumerate(cohorts):
         uploads, common = {}, {}
@@ -146,8 +154,9 @@ def ifca_cam(clients, cohorts, models, shared, *, warmup):
             beside = logits(shared, clients[i][0])
             labels[i] = np.argmin([loss(model, clients[i], beside) for model in models])
             start = models[labels[i]]
-            uploads[i] = trained(start, clients[i], beside=beside)
-            common[i] = trained(shared, clients[i], beside=logits(start, clients[i][0]))
+            own, both = turns(turn, warmup, in_turn)
+            uploads[i] = trained(start, clients[i], beside=beside) if own else start
+            common[i] = trained(shared, clients[i], beside=logits(start, clients[i][0])) if both else shared
         models, shared = by_cluster(models, labels, uploads, lambda here: mean(here, weights)), mean(common, weights)
         yield labels.copy(), models, shared
 
@@ -208,8 +217,8 @@ def fesem(clients, cohorts, first, *, k, labels_of, lam=0.0, equally=True, refit
         yield labels, centres, None, own.copy(), seen.copy()
 
 
-def fesem_cam(clients, cohorts, first, *, k, labels_of, lam, warmup):
-    """Ma 2023, Alg. 5 and eqs. 7.10-7.15: local training alone, one clustering, then both parts in parallel."""
+def fesem_cam(clients, cohorts, first, *, k, labels_of, lam, warmup, in_turn=False):
+    """Ma 2023, Alg. 5 and eqs. 7.10-7.15: local training alone, one clustering, then both parts in parallel or turn."""
     m = len(clients)
     own, centres, labels, seen = np.tile(first, (m, 1)), np.tile(first, (k, 1)), np.zeros(m, int), np.zeros(m, bool)
     shared = first
@@ -223,8 +232,9 @@ def fesem_cam(clients, cohorts, first, *, k, labels_of, lam, warmup):
                 own[i] = trained(own[i], clients[i])
                 continue
             start, x = centres[labels[i]], clients[i][0]
-            own[i] = trained(start, clients[i], pull(lam, start), logits(shared, x))
-            common[i] = trained(shared, clients[i], beside=logits(start, x))
+            clusters, both = turns(turn, warmup, in_turn)
+            own[i] = trained(start, clients[i], pull(lam, start), logits(shared, x)) if clusters else own[i]
+            common[i] = trained(shared, clients[i], beside=logits(start, x)) if both else shared
         if turn == warmup - 1:
             labels = labels_of(turn)
             centres = m_step(own, labels, seen * 1.0, centres)

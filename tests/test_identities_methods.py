@@ -13,12 +13,16 @@ import pytest
 
 from jcfl import trees
 from jcfl.core import clients
+from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.chain import chain, permuted
+from jcfl.core.compile import compile
 from jcfl.core.costs import average
-from jcfl.core.method import Answer, Train
+from jcfl.core.method import Aggregate, Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal
-from jcfl.methods import fedavg
+from jcfl.errors import InputError
+from jcfl.methods import fedavg, ifca
+from jcfl.methods.addons import cam
 from jcfl.types import Broadcast, Clients
 from tests import plain, tiny
 
@@ -198,6 +202,35 @@ def test_cam_warms_up_with_fedavg():
 
     tiny.same(warm.shared, tiny.run(begun(tiny.setting()), TURNS).shared, CLOSE)
     tiny.same(*(jax.tree.map(lambda leaf, turn=turn: leaf[turn], warm.clusters) for turn in (0, -1)))
+
+
+@pytest.mark.parametrize("extras", [(), ({"name": "robust"},)])
+def test_models_stay_as_they_were_in_the_others_turn(extras):
+    """Simultaneous and alternating CAM differ in the models whose turn it is not, and in nothing else."""
+    at = lambda tree, turn: jax.tree.map(lambda leaf: leaf[turn], tree)
+    extra = {"name": "cam", "warmup": 0}
+    both = run("ifca", extra, *extras, clusters=3, turns=1)
+    turns = run("ifca", extra | {"update": "alternating"}, *extras, clusters=3)
+    tiny.same(at(turns.clusters, 1), at(both.clusters, 1), CLOSE)
+    for models, turn in ((turns.shared, 0), (turns.clusters, 1), (turns.shared, 2)):
+        tiny.same(at(models, turn), at(models, turn + 1), CLOSE if extras else 0)
+    for models, turn in ((turns.clusters, 0), (turns.shared, 1), (turns.clusters, 2)):
+        assert gap(at(models, turn), at(models, turn + 1)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "train", "reason"),
+    [
+        ({}, {"momentum": 0.9, "keep_optimizer_state": True}, "go together with train.keep_optimizer_state"),
+        ({"aggregate": Aggregate(server=ServerOptimizer(kind="adam"))}, {}, "go together with a server optimizer"),
+        ({"train": Train(in_turn=True, private=("body",))}, {}, "go together with private parameters"),
+        ({"answer": Answer()}, {}, "the global model is not trained"),
+    ],
+)
+def test_turns_are_refused_where_something_would_change_in_the_others_turn(change, train, reason):
+    method = replace(cam(ifca(clusters=2), warmup=0, update="alternating"), **change)
+    with pytest.raises(InputError, match=reason):
+        compile(method, tiny.setting(**train).context)
 
 
 def test_shuffled_clients_have_the_unshuffled_average_in_fesem_ma():

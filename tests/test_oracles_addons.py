@@ -88,20 +88,26 @@ def contrast(near, own, temperature):
     return -np.log(plain.chances(np.moveaxis(near, 0, -1) / temperature)[..., own])
 
 
-def test_ifca_cam():
-    here = setting(0.75, extras=[{"name": "cam", "warmup": 2}])
+UPDATES = pytest.mark.parametrize("update", ["simultaneous", "alternating"])
+
+
+@UPDATES
+def test_ifca_cam(update):
+    here = setting(0.75, extras=[{"name": "cam", "warmup": 2, "update": update}])
     states = tiny.run(tiny.built("ifca", here, clusters=3), TURNS + 1)
     asked, models = cohorts(here, states, tiny.federation()), plain.vectors(states.clusters, 2)[0]
-    agree(states, plain.ifca_cam(CLIENTS, asked, models, first_of(states), warmup=2))
+    in_turn = update == "alternating"
+    agree(states, plain.ifca_cam(CLIENTS, asked, models, first_of(states), warmup=2, in_turn=in_turn))
     several(states.labels[-1])
 
 
-def test_fesem_cam():
-    here = setting(0.75, extras=[{"name": "cam", "warmup": 2}])
+@UPDATES
+def test_fesem_cam(update):
+    here = setting(0.75, extras=[{"name": "cam", "warmup": 2, "update": update}])
     states = tiny.run(tiny.built("fesem", here, clusters=2, lam=0.2), TURNS + 1)
     asked, first = cohorts(here, states, tiny.federation()), first_of(states)
     options = {"k": 2, "labels_of": lambda turn: states.labels[turn + 1], "lam": 0.2, "warmup": 2}
-    agree(states, plain.fesem_cam(CLIENTS, asked, first, **options))
+    agree(states, plain.fesem_cam(CLIENTS, asked, first, **options, in_turn=update == "alternating"))
     several(states.labels[2])
 
 

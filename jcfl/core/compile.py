@@ -44,6 +44,26 @@ def warm_up(phase: Phase, method: Method) -> Method:
     return replace(method, describe=Nothing(), compare=Incomparable(), group=group, when=Every(), **plain)
 
 
+def refuse_in_turn(method: Method, context: Context) -> None:
+    """Refuse what would change in a round in which the models that it belongs to are not trained."""
+    train = method.train
+    if not train.in_turn:
+        return
+    if not method.trains_shared:
+        raise InputError(f"{method.name}: the global model is not trained, so it cannot be trained in turn with others")
+    reasons = {
+        "private parameters": bool(train.private),
+        "control variates": train.control,
+        "clients that train one after another": train.chained,
+        "train.keep_optimizer_state": clients.trainer(method, context).keeps_state,
+        "privacy": method.aggregate.privacy is not None,
+        "a server optimizer": method.aggregate.server is not None,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is not None:
+        raise InputError(f"{method.name}: models that are trained in turn do not go together with {reason}")
+
+
 def check(method: Method, context: Context) -> None:
     """Refuse answers that have no meaning together; each group checks its own description and comparison.
 
@@ -73,6 +93,7 @@ def check(method: Method, context: Context) -> None:
         )
     if train.shared_terms and not method.trains_shared:
         raise InputError(f"{name}: the global model is not trained, so its loss terms have no meaning")
+    refuse_in_turn(method, context)
     soft = train.models == "all"
     if soft != (method.answer.model == "mixture"):
         raise InputError(

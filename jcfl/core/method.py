@@ -119,6 +119,7 @@ class Train(Piece):
         models: whether a client trains the model of its cluster, or the models of all clusters (soft membership).
         control: whether clients correct their gradients by control variates (SCAFFOLD).
         correction: whether clients correct their gradients by the mean gradient of a sampled cohort (FedDANE).
+        in_turn: whether the cluster models and ω are trained in turn, a round each, and not both in every round.
         chained: whether clients train one after another and hand the global model on.
         steps: if given, full-batch steps without momentum, in place of the trainer's schedule.
         active: whether anything is trained; if not, rounds only group.
@@ -134,6 +135,7 @@ class Train(Piece):
     models: Literal["own", "all"] = "own"
     control: bool = False
     correction: bool = False
+    in_turn: bool = False
     chained: bool = False
     steps: int | None = None
     active: bool = True
@@ -153,6 +155,7 @@ class Train(Piece):
         parts += [f"{', '.join(self.tied)} averaged over all clients"] if self.tied else []
         parts += [f"{', '.join(self.private)} kept by the client"] if self.private else []
         parts += ["one client after another"] * self.chained
+        parts += ["in turn with the global model"] * self.in_turn
         own = [str(term) for term in self.shared_terms if not term.is_off]
         also = ", with a ".join(["the global model is trained too", *own])
         return "; ".join(parts + [also] * (self.shared == "trained"))

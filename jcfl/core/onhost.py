@@ -61,6 +61,7 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
     reasons = {
         "it has a phase before its own rounds": bool(method.before),
         "several runs vote": method.answer.vote is not None,
+        "the cluster models and the global model are trained in turn": train.in_turn,
         "clients train on several devices": context.resources.devices > 1,
         f"models are aggregated by {aggregate}": whole and not (is_mean and not train.tied),
         "uploads are looked at one by one": alone and looks,

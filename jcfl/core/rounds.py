@@ -58,6 +58,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         cohort = context.faults.reliability.arrived(keys.fail, cohort)
         if method.train.active:
             state, cohort, uploads, sums = train(keys, state, cohort, federation, number)
+            uploads, sums = in_turn(state, cohort, uploads, sums) if method.train.in_turn else (uploads, sums)
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
             sums = noising.noised(method, context, keys.noise, sums, number)
             state = server.after_server_step(method, tied, private, state, sums)
@@ -275,6 +276,23 @@ def grouped(
         size = weights_of(members, federation, server.by_size)
         sums = sums._replace(shared=trees.mean(size / jnp.maximum(size.sum(), 1), models))
     return state, sums._replace(clusters=clusters, weight=weight)
+
+
+def in_turn(state: State, cohort: Cohort, uploads: Upload, sums: Sums) -> tuple[Upload, Sums]:
+    """What clients trained, but for the models whose turn it is not: those stay as they were sent.
+
+    The cluster models' turn comes first. Clients train both, because both are in one compiled round.
+    """
+    clusters = state.clock % 2 == 0
+    either = lambda new, old: jax.tree.map(partial(jnp.where, clusters), new, old)
+    if jax.tree.leaves(uploads.cluster):
+        kept = state.clients.get("model")
+        rows = (state.clusters, state.labels[cohort.who]) if kept is None else (kept, cohort.who)
+        shared = trees.stack(state.shared, cohort.who.size)
+        uploads = uploads.replace(
+            cluster=either(uploads.cluster, trees.take(*rows)), shared=either(shared, uploads.shared)
+        )
+    return uploads, Sums(either(sums.clusters, state.clusters), sums.weight, either(state.shared, sums.shared))
 
 
 def with_kept(state: State, cohort: Cohort, rows: dict[str, Any], after: Any = ()) -> State:

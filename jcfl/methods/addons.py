@@ -100,19 +100,28 @@ def con_cks(method: Method, *, mu: Weight = 0.1, lam: Weight = 0.01, temperature
 
 @register("addon", "cam")
 def cam(
-    method: Method, *, warmup: Annotated[int, Field(ge=0, description="rounds before both are trained")] = 30
+    method: Method,
+    *,
+    warmup: Annotated[int, Field(ge=0, description="rounds before both are trained")] = 30,
+    update: Annotated[
+        Literal["simultaneous", "alternating"],
+        Field(description="both in every round, or cluster models and global model in turn, a round each"),
+    ] = "simultaneous",
 ) -> Method:
     """Clustered additive modelling: the global model's logits are added to the cluster's (Ma 2023, Alg. 5).
 
-    Both are trained in parallel, each with the other one fixed at its value in the broadcast. Groupings by loss use the
-    loss of the sum (eq. 7.2). The method's own rounds begin after the warm-up. If every client has its own model, the
-    global model is added to it (§7.1: any structure). If all clients have one model, CAM is refused.
+    Both are trained in parallel, each with the other one fixed at its value in the broadcast. With `update:
+    alternating`, one round trains the cluster models and the next one the global model, and clients are grouped in each
+    (§7.2.1, FedAlt). Groupings by loss use the loss of the sum (eq. 7.2). The method's own rounds begin after the
+    warm-up. If every client has its own model, the global model is added to it (§7.1: any structure). If all clients
+    have one model, CAM is refused.
     """
     if not method.group.alone:
         refuse_without_clusters(method, "cam")
     by_models = isinstance(method.group, KMeans) and not isinstance(method.when, Once)
     phases = (Phase(warmup, "alone" if by_models else "shared"),) if warmup else ()
-    return replace(method.with_answer(model="sum"), before=(*method.before, *phases))
+    summed = method.with_answer(model="sum").with_train(in_turn=update == "alternating")
+    return replace(summed, before=(*method.before, *phases))
 
 
 @register("addon", "finetune")
