@@ -121,14 +121,20 @@ def ditto(clients, cohorts, first, *, lam):
         yield np.arange(len(clients)), own.copy(), shared
 
 
-def ifca(clients, cohorts, models, shared, *, equally=False, tied=None):
+def ifca(clients, cohorts, models, shared, *, equally=False, tied=None, absent=False):
     labels, weights = np.full(len(clients), -1), np.ones(len(clients)) if equally else sizes(clients)
     for cohort in cohorts:
         for i in cohort:
             labels[i] = np.argmin([loss(model, clients[i]) for model in models])
         uploads = {i: trained(models[labels[i]], clients[i]) for i in cohort}
-        models = by_cluster(models, labels, uploads, lambda here: mean(here, weights))
+        new = by_cluster(models, labels, uploads, lambda here: mean(here, weights))
         shared = mean(uploads, sizes(clients))
+        if absent:  # Ma 2023, eq. 7.6: a share of the members' weight moves the old model
+            counted = np.array([weights[[i for i in cohort if labels[i] == k]].sum() for k in range(len(models))])
+            whole = np.array([weights[labels == k].sum() for k in range(len(models))])
+            new = models + (counted / np.maximum(whole, 1))[:, None] * (new - models)
+            shared = np.average(new, axis=0, weights=counted)
+        models = new
         if tied is not None:
             models[:, tied] = mean(uploads, weights)[tied]
         yield labels.copy(), models, shared

@@ -1,6 +1,7 @@
 """Every method against its plain loop: labels exactly, parameters to 1e-5."""
 
 import itertools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from sklearn.metrics import pairwise_distances_argmin
 
 from jcfl import methods as methods
 from jcfl.core import rounds
+from jcfl.core.aggregates import mean
 from tests import plain, tiny
 from tests.test_stocfl import cohorts
 
@@ -108,6 +110,19 @@ def test_ifca(options):
     ours = {"equally": "averaging" in options, "tied": plain.BODY if "shared_layers" in options else None}
     agree(states, plain.ifca(CLIENTS, asked, models, first_of(states), **ours))
     several(states.labels[-1])
+
+
+def test_old_models_count_for_members_that_are_absent():
+    here = setting(0.5)
+    states = tiny.run(ifca_of(here, absent=True), TURNS)
+    asked, models = list(cohorts(here, states, tiny.federation())), plain.vectors(states.clusters, 2)[0]
+    agree(states, plain.ifca(CLIENTS, asked, models, first_of(states), absent=True))
+    whole = plain.vectors(tiny.run(ifca_of(here, absent=False), TURNS).clusters, 2)
+    assert np.abs(whole - plain.vectors(states.clusters, 2)).max() > 1e-3  # some members were absent
+
+
+def ifca_of(here, **options):
+    return tiny.built(replace(methods.ifca(clusters=3), aggregate=mean(**options)), here)
 
 
 @pytest.mark.parametrize("name", ["fesem", "wecfl"])

@@ -37,6 +37,9 @@ Optimizer = Annotated[
     Literal["none", "momentum", "adam", "yogi", "adagrad"],
     Field(description="the server's optimizer; the step of a cluster's model is its gradient"),
 ]
+Absent = Annotated[
+    bool, Field(description="the cluster's old model counts for members that did not take part (Ma 2023, eq. 7.6)")
+]
 ServerRate = Annotated[float, Field(gt=0, description="learning rate of the server's optimizer")]
 
 
@@ -185,10 +188,15 @@ def server_of(server: str, lr: Any, momentum: Any = 0.9, b2: Any = 0.99, eps: An
 
 @register("aggregate", "mean")
 def mean(
-    *, weights: Weighting = "by_size", rate: Rate = 1.0, server: Optimizer = "none", server_lr: ServerRate = 0.1
+    *,
+    weights: Weighting = "by_size",
+    rate: Rate = 1.0,
+    absent: Absent = False,
+    server: Optimizer = "none",
+    server_lr: ServerRate = 0.1,
 ) -> Aggregate:
     """The weighted mean of the clients' models (McMahan et al. 2017)."""
-    return Aggregate(weights=weights, rule=Mean(), rate=rate, server=server_of(server, server_lr))
+    return Aggregate(weights=weights, rule=Mean(), rate=rate, absent=absent, server=server_of(server, server_lr))
 
 
 @register("aggregate", "median")

@@ -94,6 +94,8 @@ def check(method: Method, context: Context) -> None:
     if train.shared_terms and not method.trains_shared:
         raise InputError(f"{name}: the global model is not trained, so its loss terms have no meaning")
     refuse_in_turn(method, context)
+    if method.aggregate.absent and method.aggregate.privacy is not None:
+        raise InputError(f"{name}: under privacy nobody may know how many members a cluster has; set absent=false")
     soft = train.models == "all"
     if soft != (method.answer.model == "mixture"):
         raise InputError(

@@ -192,6 +192,7 @@ class Aggregate(Piece):
         weights: how clients count.
         rule: the mean, or a robust rule in its place; it also makes ω where ω is trained.
         rate: how far the server goes from the old model towards the aggregate, in (0, 1].
+        absent: whether a cluster's old model counts for its members that did not take part (Ma 2023, eq. 7.6).
         server: the server's optimizer, which takes the old model less the aggregate as a gradient; None: no optimizer.
         exclude: leaves clients out whose updates are suspect, before anything is averaged or grouped; None: nobody.
         privacy: clips updates and noises their sums (`jcfl.core.privacy.Privacy`); None: sums are as they are.
@@ -201,6 +202,7 @@ class Aggregate(Piece):
     weights: Weights = "by_size"
     rule: Any = Mean()
     rate: Any = 1.0
+    absent: bool = False
     server: Any = None
     exclude: Any = None
     privacy: Any = None
@@ -215,6 +217,7 @@ class Aggregate(Piece):
         counts = {"by_size": "clients weighted by size", "equally": "clients weighted equally"}[self.weights]
         parts = [str(self.rule)] + [counts] * getattr(self.rule, "weighs", True)
         parts += [f"rate {number(self.rate)}"] * (not _is_plain(self.rate) or self.rate != 1)
+        parts += ["the old model for members that are absent"] * self.absent
         parts += [f"clients left out by {self.exclude}"] if self.exclude else []
         parts += [str(self.privacy)] if self.privacy else []
         return ", ".join(parts + ([str(self.server)] if self.server else []))

@@ -61,7 +61,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
             uploads, sums = in_turn(state, cohort, uploads, sums) if method.train.in_turn else (uploads, sums)
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
             sums = noising.noised(method, context, keys.noise, sums, number)
-            state = server.after_server_step(method, tied, private, state, sums)
+            state = server.after_server_step(method, tied, private, state, sums, federation)
         return finished(context, sent, state, cohort)
 
     predict = evaluation.predictor(method, context, grouping, client)

@@ -121,8 +121,16 @@ def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federa
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
 
+def participation(method: Method, state: State, sums: Sums, federation: Federation) -> Array:
+    """How much of the weight of each cluster's members took part in a round. [k] float, in [0, 1]"""
+    weight = WEIGHTS[method.aggregate.weights](federation.train.size)
+    members = (state.labels >= 0) & federation.available(state.round)
+    whole = jnp.zeros(sums.weight.size).at[state.labels].add(jnp.where(members, weight, 0.0))
+    return jnp.minimum(sums.weight / jnp.maximum(whole, jnp.finfo(whole.dtype).tiny), 1.0)
+
+
 def after_server_step(
-    method: Method, tied: tuple[str, ...], private: tuple[str, ...], state: State, sums: Sums
+    method: Method, tied: tuple[str, ...], private: tuple[str, ...], state: State, sums: Sums, federation: Federation
 ) -> State:
     """The cluster models and ω after the server's step; a model that nobody trained stays as it is.
 
@@ -131,7 +139,11 @@ def after_server_step(
     """
     total = sums.weight.sum()
     server = dict(state.server)
-    clusters, server = stepped(method, state.clusters, sums.clusters, sums.weight > 0, server, "optimizer")
+    new = sums.clusters
+    if method.aggregate.absent:  # Ma 2023, eq. 7.6
+        part = participation(method, state, sums, federation)
+        new = jax.tree.map(lambda a, b: a + trees.wide(part, a) * (b - a), state.clusters, new)
+    clusters, server = stepped(method, state.clusters, new, sums.weight > 0, server, "optimizer")
     if private:
         clusters = parts.with_part(clusters, parts.part_of(state.clusters, private))
     share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
