@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit status, and what it leaves on disk."""
 
 import gzip
+import inspect
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 import jcfl
 from jcfl import cli
-from jcfl.cli import arguments
+from jcfl.cli import arguments, tuning
 
 SMALL = [
     "quickstart",
@@ -194,3 +195,15 @@ def test_a_run_that_groups_by_models_can_be_written_and_resumed(call, method):
     given = [*SMALL, *method.split()]
     assert call("run", *given, "rounds=2", "--out", "one", "-q")[0] == 0
     assert call("run", "--resume", "one", "--set", "rounds=3", "-q")[0] == 0
+
+
+def test_help_does_not_import_jax():
+    """Which takes most of the time of a short command."""
+    code = "import sys, jcfl.cli; print(sorted({'jax', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_the_command_chooses_trials_by_the_same_score_as_the_function():
+    default = inspect.signature(tuning.tune).parameters["by"].default
+    assert default == inspect.signature(jcfl.tune).parameters["by"].default

@@ -9,8 +9,6 @@ import typer
 
 from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stopped, Track, app
 from jcfl.cli.arguments import configured, destination, option_overrides, separated
-from jcfl.metrics.table import VALIDATION, bare_name, score
-from jcfl.results import cell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +47,7 @@ def tune(
     ] = 1,
     by: Annotated[
         str, typer.Option(help="The score that chooses the best trial, on validation examples.")
-    ] = f"{VALIDATION}accuracy_micro",
+    ] = "validation_accuracy_micro",
     test: Annotated[
         bool, typer.Option("--test", help="At the end, print the best trials' scores on test examples.")
     ] = (False),
@@ -115,6 +113,9 @@ def shown(found: Any, tested: dict[str, Any]) -> "Table":
     """
     from rich.table import Table
     from rich.text import Text
+
+    from jcfl.metrics import bare_name, score
+    from jcfl.results import cell
 
     best = found.best()
     keys = list(dict.fromkeys(key for trial in best.values() for key in trial.values))

@@ -1,7 +1,6 @@
 """Images turned about their centre."""
 
 import numpy as np
-from scipy import ndimage
 
 from jcfl.errors import InputError
 
@@ -23,6 +22,8 @@ def rotated_images(x: np.ndarray, angle: float) -> np.ndarray:
         raise InputError(f"rotation needs images [n, h, w, c], got examples of shape {list(x.shape[1:])}")
     quarters, rest = divmod(angle % 360, 90)
     if rest:
+        from scipy import ndimage  # slow to import
+
         return ndimage.rotate(x, angle, axes=(1, 2), reshape=False, order=1)
     if quarters % 2 and x.shape[1] != x.shape[2]:
         raise InputError(f"a rotation by {angle:g} degrees needs square images, got {x.shape[1]} by {x.shape[2]}")
