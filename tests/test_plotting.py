@@ -206,6 +206,18 @@ def test_similarity_is_ordered_by_cluster(one):
     np.testing.assert_allclose(matrix, (psi @ psi.T)[np.ix_(order, order)], atol=1e-6)
 
 
+def test_cosines_of_groups_are_means_over_pairs_of_clients(one, tmp_path):
+    axis = plotting.group_similarity(one).axes[0]
+    psi, groups = folders.vectors(), results.load(one).groups
+    for a, b in itertools.product(range(3), repeat=2):
+        who = itertools.product(np.flatnonzero(groups == a), np.flatnonzero(groups == b))
+        expected = np.mean([psi[i] @ psi[j] for i, j in who if i != j])
+        assert axis.images[0].get_array()[a, b] == pytest.approx(expected, abs=1e-6)
+    assert axis.texts[0].get_text() == f"{axis.images[0].get_array()[0, 0]:.2f}"
+    with pytest.raises(InputError, match="true groups of its clients are not known"):
+        plotting.group_similarity(folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1)))
+
+
 def test_sizes_stack_to_all_clients(one):
     shown = plotting.sizes(one)
     (axes,) = shown.axes
@@ -378,7 +390,8 @@ def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, 
     unknown = folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1))
     many = folders.run(tmp_path / "many", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
     for path in (unknown, many):
-        if (name, path) in (("groups_to_clusters", unknown), ("clusters", many)):  # where every client is alone
+        refused = [("groups_to_clusters", unknown), ("group_similarity", unknown)]
+        if (name, path) in [*refused, ("clusters", many)]:  # where every client is alone
             with pytest.raises(InputError):
                 draw(path)
             continue
@@ -389,7 +402,7 @@ def test_nothing_evaluated_groups_unknown_one_round_and_many_clusters(tmp_path, 
     if name not in ("clusters", "distances", "stability", "apart"):  # in its first round this run has none
         plotting.save(draw(short), tmp_path / name, ["png"])
     results.Folder(short).put_text("metrics.jsonl", "")
-    if name not in ("heatmap", "decision"):
+    if name not in ("heatmap", "decision", "group_similarity"):
         with pytest.raises(InputError):
             draw(short)
 

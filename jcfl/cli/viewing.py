@@ -161,8 +161,9 @@ def plot(
     """Draw the figures of runs from their folders.
 
     Figures: curves, clusters, clients, effect, with_addons, quality and privacy lay runs over each other; decision,
-    embedding, similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow, groups_to_clusters,
-    stability, apart, samples and heatmap show one. --figure can be given several times, or be a list with commas.
+    embedding, similarity, group_similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow,
+    groups_to_clusters, stability, apart, samples and heatmap show one. --figure can be given several times, or be a
+    list with commas.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting

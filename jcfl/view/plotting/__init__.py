@@ -13,7 +13,7 @@ from jcfl.errors import InputError, unknown
 from jcfl.results import History
 from jcfl.view.plotting.bars import with_addons
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
-from jcfl.view.plotting.cosines import embedding, similarity
+from jcfl.view.plotting.cosines import embedding, group_similarity, similarity
 from jcfl.view.plotting.decision import decision
 from jcfl.view.plotting.explained import apart, stability
 from jcfl.view.plotting.lines import clusters, curves, effect, privacy, quality
@@ -36,6 +36,7 @@ __all__ = [
     "effect",
     "embedding",
     "flow",
+    "group_similarity",
     "groups_to_clusters",
     "heatmap",
     "histories",
@@ -67,6 +68,7 @@ SINGLE = {
         decision,
         embedding,
         similarity,
+        group_similarity,
         *OF_MODELS,
         by_cluster,
         sizes,

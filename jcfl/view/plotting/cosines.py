@@ -85,6 +85,43 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     return shown
 
 
+@figure(single=True)
+def group_similarity(run: History) -> Figure:
+    """Mean cosines between gradients of clients of two true groups, at the initial model (Zeng et al. 2023, Fig. 2).
+
+    If the groups are in the order of a skew, as those of `rotated` with 0, 36, 72, … degrees, the axes are its degree.
+    The diagonal has the pairs of different clients of a group; a group with a single client has none.
+
+    Args:
+        run: a history or a folder.
+    """
+    facts = results.federation(run)
+    groups = run.groups[facts["compared"]]
+    names = np.unique(groups[groups >= 0])
+    if not names.size:
+        raise InputError(f"{run.name}: the true groups of its clients are not known")
+    member = (groups[:, None] == names).astype(float)
+    pairs = np.outer(member.sum(0), member.sum(0)) - np.diag(member.sum(0))
+    total = member.T @ full_matrix(facts["cosine"], len(groups), diagonal=0.0) @ member
+    mean = np.where(pairs > 0, total / np.maximum(pairs, 1), np.nan)
+    shown, (axis,) = panels(1, None, 2.8, COLUMN)
+    image = axis.imshow(mean, cmap="viridis")
+    axis.grid(visible=False)
+    axis.set_xlabel("true group")
+    axis.set_ylabel("true group")
+    if len(names) <= NAMED:
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_ticks(range(len(names)), [str(name) for name in names])
+        dark = np.asarray(image.norm(mean)) < 0.6
+        for (row, column), value in np.ndenumerate(mean):
+            ink = "white" if dark[row, column] else "black"
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=ink)
+    bar = shown.colorbar(image, ax=axis)
+    bar.set_label("mean cosine similarity")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return shown
+
+
 def draw_matrix(shown: Any, matrix: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> Colorbar:
     """Draw a matrix over ordered clients [n, n] between strips of their clusters and groups; returns the colour bar.
 

@@ -62,6 +62,10 @@ CAPTIONS = {
         "Cosine similarity of clients",
         "Cosines of gradients at the initial model. Clients are ordered by cluster, with the colours on the left.",
     ),
+    "group_similarity": (
+        "Cosine similarity of true groups",
+        "Mean cosines of gradients at the initial model, between clients of two true groups.",
+    ),
     "model_embedding": (
         "Clients by their models",
         "t-SNE of the Euclidean distances between clients' own models, after the rounds of `compare_models`.",
