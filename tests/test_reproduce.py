@@ -218,6 +218,8 @@ def test_results_of_another_machine_are_shown_where_there_is_no_run(made, capsys
         ("budget", "gpu", "its budget: gpu; expected: laptop"),
         ("changes", [], "its changes of the budget: (); expected: ('Two seeds.',)"),
         ("printed", {"mean": 13.0, "std": 40.0}, "add.json: FedAvg, rotated: printed is 13.0 ± 40.0; expected: 12.0"),
+        ("ours", {"values": [1]}, "add.json: FedAvg, rotated has 1 seeds; expected: 2"),
+        ("columns", ["rotated"], "3 cells in the row 'FedAvg' of 1 columns"),
         ("rows", 5, "rows: input should be a valid array, got 5"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from jcfl import registry
 from jcfl.errors import InputError
@@ -59,6 +59,14 @@ class File(BaseModel):
     rows: tuple[Row, ...]
     made: tuple[Made, ...]
 
+    @model_validator(mode="after")
+    def even(self) -> "File":
+        """Every row has a cell for every column."""
+        for row in self.rows:
+            if len(row.cells) != len(self.columns):
+                raise ValueError(f"{len(row.cells)} cells in the row {row.row!r} of {len(self.columns)} columns")
+        return self
+
 
 class Published(NamedTuple):
     """Earlier results of a table."""
@@ -107,6 +115,9 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                         f"{path}: {row.row}, {column}: printed is {' ± '.join(map(str, there))}; "
                         f"expected: {' ± '.join(map(str, expected))}"
                     )
+                if entry.ours is not None and len(entry.ours.values) != budget.seeds:
+                    seeds = len(entry.ours.values)
+                    raise InputError(f"{path}: {row.row}, {column} has {seeds} seeds; expected: {budget.seeds}")
                 judgement = Judgement(entry.verdict, entry.why)
                 found[cell] = judgement if entry.ours is None else np.asarray(entry.ours.values)
         made |= {one.model_dump_json(): one.model_dump(mode="json") for one in file.made}
