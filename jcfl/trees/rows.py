@@ -52,11 +52,8 @@ class HostTable:
         return [self.column(index, who) for index in range(len(self.arrays))]
 
     def column(self, index: int, who: np.ndarray) -> np.ndarray:
-        """Some rows of one leaf; a part of the table itself, and no copy, if they follow each other. [..., *leaf]"""
+        """Some rows of one leaf. [..., *leaf]"""
         array, new = self.arrays[index], self.replaced[who]
-        if new.all():
-            follow = who.ndim == 1 and who.size > 0 and (np.diff(who) == 1).all()
-            return array[who[0] : who[-1] + 1] if follow else array[who]
         rows = np.empty((*who.shape, *array.shape[1:]), array.dtype)
         rows[~new] = self.first[index]
         rows[new] = array[who[new]]  # the others are not read: a file would give memory to their empty pages
