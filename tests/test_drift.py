@@ -142,7 +142,7 @@ DRIFTING = {"name": "rotated", "clients": 12, "drift": {2: 0.5}, "validation": 0
 def test_a_run_goes_on_bit_for_bit(method, tmp_path):
     """Over the round in which data drift; scores are of the groups of the last round trained."""
     given: Any = {"method": method, "scenario": DRIFTING, "seeds": 2, "evaluate_every": 1}
-    given |= {"model": {"name": "linear"}, "train": {"epochs": 1}}
+    given |= {"model": {"name": "linear"}, "train": {"epochs": 1}, "compare": []}
     whole = jcfl.run("quickstart", rounds=4, **given)
     jcfl.run("quickstart", rounds=2, out=tmp_path / "run", **given)
     gone_on = jcfl.run("quickstart", rounds=4, out=tmp_path / "run", resume=True, **given)
