@@ -45,7 +45,7 @@ def warm_up(phase: Phase, method: Method) -> Method:
 
 
 def refuse_in_turn(method: Method, context: Context) -> None:
-    """Refuse what would change in a round in which the models that it belongs to are not trained."""
+    """Refuse options by which something would change with a model in rounds in which this model is not trained."""
     train = method.train
     if not train.in_turn:
         return

@@ -102,7 +102,7 @@ ROWS = {"cpu": 64}
 """By platform, the rows of a client that `anchor_gradient` works on at a time: few enough for a core's cache."""
 
 MOST_ROWS = 2048
-"""The same for other platforms, where every part of a client's rows is a wait for the host."""
+"""The same for other platforms. There a program waits for the host before each part, so parts are few and large."""
 
 
 def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:

@@ -56,8 +56,8 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
         InputError: the line names it.
     """
     train, aggregate, alone = method.train, method.aggregate, method.group.alone
-    is_mean = isinstance(aggregate.rule, Mean) and aggregate.server is None and aggregate.goes_all_the_way
-    is_mean &= not aggregate.absent
+    goes_all_the_way = aggregate.goes_all_the_way and not aggregate.absent
+    is_mean = isinstance(aggregate.rule, Mean) and aggregate.server is None and goes_all_the_way
     looks = faults.looks_at_uploads(context.faults, aggregate.exclude)
     reasons = {
         "it has a phase before its own rounds": bool(method.before),

@@ -279,9 +279,9 @@ def grouped(
 
 
 def in_turn(state: State, cohort: Cohort, uploads: Upload, sums: Sums) -> tuple[Upload, Sums]:
-    """What clients trained, but for the models whose turn it is not: those stay as they were sent.
+    """The uploads and sums of a round that trains either the cluster models or ω; the other one is as it was sent.
 
-    The cluster models' turn comes first. Clients train both, because both are in one compiled round.
+    The cluster models come first. Clients train both in every round, because every round is the same compiled program.
     """
     clusters = state.clock % 2 == 0
     either = lambda new, old: jax.tree.map(partial(jnp.where, clusters), new, old)

@@ -1,6 +1,6 @@
 """Results of a table that were written before, on this machine or another one, to be shown beside new runs."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +67,13 @@ class File(BaseModel):
                 raise ValueError(f"{len(row.cells)} cells in the row {row.row!r} of {len(self.columns)} columns")
         return self
 
+    def cells(self) -> Iterator[tuple[Cell, Entry]]:
+        """The cells that have been run, or of which it is known why they cannot be."""
+        for row in self.rows:
+            for column, entry in zip(self.columns, row.cells, strict=True):
+                if entry is not None and entry.verdict != "not run":
+                    yield (row.row, column), entry
+
 
 class Published(NamedTuple):
     """Earlier results of a table."""
@@ -104,22 +111,18 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
             if there != expected:
                 raise InputError(f"{path}: its {what}: {there}; expected: {expected}")
         printed = dict(table.cells())
-        for row in file.rows:
-            for column, entry in zip(file.columns, row.cells, strict=True):
-                if entry is None or entry.verdict == "not run":
-                    continue
-                cell = (row.row, column)
-                there, expected = (entry.printed.mean, entry.printed.std), printed.get(cell, (None, None))[:2]
-                if there != expected:
-                    raise InputError(
-                        f"{path}: {row.row}, {column}: printed is {' ± '.join(map(str, there))}; "
-                        f"expected: {' ± '.join(map(str, expected))}"
-                    )
-                if entry.ours is not None and len(entry.ours.values) != budget.seeds:
-                    seeds = len(entry.ours.values)
-                    raise InputError(f"{path}: {row.row}, {column} has {seeds} seeds; expected: {budget.seeds}")
-                judgement = Judgement(entry.verdict, entry.why)
-                found[cell] = judgement if entry.ours is None else np.asarray(entry.ours.values)
+        for (row, column), entry in file.cells():
+            there, expected = (entry.printed.mean, entry.printed.std), printed.get((row, column), (None, None))[:2]
+            if there != expected:
+                raise InputError(
+                    f"{path}: {row}, {column}: printed is {' ± '.join(map(str, there))}; "
+                    f"expected: {' ± '.join(map(str, expected))}"
+                )
+            if entry.ours is not None and len(entry.ours.values) != budget.seeds:
+                seeds = len(entry.ours.values)
+                raise InputError(f"{path}: {row}, {column} has {seeds} seeds; expected: {budget.seeds}")
+            judgement = Judgement(entry.verdict, entry.why)
+            found[row, column] = judgement if entry.ours is None else np.asarray(entry.ours.values)
         made |= {one.model_dump_json(): one.model_dump(mode="json") for one in file.made}
     return Published(found, tuple(made.values()))
 

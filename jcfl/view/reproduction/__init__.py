@@ -57,8 +57,8 @@ def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str
     """
     template = pages.environment().get_template(f"reproduction/page.{kind}")
     more = {"lines": lines(found), "reasons": reasons(found), "doubts": doubts(found), "gap": gap, "tally": tally}
-    more["made"] = made(found)
-    return template.render(found=found, picture=picture, marks=MARKS, doubt=DOUBT, version=__version__, **more)
+    signs = {"marks": MARKS, "doubt": DOUBT, "version": __version__}
+    return template.render(found=found, made=made(found), picture=picture, **signs, **more)
 
 
 def lines(found: Mapping[str, Any]) -> list[Line]:
