@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 KINDS = (
     "method", "addon", "describe", "compare", "group", "when", "training", "aggregate", "answer",
-    "data", "scenario", "model", "train", "attack", "reliability", "privacy", "track",
+    "data", "scenario", "model", "train", "attack", "reliability", "privacy", "stop", "track",
 )  # fmt: skip
 """Every kind of piece that a configuration can name."""
 

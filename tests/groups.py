@@ -66,7 +66,19 @@ def attended(
 
 def run(federation: Federation, method: str, *addons: dict[str, Any], **given: Any) -> jcfl.History:
     """A run of softmax regression in whole batches, judged at its end; what no run takes is the method's option."""
-    keys = {"rounds", "participation", "evaluate_every", "seed", "seeds", "train", "model", "engine", "chunk", "out"}
+    keys = {
+        "rounds",
+        "participation",
+        "evaluate_every",
+        "seed",
+        "seeds",
+        "train",
+        "model",
+        "engine",
+        "chunk",
+        "out",
+        "stop",
+    }
     options = {key: value for key, value in given.items() if key not in keys}
     rounds = given.get("rounds", 6)
     usual = {"model": "linear", "train": {"lr": 1.0, "epochs": 1}, "rounds": rounds, "evaluate_every": max(rounds, 1)}

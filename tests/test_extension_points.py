@@ -35,7 +35,7 @@ def test_samples_run_and_do_what_they_say(samples):
     assert history["accuracy_micro"][0, -1] > 0.85
     own = {"data": "ring", "scenario": "swapped", "model": "bumps", "addon": "sparse", "train": "halving"}
     own |= {"describe": "radius", "compare": "largest", "group": "farthest_first", "aggregate": "clipped"}
-    own |= {"attack": "freeze"}
+    own |= {"attack": "freeze", "stop": "labels_stay"}
     for kind, name in (own | {"method": "by_radius"}).items():
         assert name in registry.names(kind)
         assert facts.facts(kind, name).line

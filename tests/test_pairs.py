@@ -83,6 +83,7 @@ def features(method: str) -> list[Feature]:
         *((name, zero) for name, zero in zeros if schemas[name]["default"]),
     ]
     found += [("participation", 0.5), ("nobody in round 0", True)]
+    found.append(("stop", {"name": "converged", "rounds": 3, "moves": 1.0, "change": 10.0}))
     found.append(("train", {"lr": 0.5, "epochs": 2, "batch_size": 4, "momentum": 0.5, "keep_optimizer_state": True}))
     for addon in registry.names("addon"):
         ways = [{option: value} for option, value in options("addon", addon)] or [{}]
@@ -111,7 +112,7 @@ def linear():
 def run(method: str, row: Sequence[Feature], **more: Any):
     """A run of a method with some features."""
     given, addons = dict(row), set(registry.names("addon"))
-    keys = {key: given.pop(key) for key in ("participation", "train") if key in given}
+    keys = {key: given.pop(key) for key in ("participation", "train", "stop") if key in given}
     data = federation(given.pop("nobody in round 0", False))
     keys["model"] = linear()  # found out about once, not by each of hundreds of runs that are refused
     extras = [value for key, value in given.items() if key in addons]

@@ -17,6 +17,7 @@ QUESTIONS = ("describe", "compare", "group", "when", "training", "aggregate", "a
 
 LISTED = (
     *("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "attacks", "reliability", "privacy"),
+    "stop conditions",
     *("trackers", "scores"),
     PRESETS,
 )
@@ -28,8 +29,8 @@ def list_command(
         str | None,
         typer.Argument(
             metavar="[KIND|NAME]",
-            help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, privacy, trackers, scores, "
-            "presets, or one of a method's "
+            help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, privacy, stop conditions, "
+            "trackers, scores, presets, or one of a method's "
             f"seven answers: {', '.join(QUESTIONS)}. Or a name, which is described in full.",
             autocompletion=lambda: list(LISTED),
         ),

@@ -240,6 +240,16 @@ add(
 )
 add(
     Score(
+        "trained_rounds",
+        "rounds trained",
+        "clusters",
+        over=(),
+        places=("terminal", "report"),
+        meaning="The rounds that were trained; a stop condition may end training before the last round.",
+    )
+)
+add(
+    Score(
         "objective",
         "clustering objective",
         over=("present",),

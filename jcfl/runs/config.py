@@ -16,10 +16,10 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, titles, undecided
-from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Trainer, Tuned
+from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Stop, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
-SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy")
+SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy", "stop")
 """The sections that name a registered piece and give its options."""
 
 SCHEDULED = ("method", "addon", "train")
@@ -50,6 +50,7 @@ class Config(BaseModel):
     attack: Attack = Attack()
     reliability: Reliability = Reliability()
     privacy: Privacy = Privacy()
+    stop: Stop = Stop()
     rounds: Annotated[int, Field(ge=0, description="rounds of training")] = 100
     participation: Annotated[
         float, Field(gt=0, le=1, description="share of the available clients that are sampled in each round")

@@ -97,9 +97,11 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
     watch = Stopwatch(settings, programs.joined, earlier)
     round, size = rounds_done(state), 1
     settings.on_start(round if found else -1)
+    outcome, judged = {}, -1  # the last evaluation, and the rounds that were trained before it
     try:
         if not found and settings.evaluated[0] == 0:
-            settings.on_records(evaluated(programs, federation, settings, state, 0))
+            outcome, judged = evaluated(programs, federation, settings, state, 0), 0
+            settings.on_records(records(outcome, federation, settings, 0))
         settings.on_block(round)
         while round < settings.rounds:
             if over_hosts(settings.stop.is_set()):
@@ -108,16 +110,19 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
             due = settings.evaluated[bisect_right(settings.evaluated, round)]
             until = min(round + size, due)
             settings.ahead(state, range(until, min(2 * until - round, settings.rounds)))
+            trained = rounds_trained(state)
             with watching(f"rounds {round + 1} to {until}"):
                 state, seconds = advanced(programs, federation, state, until)
             failed = failures(state, settings.seeds)
             if failed:
                 settings.on_failed(failed)
-            settings.clock.add((until - round) * len(settings.seeds), seconds)
+            settings.clock.add(rounds_trained(state) - trained, seconds)
             size = max(1, min(2 * size, int(BLOCK * (until - round) / max(over_hosts(seconds), 1e-6))))
             round = until
             if round == due:
-                settings.on_records(evaluated(programs, federation, settings, state, round))
+                if rounds_trained(state) != judged:  # else a stop condition has ended all lanes since
+                    outcome, judged = evaluated(programs, federation, settings, state, round), rounds_trained(state)
+                settings.on_records(records(outcome, federation, settings, round))
             settings.on_block(round)
             if round < settings.rounds and over_hosts(watch.due()):
                 watch.save(round, state)
@@ -166,14 +171,24 @@ def rounds_done(state: Running) -> int:
     return int(np.min(state.round))
 
 
+def rounds_trained(state: Running) -> int:
+    """How many rounds have been trained, over all lanes; a lane whose training has ended counts no further rounds."""
+    return int(np.minimum(state.round, state.ended).sum())
+
+
 def evaluated(
     programs: Programs, federation: Federation, settings: LoopSettings, state: Running, round: int
-) -> list[Record]:
-    """The records of one evaluation, one per seed; the scores are computed here, on the host."""
+) -> dict[str, np.ndarray]:
+    """What the device found in one evaluation. [seeds, ...] each"""
     with settings.watchdog.watching(f"the evaluation after round {round}"):
         found = jax.device_get(programs.evaluate(state, federation))
-    if len(settings.seeds) == 1:
-        found = {name: value[None] for name, value in found.items()}
+    return found if len(settings.seeds) > 1 else {name: value[None] for name, value in found.items()}
+
+
+def records(
+    found: Mapping[str, np.ndarray], federation: Federation, settings: LoopSettings, round: int
+) -> list[Record]:
+    """The records of one evaluation, one per seed; the scores are computed here, on the host."""
     outcomes = ({name: value[i] for name, value in found.items()} for i in range(len(settings.seeds)))
     measured = (metrics.measured(outcome, federation, round) for outcome in outcomes)
     return [Record.of(seed, round, part) for seed, part in zip(settings.seeds, measured, strict=True)]

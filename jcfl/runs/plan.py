@@ -14,6 +14,7 @@ from jcfl.core.context import Context, Resources
 from jcfl.core.context import context as make_context
 from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
+from jcfl.core.stopping import with_stop
 from jcfl.data import soundness
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
@@ -326,7 +327,9 @@ def algorithm_by_options(
         local = trainer(train, objects) if trained else context.trainer
         return algorithm(method, context._replace(trainer=local), objects)
 
-    return (lambda scalars: schedules.scheduled(lambda now: make({**scalars, **now}), tables)) if tables else make
+    whole = (lambda scalars: schedules.scheduled(lambda now: make({**scalars, **now}), tables)) if tables else make
+    rule = registry.find("stop", config.stop.name)(**config.stop.options)
+    return lambda scalars: with_stop(whole(scalars), rule)
 
 
 def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:

@@ -38,6 +38,11 @@ class Lanes(struct.PyTreeNode):
         """The round and the cluster in which every lane failed, -1 if it has not. [lanes, 2]"""
         return np.stack([state.failed for state in self.states])
 
+    @property
+    def ended(self) -> np.ndarray:
+        """The round at which a stop condition ended every lane's training; `NEVER` before. [lanes]"""
+        return np.stack([state.ended for state in self.states])
+
 
 Running = State | Lanes
 """The state of one lane, or the states of several, along a leading axis or in a list, as the programs need them."""

@@ -155,7 +155,7 @@ class Run:
         """Add the moves since the seed's evaluation before, and ε, where a run has them; write models that matter."""
         config = self.plan.config
         if self.plan.context.privacy.is_on:
-            spent = self.epsilon(record.round)
+            spent = self.epsilon(int(record.scores.get("trained_rounds", record.round)))
             record.scores |= {"epsilon": spent} if spent < math.inf else {}
         if config.evaluate_quality and "labels" in record.arrays:
             before = [other.arrays["labels"] for other in self.records if other.seed == record.seed][-1:]

@@ -102,3 +102,9 @@ class Privacy(Piece):
     """How what clients send is clipped and noised; not at all unless a clip is given."""
 
     name: str = "gaussian"
+
+
+class Stop(Piece):
+    """When training ends before the last round; not at all unless a stop condition is named."""
+
+    name: str = "none"

@@ -21,7 +21,7 @@ Models = Any
 """Models stacked along a leading axis."""
 
 NEVER = 2**31 - 1
-"""The round in which a client departs that stays."""
+"""The round of what never happens, such as the departure of a client that stays."""
 
 OVERFLOW = -2
 """In place of a cluster in `State.failed`: more clusters were found than there are slots."""
@@ -228,6 +228,12 @@ class State(struct.PyTreeNode):
     began: Array  # [] int32, the round in which the method's present phase began
     clients: Any = struct.field(default_factory=dict)  # [m, ...] each: the states that clients keep, by name
     server: Any = struct.field(default_factory=dict)  # [k, ...] each: what the server keeps beside a cluster's model
+    stopping: Any = ()  # what a stop condition keeps, see `jcfl.core.stopping`; () without one
+
+    @property
+    def ended(self) -> Array | int:
+        """The round at which a stop condition ended training; `NEVER` before. [] int32"""
+        return getattr(self.stopping, "round", NEVER)
 
     @property
     def clock(self) -> Array:

@@ -29,6 +29,7 @@ KINDS = {
     "attack": "attacks",
     "reliability": "reliability",
     "privacy": "privacy",
+    "stop": "stop conditions",
     "track": "trackers",
     "score": "scores",
 }
@@ -45,6 +46,7 @@ MEANINGS = {
     "attacks": "what hostile clients do",
     "reliability": "when clients are available, and which uploads arrive",
     "privacy": "clipping of and noise on what clients send",
+    "stop conditions": "when training ends before the last round",
 }
 """Explanations for the titles that do not explain themselves."""
 
@@ -107,6 +109,7 @@ EXAMPLES = {
     "attack": "attack=NAME",
     "reliability": "reliability.dropout=0.5",
     "privacy": "method=fedavg 'compare=[]' privacy.clip=1 privacy.noise=1",
+    "stop": "stop=NAME",
 }
 """The overrides in the example command of an answer, by kind, or by kind and name if a piece needs other ones."""
 

@@ -1,0 +1,128 @@
+"""When training ends before the last round: the stop conditions of methods that repeat rounds until they converge."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from pydantic import Field
+
+from jcfl.core.method import Piece
+from jcfl.errors import InputError
+from jcfl.registry import register
+from jcfl.trees.rows import HostRows
+from jcfl.types import NEVER, Algorithm, Array, Federation, Key, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Piece):
+    """When training ends; a subclass says in which rounds nothing changes any more.
+
+    Attributes:
+        rounds: training ends after so many rounds in a row without a change; 0: after the run's last round.
+    """
+
+    name: ClassVar[str] = "none"
+    rounds: int = 0
+
+    def is_unchanged(self, before: State, after: State) -> Array:
+        """Whether a round of the method's own changed nothing that counts. [] bool
+
+        Args:
+            before: the state before the round.
+            after: the state after it.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converged(Stop):
+    """Clients stay in their clusters, and the models no longer change much.
+
+    Attributes:
+        moves: the largest share of clients that may change their cluster in a round.
+        change: the largest relative change of the models in a round, ‖Θ_t − Θ_{t−1}‖ / ‖Θ_{t−1}‖.
+    """
+
+    name: ClassVar[str] = "converged"
+    rounds: int = 5
+    moves: float = 0.0
+    change: float = 0.001
+
+    def is_unchanged(self, before: State, after: State) -> Array:
+        """Whether few clients moved and the models changed little. [] bool"""
+        models = [(state.clusters, state.shared) for state in (before, after)]
+        squared = lambda tree: sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
+        change = squared(jax.tree.map(jnp.subtract, models[1], models[0]))
+        near = change <= self.change**2 * squared(models[0])
+        return near & ((after.labels != before.labels).mean() <= self.moves)
+
+
+class Stopping(struct.PyTreeNode):
+    """What a stop condition keeps between rounds."""
+
+    unchanged: Array  # [] int32, the last rounds in a row without a change
+    round: Array  # [] int32, the round at which training ended; `NEVER` before
+
+
+def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
+    """The algorithm, which changes nothing but the count of rounds once the rule has ended its training.
+
+    Rounds before the method's own, such as a warm-up, do not count as unchanged. Evaluations after the end are those of
+    the last round trained. Each of several seeds ends by itself.
+
+    Raises:
+        InputError: when it is traced, if clients' data drift, or if the models are on the host, where no program sees
+            all of them.
+    """
+    if not rule.rounds:
+        return algorithm
+    stopping = lambda unchanged, round: Stopping(jnp.asarray(unchanged, jnp.int32), jnp.asarray(round, jnp.int32))
+
+    def init(key: Key, federation: Federation) -> State:
+        state = algorithm.init(key, federation)
+        if not isinstance(federation.drift, tuple):
+            raise InputError("stop: clients' data change between rounds, so training must go on; leave stop out")
+        if isinstance(state.clusters, HostRows):
+            raise InputError(f"stop: {rule.name} compares the models of two rounds; set client_states: device")
+        return state.replace(stopping=stopping(0, NEVER))
+
+    def step(state: State, federation: Federation) -> State:
+        return jax.lax.cond(state.round >= state.ended, wait, train, state, federation)
+
+    def train(state: State, federation: Federation) -> State:
+        after = algorithm.step(state, federation)
+        unchanged = (state.clock >= 0) & rule.is_unchanged(state, after)
+        count = jnp.where(unchanged, state.stopping.unchanged + 1, 0)
+        return after.replace(stopping=stopping(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
+
+    def wait(state: State, federation: Federation) -> State:
+        return state.replace(round=state.round + 1)
+
+    def evaluate(state: State, federation: Federation) -> dict[str, Any]:
+        trained = jnp.minimum(state.round, state.ended)
+        return algorithm.evaluate(state.replace(round=trained), federation) | {"trained_rounds": trained}
+
+    return algorithm._replace(init=init, step=step, evaluate=evaluate)
+
+
+@register("stop", "none")
+def none() -> Stop:
+    """Training ends after the last round."""
+    return Stop()
+
+
+@register("stop", "converged")
+def converged(
+    *,
+    rounds: Annotated[int, Field(ge=1, description="rounds in a row in which clusters and models stay")] = 5,
+    moves: Annotated[
+        float, Field(ge=0, le=1, description="the largest share of clients that may change their cluster in a round")
+    ] = 0.0,
+    change: Annotated[
+        float, Field(ge=0, description="the largest relative change of the models in a round, by their norms")
+    ] = 0.001,
+) -> Converged:
+    """Training ends when clients stay in their clusters and the models hardly change."""
+    return Converged(rounds=rounds, moves=moves, change=change)

@@ -1,0 +1,116 @@
+"""Stop conditions: when training ends, what the rounds after it are, and what is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jcfl
+from jcfl.core.stopping import Converged, with_stop
+from jcfl.errors import InputError
+from jcfl.runs import loop
+from jcfl.types import NEVER, Drift
+from tests import tiny
+
+TURNS = 30
+QUICK = {
+    "data": "digits",
+    "model": {"name": "mlp", "hidden": 4},
+    "method": {"name": "ifca", "clusters": 2},
+    "rounds": 12,
+}
+ROTATED = {"scenario": {"name": "rotated", "clients": 6, "angles": [0, 180], "scale": "standard"}}
+LIMIT = {"name": "converged", "rounds": 2, "change": 0.02}
+
+
+def flat(states, round: int) -> np.ndarray:
+    """All models after a round, as one vector."""
+    return np.concatenate([np.ravel(leaf[round]) for leaf in jax.tree.leaves((states.clusters, states.shared))])
+
+
+def end_of(states, rule: Converged, first: int = 1) -> int:
+    """The round at which a rule ends training, by a plain loop over the states of a run without it."""
+    unchanged = 0
+    for round in range(first, TURNS + 1):
+        new, old = flat(states, round), flat(states, round - 1)
+        moved = np.mean(states.labels[round] != states.labels[round - 1])
+        near = np.linalg.norm(new - old) <= rule.change * np.linalg.norm(old) and moved <= rule.moves
+        unchanged = unchanged + 1 if near else 0
+        if unchanged == rule.rounds:
+            return round
+    return NEVER
+
+
+@pytest.mark.parametrize(("rounds", "change", "moves"), [(2, 0.08, 0.0), (1, 0.11, 1.0)])
+def test_training_ends_where_a_plain_loop_ends_and_nothing_changes_after_it(rounds, change, moves):
+    rule = Converged(rounds=rounds, change=change, moves=moves)
+    algorithm = tiny.built("ifca", tiny.setting(participation=0.5), clusters=2)
+    plain, stopped = tiny.run(algorithm, TURNS), tiny.run(with_stop(algorithm, rule), TURNS)
+    end = end_of(plain, rule)
+    assert 2 < end < TURNS
+    assert stopped.ended.tolist() == [NEVER] * end + [end] * (TURNS + 1 - end)
+    assert stopped.round.tolist() == list(range(TURNS + 1))
+    trained = np.minimum(np.arange(TURNS + 1), end)
+    tiny.same(stopped.replace(round=(), stopping=()), jax.tree.map(lambda leaf: leaf[trained], plain.replace(round=())))
+
+
+def test_a_warm_up_is_no_convergence():
+    """In a warm-up the cluster models stay as they are."""
+    rule = Converged(rounds=2, change=0.08, moves=1.0)
+    algorithm = tiny.built("ifca", tiny.setting(extras=({"name": "cam", "warmup": 8},)), clusters=2)
+    plain, stopped = tiny.run(algorithm, TURNS), tiny.run(with_stop(algorithm, rule), TURNS)
+    assert end_of(plain, rule) <= 8 < end_of(plain, rule, first=9) < TURNS
+    assert stopped.ended[-1] == end_of(plain, rule, first=9)
+
+
+def test_every_seed_ends_by_itself_and_metrics_are_those_of_its_last_round():
+    runs = {seeds: jcfl.run({**QUICK, **ROTATED, "stop": LIMIT}, seed=1, seeds=seeds) for seeds in (1, 3)}
+    ends = runs[3]["trained_rounds"][:, -1]
+    assert len(set(ends)) > 1
+    assert ends.max() < 12
+    np.testing.assert_array_equal(runs[1]["accuracy_micro"][0], runs[3]["accuracy_micro"][0])
+    free = jcfl.run({**QUICK, **ROTATED}, seed=1, seeds=3)
+    for seed, end in enumerate(ends.astype(int)):
+        expected = free["loss"][seed, np.minimum(np.arange(12), end - 1)]
+        np.testing.assert_array_equal(runs[3]["loss"][seed], expected)
+    assert runs[3].summary["trained_rounds"]["mean"] == pytest.approx(ends.mean())
+
+
+def test_a_run_that_ended_is_not_evaluated_again_and_goes_on_as_it_ended(tmp_path, monkeypatch):
+    counted = []
+    evaluated = loop.evaluated
+    monkeypatch.setattr(loop, "evaluated", lambda *args: counted.append(args[-1]) or evaluated(*args))
+    config = {**QUICK, **ROTATED, "stop": LIMIT, "seed": 1}
+    whole = jcfl.run(config)
+    end = int(whole["trained_rounds"][0, -1])
+    assert counted == list(range(1, end + 1))
+    jcfl.run({**config, "rounds": end + 1}, out=tmp_path / "run")
+    resumed = jcfl.run(config, out=tmp_path / "run", resume=True)
+    assert resumed.rounds.tolist() == whole.rounds.tolist()
+    for name in ("loss", "accuracy_micro", "trained_rounds"):
+        np.testing.assert_array_equal(resumed[name], whole[name])
+
+
+def test_rounds_after_the_end_cost_no_privacy():
+    config = {**QUICK, **ROTATED, "method": "fedavg", "privacy": {"clip": 0.001, "noise": 1.0}}
+    ended = jcfl.run(config, stop={"name": "converged", "rounds": 2, "change": 0.5})
+    free = jcfl.run(config)
+    assert ended["trained_rounds"][0, -1] == 2
+    np.testing.assert_array_equal(ended["epsilon"][0], free["epsilon"][0, [0, *[1] * 11]])
+
+
+def test_what_cannot_converge_is_refused():
+    drifting = dataclasses.replace(
+        tiny.federation(),
+        drift=Drift(jnp.array([2]), jnp.stack([jnp.arange(8), jnp.arange(8)[::-1]])),
+    )
+    with pytest.raises(InputError, match="data change between rounds"):
+        jcfl.run(drifting, method="fedavg", rounds=2, stop="converged")
+    with pytest.raises(InputError, match="did you mean 'converged'"):
+        jcfl.run({**QUICK, **ROTATED, "stop": "converge"})
+    with pytest.raises(InputError, match="change: input should be greater than or equal to 0"):
+        jcfl.run({**QUICK, **ROTATED, "stop": {"name": "converged", "change": -1}})
+    with pytest.raises(InputError, match="set client_states: device"):
+        jcfl.run({**QUICK, **ROTATED, "method": "local", "stop": "converged", "client_states": "host"})
