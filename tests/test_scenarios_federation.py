@@ -176,8 +176,8 @@ def test_real_images_at_the_papers_scale(data_dir):
 
 def test_common_options_are_listed():
     table = registry.schema(registry.find("federation", "options"))
-    shared = {"seed", "min_examples", "validation", "held_out", "arrivals", "departures", "drift", "scale", "resplit"}
-    assert set(table) == shared
+    shared = {"seed", "min_examples", "validation", "mixing", "held_out", "arrivals", "departures", "drift", "scale"}
+    assert set(table) == shared | {"resplit"}
     assert registry.options("federation", "options", {"arrivals": {"3": 0.2}})["arrivals"] == {3: 0.2}
 
 

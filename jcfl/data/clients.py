@@ -49,7 +49,8 @@ def from_clients(
         name: the name of the federation.
         min_examples: the smallest number of (training, test) examples of a client.
         series: whether `x` [n, t, c] are time series with t steps and c channels, not grey images.
-        **options: those of `federation`: `seed`, `validation`, `held_out`, `arrivals`, `departures`, `drift`, `scale`.
+        **options: those of `federation`: `seed`, `validation`, `mixing`, `held_out`, `arrivals`, `departures`, `drift`,
+            `scale`.
 
     Returns:
         The federation, its leaves in NumPy.

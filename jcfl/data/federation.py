@@ -1,4 +1,4 @@
-"""A federation from a scenario's partition, with held-out clients, arrivals, departures and drift."""
+"""A federation from a scenario's partition, with mixing, held-out clients, arrivals, departures and drift."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from jcfl import registry
 from jcfl.data import scenarios as scenarios
 from jcfl.data.dataset import Dataset, Examples, channelled, examples, redivided, whole_numbers
 from jcfl.data.drift import with_drift
+from jcfl.data.mixing import with_mixing
 from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
 from jcfl.data.soundness import checked
 from jcfl.data.topping import topped_up
@@ -20,9 +21,9 @@ from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.types import NEVER, Federation, Ids, Split
 
-VALIDATION, RESPLIT, DRIFT = 6, 7, 8
-"""The random streams of validation examples, of a new split and of drift, among those of a federation's seed. The
-attackers' is before them."""
+VALIDATION, RESPLIT, DRIFT, MIXING = 6, 7, 8, 9
+"""The random streams of validation examples, of a new split, of drift and of mixing, among those of a federation's
+seed. The attackers' is before them."""
 
 COUNTS = 24
 """Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are answered."""
@@ -47,6 +48,9 @@ def federation(
     validation: Annotated[
         float, Field(ge=0, lt=1, description="share of each client's training examples that is kept for validation")
     ] = 0.0,
+    mixing: Annotated[
+        float, Field(ge=0, lt=0.5, description="share of each client's examples that go to a client of another group")
+    ] = 0.0,
     held_out: Annotated[float, Field(ge=0, lt=1, description="share of clients that never train")] = 0.0,
     arrivals: Annotated[Shares, Field(description="{round: share of clients that arrive in this round}")] = {},  # noqa: B006
     departures: Annotated[Shares, Field(description="{round: share of clients that leave in this round}")] = {},  # noqa: B006
@@ -64,8 +68,8 @@ def federation(
 ) -> Federation:
     """The federation that a scenario makes of a dataset.
 
-    Partition, topping up, held-out clients, arrivals, departures and drift each have their own random stream, so a
-    change of one does not change the others. The same arguments give the same federation bit for bit.
+    Partition, topping up, mixing, held-out clients, arrivals, departures and drift each have their own random stream,
+    so a change of one does not change the others. The same arguments give the same federation bit for bit.
 
     Args:
         dataset: the dataset, or several for a scenario that takes several (`hybrid`).
@@ -75,6 +79,8 @@ def federation(
             test examples has weight 0 in a mean by size.
         validation: the share of each client's training examples for validation; see `with_validation`. It is
             taken last, so `min_examples` counts these examples too.
+        mixing: the share of its examples that each client gives to a client of another true group; see `with_mixing`.
+            `min_examples` counts the examples before it.
         held_out: the share of clients that never train, drawn from all groups in proportion.
         arrivals: by round, the share of clients that arrive in this round; all others take part from round 0 on.
         departures: by round, the share of clients that depart in this round.
@@ -92,7 +98,8 @@ def federation(
         InputError: an unknown option, a wrong value, or too little data for the request.
     """
     common = {"seed": seed, "min_examples": min_examples, "validation": validation, "resplit": resplit}
-    common |= {"held_out": held_out, "arrivals": arrivals, "departures": departures, "drift": drift, "scale": scale}
+    common |= {"mixing": mixing, "held_out": held_out, "arrivals": arrivals, "departures": departures}
+    common |= {"drift": drift, "scale": scale}
     common = registry.options("federation", "options", common)
     datasets = [dataset] if isinstance(dataset, Dataset) else dataset
     if not isinstance(datasets, list | tuple) or not all(isinstance(one, Dataset) for one in datasets):
@@ -106,7 +113,7 @@ def federation(
     refuse_beyond_memory(f"{clients} clients' counts of {classes} classes", need, "use fewer of either")
     if len(datasets) != 1 and not _takes_several(make):
         raise InputError(f"scenario {scenario!r} takes one dataset, got {len(datasets)}")
-    streams = np.random.default_rng(common["seed"]).spawn(DRIFT + 1)
+    streams = np.random.default_rng(common["seed"]).spawn(MIXING + 1)
     if common["resplit"]:
         datasets = [redivided(streams[RESPLIT], one, common["resplit"]) for one in datasets]
     made = make(streams[0], *datasets, **own)
@@ -117,7 +124,8 @@ def federation(
         whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
         made = _owned(topped_up(streams[1], made, common["min_examples"]))
         whole = _from_partition(made, classes, name)
-    whole = with_validation(streams[VALIDATION], checked(whole), common["validation"], made.source)
+    whole = with_mixing(streams[MIXING], checked(whole), common["mixing"])
+    whole = with_validation(streams[VALIDATION], whole, common["validation"], made.source)
     whole = with_drift(streams[DRIFT], _with_attendance(whole, streams[2:5], common), common["drift"])
     return _scaled(whole, common["scale"])
 
