@@ -94,6 +94,7 @@ def honest(history: History, bad: Sequence[int]) -> dict[str, Any]:
 
 
 def told(runs: list[dict[str, Any]]) -> str:
-    """Mean and deviation of the accuracy, and the honest clients beside a malicious one in every run."""
+    """Mean ± sample standard deviation of the accuracy, and the honest clients beside a malicious one in every run."""
     accuracy = [run["accuracy"] for run in runs]
-    return f"{np.mean(accuracy):.3f} ± {np.std(accuracy):.3f} ({', '.join(str(run['beside']) for run in runs)})"
+    spread = f" ± {np.std(accuracy, ddof=1):.3f}" if len(runs) > 1 else ""
+    return f"{np.mean(accuracy):.3f}{spread} ({', '.join(str(run['beside']) for run in runs)})"

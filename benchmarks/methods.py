@@ -167,11 +167,11 @@ def choice(context: typer.Context, largest: int = 8, federation: int = 0) -> Non
 
 
 def cell(values: Sequence[float], what: str) -> str:
-    """Mean ± standard deviation over seeds; a dash where there is no such figure."""
+    """Mean ± sample standard deviation over seeds, the mean alone for one; a dash where there is no such figure."""
     if np.isnan(values).any():
         return "–"
     digits = {"seconds": 0, "clusters": 1, "purity": 2, "ari": 2}.get(what, 3)
-    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
+    return f"{np.mean(values):.{digits}f}" + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

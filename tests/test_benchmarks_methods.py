@@ -113,4 +113,5 @@ def test_a_figure_that_is_not_there_is_a_dash(ask):
     import methods
 
     assert methods.cell([float("nan")] * 2, "purity") == "–"
-    assert methods.cell([1.0, 3.0], "seconds") == "2 ± 1"
+    assert methods.cell([1.0, 3.0], "accuracy_micro") == "2.000 ± 1.414"
+    assert methods.cell([1.0], "seconds") == "1"
