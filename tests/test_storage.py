@@ -1,5 +1,6 @@
 """A run's folder: one writer, nothing lost without a word, damage found, and always something to go on from."""
 
+import copy
 import errno
 import functools
 import json
@@ -23,6 +24,7 @@ from jcfl.errors import InputError, Notice, Unwritable
 from jcfl.results import checkpoints, npz, writer
 from jcfl.results.files import CHECKSUMS
 from jcfl.runs import environment, experiment, loop, programs, provenance, verifying
+from jcfl.runs.config import read as read_config
 from tests import folders, tiny
 from tests.test_experiment import files as figures
 from tests.test_experiment import same_files, walk
@@ -236,6 +238,21 @@ def test_fingerprints_tell_federations_apart():
     one = tiny.federation()
     assert provenance.fingerprint(one) == provenance.fingerprint(jax.device_put(one))
     assert provenance.fingerprint(one) != provenance.fingerprint(one.replace(groups=one.groups[::-1]))
+
+
+def test_a_checkpoint_of_an_older_jcfl_goes_on_with_new_options_at_their_defaults():
+    """An option that was added since is not in what the older one stored."""
+    config = read_config({"data": "digits", "scenario": {"name": "rotated", "clients": 8}, "method": "fedavg"})
+    new = provenance.provenance(config, None, "the same clients")
+    old = copy.deepcopy(new)
+    del old["config"]["stop"], old["config"]["scenario"]["mixing"]
+    provenance.refuse_other("runs/a", old, new, allow_versions=False)
+    other = provenance.provenance(read_config({**config.model_dump(), "stop": "converged"}), None, "the same clients")
+    with pytest.raises(InputError, match=r"another configuration: stop\.name was none, got converged"):
+        provenance.refuse_other("runs/a", old, other, allow_versions=False)
+    old["config"]["gone"] = 1
+    with pytest.raises(InputError, match=r"gone was 1, got nothing"):
+        provenance.refuse_other("runs/a", old, new, allow_versions=False)
 
 
 # Damage

@@ -100,11 +100,17 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     def wait(state: State, federation: Federation) -> State:
         return state.replace(round=state.round + 1)
 
-    def evaluate(state: State, federation: Federation) -> dict[str, Any]:
-        trained = jnp.minimum(state.round, state.ended)
-        return algorithm.evaluate(state.replace(round=trained), federation) | {"trained_rounds": trained}
+    def after_training(state: State) -> State:
+        return state.replace(round=jnp.minimum(state.round, state.ended))
 
-    return algorithm._replace(init=init, step=step, evaluate=evaluate)
+    def predict(state: State, federation: Federation) -> tuple[Array, Array]:
+        return algorithm.predict(after_training(state), federation)
+
+    def evaluate(state: State, federation: Federation) -> dict[str, Any]:
+        state = after_training(state)
+        return algorithm.evaluate(state, federation) | {"trained_rounds": state.round}
+
+    return algorithm._replace(init=init, step=step, predict=predict, evaluate=evaluate)
 
 
 @register("stop", "none")

@@ -10,7 +10,7 @@ import numpy as np
 
 from jcfl.errors import InputError
 from jcfl.nested import flat, plain
-from jcfl.runs.config import FILLED_IN, FITTED, Config
+from jcfl.runs.config import FILLED_IN, FITTED, Config, read
 from jcfl.runs.environment import versions
 from jcfl.types import Federation
 
@@ -39,8 +39,20 @@ def provenance(config: Config, whole: Config | None, fingerprint: str) -> dict[s
         whole: the configuration of the comparison that the run is a part of.
         fingerprint: that of its federation.
     """
-    found = {"config": config.model_dump(), "whole": whole and whole.model_dump(), "federation": fingerprint}
-    return json.loads(json.dumps(plain(found)))
+    return in_json({"config": config.model_dump(), "whole": whole and whole.model_dump(), "federation": fingerprint})
+
+
+def in_json(value: Any) -> Any:
+    """A value as it is after it was written as JSON and read again."""
+    return json.loads(json.dumps(plain(value)))
+
+
+def completed(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored configuration; the options that an older jcfl did not have are at their defaults."""
+    try:
+        return in_json(read(stored).model_dump())
+    except InputError:  # it has an option that is no longer known; the comparison with another one names it
+        return stored
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +95,7 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
     Raises:
         InputError: the configuration, the federation or a version differs.
     """
-    changed = differences(settings(old["config"]), settings(new["config"]))
+    changed = differences(settings(completed(old["config"])), settings(new["config"]))
     if changed:
         raise InputError(f"{what} was made by another configuration: {'; '.join(changed)} (rounds may change)")
     if old["federation"] != new["federation"]:
