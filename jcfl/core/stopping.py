@@ -67,7 +67,7 @@ class Stopping(struct.PyTreeNode):
 
 
 def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
-    """The algorithm, which changes nothing but the count of rounds once the rule has ended its training.
+    """The algorithm with a stop condition. After the rule has ended training, a round changes only the count of rounds.
 
     Rounds before the method's own, such as a warm-up, do not count as unchanged. Evaluations after the end are those of
     the last round trained. Each of several seeds ends by itself.

@@ -28,8 +28,7 @@ def with_drift(rng: np.random.Generator, federation: Federation, shares: Mapping
     """
     if not shares:
         return federation
-    clients = np.arange(len(federation.groups))
-    groups = np.where(federation.groups < 0, -1 - clients, federation.groups)
+    clients, groups = np.arange(len(federation.groups)), told_apart(np.asarray(federation.groups))
     holds = [clients]
     for round, share in sorted(shares.items()):
         here = np.flatnonzero(federation.available(round))
@@ -39,6 +38,22 @@ def with_drift(rng: np.random.Generator, federation: Federation, shares: Mapping
         holds.append(now)
     leaves: dict[str, Any] = {"drift": Drift(np.array(sorted(shares), np.int32), np.array(holds, np.int32))}  # pyright: ignore[reportArgumentType]
     return replace(federation, **leaves)
+
+
+def told_apart(groups: np.ndarray) -> np.ndarray:
+    """True groups, in which every client whose group is not known (-1) has a group of its own. [m] int"""
+    return np.where(groups < 0, -1 - np.arange(len(groups)), groups)
+
+
+def group_by_group(rng: np.random.Generator, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All clients in random order, those of one group next to each other, and the sizes of the groups in this order.
+
+    The order of the groups is random too: it decides which groups exchange.
+    """
+    _, kind, size = np.unique(groups, return_inverse=True, return_counts=True)
+    place = rng.permutation(len(size))
+    order = rng.permutation(len(groups))
+    return order[np.argsort(place[kind[order]], kind="stable")], size[np.argsort(place)]
 
 
 def pairs(
@@ -51,11 +66,7 @@ def pairs(
         among: the clients to choose from. [n] int
     """
     half = int(share * len(groups) / 2 + 0.5)
-    _, kind, size = np.unique(groups[among], return_inverse=True, return_counts=True)
-    place = rng.permutation(len(size))  # of the groups, which decides which of them exchange
-    order = rng.permutation(len(among))
-    order = order[np.argsort(place[kind[order]], kind="stable")]
-    size = size[np.argsort(place)]
+    order, size = group_by_group(rng, groups[among])
     rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
     order = among[order[rank < half]]  # no more of a group than there are pairs, so that each has one of another
     if not 1 <= half <= len(order) // 2:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jcfl.data.drift import group_by_group, told_apart
 from jcfl.data.partition import packed
 from jcfl.errors import InputError
 from jcfl.types import Federation, Split
@@ -34,19 +35,15 @@ def with_mixing(rng: np.random.Generator, federation: Federation, share: float) 
 def receivers(rng: np.random.Generator, groups: np.ndarray) -> np.ndarray:
     """A client of another group for every client, each client once. [m] int
 
-    With the clients in order of their groups, it is the client as many places further on as the largest group has
-    members.
+    The clients are put in the order of their groups. Each one gives to the client that is as many places after it as
+    the largest group has members, so never to one of its own group.
     """
-    clients = np.arange(len(groups))
-    _, kind, size = np.unique(np.where(groups < 0, -1 - clients, groups), return_inverse=True, return_counts=True)
+    order, size = group_by_group(rng, told_apart(groups))
     if 2 * size.max() > len(groups):
         raise InputError(
             f"mixing: {size.max()} of {len(groups)} clients are of one true group; expected at most half of them, so "
             "that every client finds one of another group"
         )
-    place = rng.permutation(len(size))  # of the groups, which decides which of them give to which
-    order = rng.permutation(clients)
-    order = order[np.argsort(place[kind[order]], kind="stable")]
     found = np.empty_like(order)
     found[order] = np.roll(order, -size.max())
     return found

@@ -97,10 +97,11 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
     watch = Stopwatch(settings, programs.joined, earlier)
     round, size = rounds_done(state), 1
     settings.on_start(round if found else -1)
+    trained = rounds_trained(state)
     outcome, judged = {}, -1  # the last evaluation, and the rounds that were trained before it
     try:
         if not found and settings.evaluated[0] == 0:
-            outcome, judged = evaluated(programs, federation, settings, state, 0), 0
+            outcome, judged = evaluated(programs, federation, settings, state, 0), trained
             settings.on_records(records(outcome, federation, settings, 0))
         settings.on_block(round)
         while round < settings.rounds:
@@ -110,18 +111,18 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
             due = settings.evaluated[bisect_right(settings.evaluated, round)]
             until = min(round + size, due)
             settings.ahead(state, range(until, min(2 * until - round, settings.rounds)))
-            trained = rounds_trained(state)
             with watching(f"rounds {round + 1} to {until}"):
                 state, seconds = advanced(programs, federation, state, until)
             failed = failures(state, settings.seeds)
             if failed:
                 settings.on_failed(failed)
-            settings.clock.add(rounds_trained(state) - trained, seconds)
+            before, trained = trained, rounds_trained(state)
+            settings.clock.add(trained - before, seconds)
             size = max(1, min(2 * size, int(BLOCK * (until - round) / max(over_hosts(seconds), 1e-6))))
             round = until
             if round == due:
-                if rounds_trained(state) != judged:  # else a stop condition has ended all lanes since
-                    outcome, judged = evaluated(programs, federation, settings, state, round), rounds_trained(state)
+                if trained != judged:  # equal if a stop condition ended all lanes before the last evaluation
+                    outcome, judged = evaluated(programs, federation, settings, state, round), trained
                 settings.on_records(records(outcome, federation, settings, round))
             settings.on_block(round)
             if round < settings.rounds and over_hosts(watch.due()):
