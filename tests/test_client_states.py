@@ -47,7 +47,7 @@ def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
     With the tests' flags, XLA rounds the last digit differently in programs that differ in a gather; `test_large` has
     the test without them.
     """
-    monkeypatch.setattr(onhost, "AT_A_TIME", 3 * 4 * 172)
+    monkeypatch.setattr(onhost, "AT_A_TIME", dict.fromkeys(onhost.AT_A_TIME, 3 * 4 * 172))
     on_device, on_host = (run(CASES[name], client_states=place) for place in ("device", "host"))
     held = jax.tree.leaves(on_host.state, is_leaf=lambda leaf: isinstance(leaf, HostRows))
     assert any(isinstance(leaf, HostRows) for leaf in held)
@@ -106,3 +106,15 @@ def test_rows_that_were_not_replaced_take_no_room():
     np.testing.assert_array_equal(found["a"], [[[1, 2], [1, 1]]])
     np.testing.assert_array_equal(found["b"], [[3, 0]])
     assert table.replaced.tolist() == [False, True, False] and int(kept.turn) == 1
+
+
+@pytest.mark.parametrize("replaced", [[0, 1, 2, 3], [3, 1]], ids=["all", "some"])
+@pytest.mark.parametrize("who", [[0, 1, 2], [3], [2, 0], [1, 1], [[0, 1], [2, 3]], []], ids=str)
+def test_rows_are_those_that_were_written(replaced, who):
+    table, new = HostTable(4, room=2**20), np.arange(8, dtype=np.float32).reshape(4, 2)
+    table.forget({"a": np.float32([-1, -2]), "b": np.float32(-3)})
+    table.write(0, np.array(replaced), {"a": new[replaced], "b": new[replaced, 0]}, ())
+    kept = np.isin(np.arange(4), replaced)
+    who = np.array(who, int)
+    np.testing.assert_array_equal(table.column(0, who), np.where(kept[:, None], new, [-1, -2])[who])
+    np.testing.assert_array_equal(table.column(1, who), np.where(kept, new[:, 0], -3)[who])

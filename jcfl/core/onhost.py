@@ -15,6 +15,7 @@ from jcfl.core.terms import Proximal
 from jcfl.errors import InputError, available_memory
 from jcfl.trees.rows import HostRows, HostTable
 from jcfl.types import Array, Cohort, Model, Models, State
+from jcfl.types.target import target
 
 OWN = "own models"
 """The name of the models of methods in which every client is a cluster of its own."""
@@ -25,8 +26,9 @@ LARGE = ("model", "optimizer", "private", "control")
 SHARE = 2
 """Rows are kept in memory if they take at most one part in so many of what is free, and otherwise in a file."""
 
-AT_A_TIME = 2**28
-"""Bytes of clients' models that are gone through at a time."""
+AT_A_TIME = {"cpu": 2**24, "gpu": 2**28}
+"""Bytes of clients' models that are gone through at a time, by platform: on a CPU so few that they stay in its cache.
+The number for a GPU, whose loops need long turns, is not measured."""
 
 
 def tables(method: Method, context: Context, kept: Mapping[str, Any]) -> dict[str, HostTable]:
@@ -93,12 +95,12 @@ def with_rows(kept: Models, cohort: Cohort, rows: Models, after: Any = ()) -> Mo
 
 
 def rows_at_a_time(models: Models, like: Model) -> int:
-    """How many of the models [m, ...] are gone through at a time; it depends on their sizes alone.
+    """How many of the models [m, ...] are gone through at a time; it depends on their sizes and the platform alone.
 
     Args:
         like: a model.
     """
-    return max(1, min(trees.count(models), AT_A_TIME // (4 * trees.parameters(like))))
+    return max(1, min(trees.count(models), target().of(AT_A_TIME) // (4 * trees.parameters(like))))
 
 
 def over_rows(function: Callable[[Models], Any], models: Models, like: Model) -> Any:

@@ -52,12 +52,16 @@ class HostTable:
         return [self.column(index, who) for index in range(len(self.arrays))]
 
     def column(self, index: int, who: np.ndarray) -> np.ndarray:
-        """Some rows of one leaf. [..., *leaf]"""
-        array, new = self.arrays[index], self.replaced[who]
-        rows = np.empty((*who.shape, *array.shape[1:]), array.dtype)
-        rows[~new] = self.first[index]
-        rows[new] = array[who[new]]  # the others are not read: a file would give memory to their empty pages
-        return rows
+        """Some rows of one leaf; they may be a view of the table. [..., *leaf]"""
+        array, places = self.arrays[index], who.ravel()
+        if self.replaced[places].all() and (np.diff(places) == 1).all() and places.size:
+            rows = array[places[0] : places[-1] + 1]
+        else:
+            rows = np.empty((places.size, *array.shape[1:]), array.dtype)
+            for turn, place in enumerate(places):  # a row at a time is one copy; with a mask it would be two
+                # Rows that were not replaced are not read: a file would give memory to their empty pages.
+                rows[turn] = array[place] if self.replaced[place] else self.first[index]
+        return rows.reshape(*who.shape, *array.shape[1:])
 
     def read(self, turn: Any, who: Any) -> Any:
         """Some rows, as a tree."""
