@@ -8,10 +8,12 @@ from pathlib import Path
 COMPARED = """
 import jax, numpy as np
 from jcfl import models, registry
+from jcfl.core import engine as engines
 from jcfl.core.privacy import Privacy
 from tests import tiny
 
 registry.load()
+engines.EXCHANGED = 2  # of three and of eight slots
 METHODS = [
     ("fedavg", {}, "general"), ("stocfl", {"tau": 0.3}, "factored"), ("stocfl", {"tau": 0.3}, "general"),
     ("ifca", {"clusters": 3}, "factored"), ("fesem", {"clusters": 2, "lam": 0.2}, "general"), ("ditto", {}, "factored"),
@@ -41,15 +43,18 @@ for name, options, engine, *privacy in METHODS:
 SENT = """
 import jax
 from jcfl import trees
+from jcfl.core import engine
 from jcfl.runs.bench import hlo
 from jcfl.runs.devices import on_devices, on_every_device
 from tests import tiny
 
-algorithm = tiny.built("fedavg", tiny.setting(0.5, epochs=1).with_resources(devices=8))
+engine.EXCHANGED = 2
 data = on_devices(tiny.federation(), 8)
-state = on_devices(algorithm.init(jax.random.key(0), data), 8)
-step = jax.jit(algorithm.step, out_shardings=on_every_device(8)).lower(state, data).compile()
-print(int(hlo.cost(step.as_text(), True).sent), 4 * trees.parameters(state.shared))
+for name, options in {"fedavg": {}, "ifca": {"clusters": 8}}.items():
+    algorithm = tiny.built(name, tiny.setting(0.5, epochs=1).with_resources(devices=8), **options)
+    state = on_devices(algorithm.init(jax.random.key(0), data), 8)
+    step = jax.jit(algorithm.step, out_shardings=on_every_device(8)).lower(state, data).compile()
+    print(hlo.cost(step.as_text(), True).sent / (4 * trees.parameters(state.shared)))
 """
 
 
@@ -60,8 +65,9 @@ def test_eight_devices_agree_with_one():
 
 def test_devices_send_each_other_the_means_and_nothing_else():
     """Drawing the cohort and weighing it are small: every device does that by itself."""
-    sent, mean = map(int, on_eight_devices(SENT).split())
-    assert sent == mean
+    fedavg, ifca = map(float, on_eight_devices(SENT).split())
+    assert fedavg == 1
+    assert 2 <= ifca <= 3, "two of eight models at a time, and perhaps the mean of all"
 
 
 def on_eight_devices(program: str) -> str:

@@ -100,6 +100,18 @@ def tiles_of(labels: Array, k: int, tile: int) -> Tiles:
     return Tiles(label, row, last[-1])
 
 
+def slots_in_batches(wanted: Array, batch: int) -> Array:
+    """The numbers of all k slots, those that are wanted first; k where a batch is filled up. [c, batch] int32
+
+    Args:
+        wanted: [k] bool
+        batch: the most slots in a batch; there are fewer where k is smaller.
+    """
+    k = wanted.size
+    batch = min(batch, k)
+    return jnp.pad(jnp.argsort(~wanted, stable=True), (0, -k % batch), constant_values=k).reshape(-1, batch)
+
+
 def client_keys(key: Key, who: Array) -> Key:
     """A key for each of the clients `who` [s]. It depends on the client's id alone, not on its cohort or chunk."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, who)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core.chunks import chunked, client_keys, device_mesh, gather, unchunked
+from jcfl.core.chunks import chunked, client_keys, device_mesh, gather, slots_in_batches, unchunked
 from jcfl.errors import InputError, unknown
 from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
@@ -162,6 +162,9 @@ def broadcast(state: State, label: Array, who: Array, common: Broadcast) -> Broa
 SENT = ("control", "gradient")
 """What the server keeps for a cluster and sends to its clients."""
 
+EXCHANGED = 8
+"""How many clusters' sums devices add up at a time. Most slots for clusters may be empty, and these are not sent."""
+
 
 def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
     """The same training on several devices: each trains a part of the cohort, and their sums are added."""
@@ -170,23 +173,48 @@ def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
     each, all_ = jax.P("clients"), jax.P()
 
     def whole(key: Key, state: State, participants: Participants, federation: Federation, keep: bool):
-        def part(key: Key, state: State, participants: Participants, federation: Federation):
+        def part(key: Key, state: State, participants: Participants, federation: Federation, trained: Array):
             clusters, common, uploads = stream(key, state, participants, federation, keep)
-            mine = trees.select(trained_clusters(participants, state), clusters, jax.tree.map(jnp.zeros_like, clusters))
-            return jax.lax.psum((mine, common), "clients"), uploads
+            mine = trained_clusters(participants, state)
+            sums = sums_of_devices(clusters, mine, trained, state.clusters)
+            return sums, jax.lax.psum(common, "clients"), uploads
 
         mesh = device_mesh(devices)  # while it is traced, so that it is that of the target then
         parts = jax.tree.map(lambda array: chunked(array, devices).reshape(-1), participants)
         # Without this, XLA would also divide among the devices the operations that made the participants.
         parts = jax.lax.with_sharding_constraint(parts, jax.NamedSharding(mesh, all_))
         shared_out = jax.shard_map(
-            part, mesh=mesh, in_specs=(all_, all_, each, all_), out_specs=(all_, each), check_vma=False
+            part, mesh=mesh, in_specs=(all_, all_, each, all_, all_), out_specs=(all_, all_, each), check_vma=False
         )
-        (clusters, common), uploads = shared_out(key, state, parts, federation)
-        clusters = trees.select(trained_clusters(participants, state), clusters, state.clusters)
+        trained = trained_clusters(participants, state)
+        clusters, common, uploads = shared_out(key, state, parts, federation, trained)
         return clusters, common, jax.tree.map(lambda leaf: leaf[: participants.who.size], uploads)
 
     return whole
+
+
+def sums_of_devices(found: Models, mine: Array, trained: Array, clusters: Models) -> Models:
+    """The sums over all devices of the clusters that were trained, and the old models of the others. [k, ...]
+
+    Args:
+        found: this device's sums. [k, ...]
+        mine: the clusters that this device has trained; its sums of the others do not count. [k] bool
+        trained: the clusters that any device has trained. [k] bool
+        clusters: the old models. [k, ...]
+    """
+    slots = slots_in_batches(trained, EXCHANGED)
+
+    def exchange(turn: Any, clusters: Models) -> Models:
+        some = slots[turn]
+        rows = trees.take(found, some)
+        sums = jax.lax.psum(trees.select(mine[some], rows, jax.tree.map(jnp.zeros_like, rows)), "clients")
+        place = jnp.where(trained[some], some, trained.size)
+        return jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), clusters, sums)
+
+    if len(slots) == 1:
+        return exchange(0, clusters)
+    turns = -(-trained.sum() // slots.shape[1])
+    return jax.lax.fori_loop(0, turns, exchange, clusters)
 
 
 def participants_of(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Participants, Array]:

@@ -138,7 +138,7 @@ def products(
     first, s, t = first_of(describe.task), psi.trust.size, psi.tile
     matrix, rest = kernel_and_others(first, {"params": sums})
     k, d, h = matrix.shape
-    width, spans, slots = slab_width(matrix, s, budget), part_spans(s, t), slots_in_batches(live)
+    width, spans, slots = slab_width(matrix, s, budget), part_spans(s, t), chunks.slots_in_batches(live, SLOTS)
 
     def slab(turn: Array, found):
         rows, near, far = found
@@ -176,13 +176,6 @@ def part_spans(s: int, t: int) -> list[tuple[int, int]]:
     tiles = s // t
     size = max(-(-tiles // PARTS), -(-PART // t))
     return [(begin, min(begin + size, tiles)) for begin in range(0, tiles, size)]
-
-
-def slots_in_batches(live: Array) -> Array:
-    """The numbers of all k slots, those that hold a cluster first; k where a batch is filled up. [c, SLOTS] int32"""
-    k = live.size
-    batch = min(SLOTS, k)
-    return jnp.pad(jnp.argsort(~live, stable=True), (0, -k % batch), constant_values=k).reshape(-1, batch)
 
 
 def slab_of_sums(matrix: Array, slots: Array, turn: Array, width: int) -> Array:
