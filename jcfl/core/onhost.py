@@ -28,7 +28,7 @@ SHARE = 2
 
 AT_A_TIME = {"cpu": 2**24, "gpu": 2**28}
 """Bytes of clients' models that are gone through at a time, by platform: on a CPU so few that they stay in its cache.
-The number for a GPU, whose loops need long turns, is not measured."""
+A GPU takes more, because it starts kernels for each part; its number is not measured."""
 
 
 def tables(method: Method, context: Context, kept: Mapping[str, Any]) -> dict[str, HostTable]:
