@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 
 from jcfl import models, registry, trees
+from jcfl.core import chunks
 from jcfl.core import describing as anchors
 from jcfl.core import engine as engines
 from jcfl.errors import InputError
@@ -237,6 +238,17 @@ def test_the_cheaper_engine_is_chosen():
     assert tiny.built("fedavg", narrow.with_context(task=wide)).engine == "factored"
     long = setting.with_population(width=5000)
     assert tiny.built("fedavg", long.with_context(task=task("mlp"))).engine == "general"
+
+
+@pytest.mark.parametrize("tile", [1, 3, 8])
+def test_the_first_and_the_last_tile_of_every_cluster_are_found(tile):
+    labels = np.random.default_rng(tile).choice([0, 2, 3, 6], 20)
+    tiles = chunks.tiles_of(jnp.asarray(labels), 7, tile)
+    used = int(tiles.used)
+    of = tiles.label[:used].tolist()
+    begins, ends = (flags[:used].tolist() for flags in factored.borders(tiles))
+    assert begins == [turn == of.index(label) for turn, label in enumerate(of)]
+    assert ends == begins[1:] + [True]
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about a CPU's cores")

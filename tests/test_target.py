@@ -70,6 +70,16 @@ def test_what_is_planned_for_a_gpu_computes_the_same():
     tiny.same(states[0].clusters, states[1].clusters, 1e-6)
 
 
+def test_a_gpu_reads_the_length_of_one_loop_in_a_factored_round():
+    """The loop over all tiles. One over clusters around it would make the GPU wait for the host at every cluster."""
+    data = tiny.federation(SIZES)
+    with compiling_for(GPU):
+        made = round_of("ifca", "mlp", "factored", clusters=3)
+        state = jax.eval_shape(made.init, jax.random.key(0), data)
+        assert made.engine == "factored"
+        assert str(jax.make_jaxpr(made.step)(state, data)).count("while[") == 1
+
+
 def test_products_and_turns_are_counted():
     """Five products of a known loop, and as many as the caller says of one whose length depends on data."""
     new = np.random.default_rng().normal()  # a program from the cache might name lines of another day

@@ -57,9 +57,9 @@ EXTRA = {"cpu": (0.5, 0), "gpu": (64, 4)}
 """By platform: how many clients take as long as a tile takes besides its clients, and how many tiles' worth of places
 are expected to be empty. On a GPU a tile starts some 200 kernels; this was estimated from programs, not measured."""
 
-PLACES = {"cpu": 2, "gpu": 32}
+PLACES = {"cpu": 2, "gpu": 64}
 """How many places in tiles there may be for each client, by platform. On a CPU an empty one costs as much as a client.
-On a GPU the kernels of one more tile take longer to start than its empty places to compute; 32 is not measured yet."""
+On a GPU a tile of one client takes as long as one with 64 empty places, by the estimate of `EXTRA`."""
 
 EVEN = 4
 """The number of clients in a tile is a multiple of this, so that two or four cores get equally many clients."""
@@ -163,7 +163,7 @@ def train_in_tiles(
     tile = min(tile, s)
     train = partial(train_tiles, make, task, references, key, state, participants, federation, keep)
     tiles = chunks.tiles_of(participants.label, k, tile)
-    if k * tile <= s or tile == 1:
+    if tile == 1 or are_full(tiles.row.size, s):  # however clients are in clusters; this halves the program
         return train(tiles)
     singly = chunks.tiles_of(participants.label, k, 1)
     packed = are_full(tiles.used * tile, s)
@@ -198,7 +198,7 @@ def train_tiles(
     """
     first, s, k = first_of(task), participants.who.size, trees.count(state.clusters)
     held, counted = engine.cluster_shares(state, federation), engine.trained_clusters(participants, state)
-    starts, count = label_starts(tiles)
+    begins, ends = borders(tiles)
 
     def part(turn: Array, models: Sequence[Model]) -> tuple[Upload, Upload]:
         """The weighted sums of one tile, and its clients' models if they are kept."""
@@ -224,21 +224,15 @@ def train_tiles(
         full = Upload(*(models_written_out(first, layers, x, model) for model in (uploads.cluster, uploads.shared)))
         return sums, full if keep else Upload((), ())
 
-    def cluster(run: Array, carry):
-        clusters, common, kept = carry
-        label = tiles.label[starts[run]]
+    def add(turn: Array, carry):
+        """One tile, added to its cluster's sums. After the cluster's last tile its mean is written."""
+        clusters, common, kept, sums = carry
+        label = tiles.label[turn]
         models = [trees.take(clusters, label), state.shared]
-
-        def add(turn: Array, carry):
-            sums, kept = carry
-            new, full = part(turn, models)
-            place = jnp.where(tiles.row[turn] < 0, s, tiles.row[turn])
-            put = lambda out, new: out.at[place].set(new, mode="drop")
-            return optax.tree.add(sums, new), jax.tree.map(put, kept, full)
-
-        blank, begin, end = (optax.tree.zeros_like(shapes[0]), kept), starts[run], starts[run + 1]
-        one_each = tiles.row.shape[1] == s  # then there is no loop, whose end a GPU would have to get from the host
-        sums, kept = add(begin, blank) if one_each else jax.lax.fori_loop(begin, end, add, blank)
+        new, full = part(turn, models)
+        place = jnp.where(tiles.row[turn] < 0, s, tiles.row[turn])
+        kept = jax.tree.map(lambda out, new: out.at[place].set(new, mode="drop"), kept, full)
+        sums = jax.tree.map(lambda sum_, new: jnp.where(begins[turn], new, sum_ + new), sums, new)
 
         def close(clusters: Models, common: Model, place: Array, share: Callable[[Model], Model]):
             layers = [first_layer(first, model) for model in models[:references]]
@@ -248,28 +242,29 @@ def train_tiles(
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.
         # A GPU would have to get the end of a loop from the host.
+        complete = ends[turn] & counted[label]
         if target().is_cpu:
             once = lambda _, carry: close(carry[0], carry[1], label, lambda more: more)
-            clusters, common = jax.lax.fori_loop(0, counted[label].astype(int), once, (clusters, common))
+            clusters, common = jax.lax.fori_loop(0, complete.astype(int), once, (clusters, common))
         else:
-            place = jnp.where(counted[label], label, k)
-            share = lambda more: trees.select(counted[label], more, optax.tree.zeros_like(more))
-            clusters, common = close(clusters, common, place, share)
-        return clusters, common, kept
+            share = lambda more: trees.select(complete, more, optax.tree.zeros_like(more))
+            clusters, common = close(clusters, common, jnp.where(complete, label, k), share)
+        return clusters, common, kept, sums
 
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
     if begun is None:
         kept = jax.tree.map(lambda leaf: jnp.zeros((s, *leaf.shape[1:]), leaf.dtype), shapes[1])
         begun = state.clusters, trees.zeros_after(state.labels[0] >= -1, state.shared), kept
-    return jax.lax.fori_loop(0, count, cluster, begun)
+    # One loop over all tiles: a GPU has to get the end of a loop from the host, and would wait for it at every cluster.
+    return jax.lax.fori_loop(0, tiles.used, add, (*begun, optax.tree.zeros_like(shapes[0])))[:3]
 
 
-def label_starts(tiles: Tiles) -> tuple[Array, Array]:
-    """The first tile of every label, then the number of used tiles [t + 1], and how many labels have tiles []."""
+def borders(tiles: Tiles) -> tuple[Array, Array]:
+    """Whether a tile is the first of its label, and whether it is the last. [t] bool each"""
     turn = jnp.arange(tiles.label.size)
-    begins = (turn < tiles.used) & ((turn == 0) | (tiles.label != jnp.roll(tiles.label, 1)))
-    starts = jnp.flatnonzero(begins, size=turn.size + 1, fill_value=tiles.used)
-    return starts, begins.sum()
+    differs = tiles.label[1:] != tiles.label[:-1]
+    begins = jnp.pad(differs, (1, 0), constant_values=True)
+    return begins, jnp.pad(differs, (0, 1), constant_values=True) | (turn + 1 == tiles.used)
 
 
 def train_tile(

@@ -182,9 +182,7 @@ def settled(plan: Plan, most: int) -> hlo.Turns:
             return -(-clusters // engine.EXCHANGED)
         if inner.startswith("train_tiles:"):
             taken = not with_others if alone else with_others or "begun = train(" not in source
-            return clusters * taken
-        if inner.startswith("train_tiles.<locals>.cluster: sums, kept"):
-            return each if alone else -(-each // tile)
+            return clusters * (each if alone else -(-each // tile)) * taken
         return None
 
     return turns
