@@ -1,6 +1,7 @@
 """Questions about the papers' claims, each with a table and a figure: paired seeds, and intervals of differences.
 
     python benchmarks/questions.py addons --data-dir FOLDER
+    python benchmarks/questions.py distillation --data-dir FOLDER
     python benchmarks/questions.py participation --data-dir FOLDER
     python benchmarks/questions.py tau --data-dir FOLDER
 
@@ -48,11 +49,15 @@ PAIRS: dict[str, list[dict[str, Any]]] = {
 }
 """Methods and the add-ons that each has, with the weights of the tables in jcfl/papers. None was tuned."""
 
+ROTATED = {"name": "rotated", "clients": 200, "copies": False, "scale": "standard"}
 SPLITS = {
     "groups": {"name": "grouped_dirichlet", "clients": 100, "groups": 10, "scale": "standard"},
     "clients": {"name": "dirichlet", "clients": 100, "scale": "standard"},
 }
 """Dir(0.1) over groups and Dir(10) within a group; Dir(0.1) over clients (Ma 2023, A.2)."""
+
+WEIGHTS = (0.05, 0.5)
+"""Of the pull and of distillation; 0.05 is the λ of StoCFL's tables."""
 
 SHARES = (0.05, 0.1, 0.2, 0.5, 1.0)
 EXAMPLES = (10, 25, 50, 100, 200, 600)
@@ -91,8 +96,37 @@ def addons(
             mean, low, high = difference(one)
             alone, own = (f"{100 * np.mean(one[key]):.2f}" for key in ("alone", "with"))
             print(row(one["method"], [alone, one["addon"], own, f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}"]))
-    draw = lambda axes: [intervals(axis, *own) for axis, own in zip(axes, found.items(), strict=True)]
+    draw = lambda axes: [by_addon(axis, *own) for axis, own in zip(axes, found.items(), strict=True)]
     kept("addons", found, draw, len(found))
+
+
+@app.command()
+def distillation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questions"), rounds: int = 60) -> None:
+    """Does the global model of StoCFL teach the clusters, by a pull or by distillation? Differences to neither."""
+    plain = {"name": "stocfl", "tau": "auto", "lam": 0.0}
+    taught = lambda weight: plain | {"addons": [{"name": "distill", "mu": weight}]}
+    variants = {
+        "neither": plain,
+        **{f"pull, λ = {weight:g}": plain | {"lam": weight} for weight in WEIGHTS},
+        **{f"distillation, μ = {weight:g}": taught(weight) for weight in WEIGHTS},
+    }
+    points = [{"method": method, **seeded(seed)} for method in variants.values() for seed in range(SEEDS)]
+    settings = {"participation": 0.2, "rounds": rounds, "evaluate_every": rounds // 4, "evaluate_last": 3}
+    base = BASE | {"scenario": ROTATED, "data_dir": data_dir} | settings
+    found = dict(zip(variants, by_seed(base, points, out / "distillation", last=3), strict=True))
+    alone, *others = found.items()
+    rows = [{"method": title, "alone": alone[1], "with": own} for title, own in others]
+    print(heading(["", "accuracy, %", "difference", "95 % interval"]))
+    print(row(alone[0], [spread(np.array(alone[1])), "", ""]))
+    for one in rows:
+        mean, low, high = difference(one)
+        print(row(one["method"], [spread(np.array(one["with"])), f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}"]))
+
+    def draw(axes: list[Axes]) -> None:
+        intervals(axes[0], [(one["method"], COLOURS[i // len(WEIGHTS)], difference(one)) for i, one in enumerate(rows)])
+        axes[0].set(xlabel="difference in accuracy, percentage points")
+
+    kept("distillation", found, draw, 1)
 
 
 @app.command()
@@ -103,14 +137,13 @@ def participation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questi
         "IFCA, K = 4": {"name": "ifca", "clusters": 4},
         "StoCFL, τ by auto": {"name": "stocfl", "tau": "auto"},
     }
-    scenario = {"name": "rotated", "clients": 200, "copies": False, "scale": "standard"}
     points = [
         {"method": method, "participation": share, **seeded(seed)}
         for method in methods.values()
         for share in SHARES
         for seed in range(SEEDS)
     ]
-    base = BASE | {"scenario": scenario, "rounds": rounds, "evaluate_every": 3, "data_dir": data_dir}
+    base = BASE | {"scenario": ROTATED, "rounds": rounds, "evaluate_every": 3, "data_dir": data_dir}
     curves = np.array(by_seed(base, points, out / "participation", last=None))
     curves = curves.reshape(len(methods), len(SHARES), SEEDS, -1)
     turns = np.arange(3, rounds + 1, 3)
@@ -224,17 +257,21 @@ def difference(one: dict[str, Any]) -> tuple[float, float, float]:
     return float(gaps.mean()), low, high
 
 
-def intervals(axis: Axes, split: str, rows: list[dict[str, Any]]) -> None:
+def by_addon(axis: Axes, split: str, rows: list[dict[str, Any]]) -> None:
     """Draw the differences that add-ons make, with their intervals."""
+    colour = lambda one: COLOURS[list(PAIRS).index(one["method"])]
+    intervals(axis, [(f"{one['method']} + {one['addon']}", colour(one), difference(one)) for one in rows])
+    axis.set(title=f"Dirichlet over {split}", xlabel="difference in accuracy, percentage points")
+
+
+def intervals(axis: Axes, rows: list[tuple[str, str, tuple[float, float, float]]]) -> None:
+    """Draw intervals one below another, each with a title, a colour, its mean and its ends."""
     axis.axvline(0, color="#4D4D4D", linewidth=0.8)
-    for i, one in enumerate(rows):
-        mean, low, high = difference(one)
-        colour = COLOURS[list(PAIRS).index(one["method"])]
+    for i, (_, colour, (mean, low, high)) in enumerate(rows):
         axis.plot([low, high], [i, i], color=colour)
         axis.plot(mean, i, color=colour, marker="o")
-    axis.set_yticks(range(len(rows)), [f"{one['method']} + {one['addon']}" for one in rows])
+    axis.set_yticks(range(len(rows)), [title for title, *_ in rows])
     axis.invert_yaxis()
-    axis.set(title=f"Dirichlet over {split}", xlabel="difference in accuracy, percentage points")
 
 
 def kept(name: str, found: Any, draw: Callable[[list[Axes]], Any], panels: int) -> None:

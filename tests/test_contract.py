@@ -48,6 +48,7 @@ ADDONS: dict[str, dict[str, Any]] = {
     "con_rep": {},
     "cks": {"lam": 0.1, "form": "pairwise"},
     "con_cks": {},
+    "distill": {},
     "cam": {"warmup": 2},
     "finetune": {"steps": 2},
     "voting": {},

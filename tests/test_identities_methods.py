@@ -85,6 +85,7 @@ ZERO = [
     {"name": "cks", "lam": 0.0},
     {"name": "cks", "lam": 0.0, "form": "pairwise"},
     {"name": "con_cks", "mu": 0.0, "lam": 0.0},
+    {"name": "distill", "mu": 0.0},
 ]
 
 

@@ -8,7 +8,7 @@ from jcfl import methods as methods
 from tests import plain, tiny
 from tests.test_oracles import CLIENTS, TURNS, agree, cohorts, first_of, setting, several
 
-MU, TAU, LAM = 0.7, 0.5, 0.4
+MU, TAU, LAM, WARM = 0.7, 0.5, 0.4, 3.0
 
 
 def term_con_para(vector, client, own, models, shared, part=plain.HEAD):
@@ -24,16 +24,23 @@ def term_cks(vector, client, own, models, shared, part=slice(None)):
     return LAM / 2 * ((vector - shared)[part] ** 2).sum()
 
 
+def term_distill(vector, client, own, models, shared):
+    chances = lambda model: plain.chances(plain.logits(model, client[0]) / WARM)
+    return MU * WARM**2 * (chances(shared) * np.log(chances(shared) / chances(vector))).sum(1).mean()
+
+
 def term_con_cks(vector, *sent):
     return term_con_para(vector, *sent) + term_cks(vector, *sent, part=plain.BODY)
 
 
 def term_options(vector, client, own, models, shared, shares):
-    """Each of them the other way: CON on everything, on logits, CKS between pairs on the head."""
+    """Each of them the other way: CON on everything, on logits, taught by the own model, CKS between pairs."""
     sent = client, own, models, shared
     gaps = ((vector - models)[:, plain.HEAD] ** 2).sum(1)
+    contrasts = term_con_para(vector, *sent, part=slice(None)) + term_con_rep(vector, *sent, seen=plain.logits)
+    taught = term_distill(vector, client, own, models, models[own])
     pairs = LAM / 2 * np.delete(shares * gaps, own).sum()
-    return term_con_para(vector, *sent, part=slice(None)) + term_con_rep(vector, *sent, seen=plain.logits) + pairs
+    return contrasts + taught + pairs
 
 
 CON = {"mu": MU, "temperature": TAU}
@@ -42,10 +49,12 @@ TERMS = {
     "con_rep": ([{"name": "con_rep", **CON}], term_con_rep),
     "cks": ([{"name": "cks", "lam": LAM}], term_cks),
     "con_cks": ([{"name": "con_cks", "lam": LAM, **CON}], term_con_cks),
+    "distill": ([{"name": "distill", "mu": MU, "temperature": WARM}], term_distill),
     "options": (
         [
             {"name": "con_para", "on": "everything", **CON},
             {"name": "con_rep", "of": "logits", **CON},
+            {"name": "distill", "mu": MU, "temperature": WARM, "teacher": "start"},
             {"name": "cks", "form": "pairwise", "on": "head", "lam": LAM},
         ],
         term_options,

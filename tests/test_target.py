@@ -106,6 +106,34 @@ def test_a_part_of_an_array_counts_as_a_part():
     assert hlo.cost(text, True).bytes < 5000
 
 
+NESTED = """HloModule step
+
+%taken (all: f32[64,8,8], row: s32[]) -> f32[1,8,8] {
+  %all = f32[64,8,8]{2,1,0} parameter(0)
+  %row = s32[] parameter(1)
+  ROOT %slice = f32[1,8,8]{2,1,0} dynamic-slice(%all, %row), dynamic_slice_sizes={1,8,8}
+}
+
+%whole (row.1: s32[], all.1: f32[64,8,8]) -> f32[1,8,8] {
+  %row.1 = s32[] parameter(0)
+  %all.1 = f32[64,8,8]{2,1,0} parameter(1)
+  %inner = f32[1,8,8]{2,1,0} fusion(%all.1, %row.1), kind=kLoop, calls=%taken
+  ROOT %twice = f32[1,8,8]{2,1,0} add(%inner, %inner)
+}
+
+ENTRY %main (rows: f32[64,8,8], place: s32[]) -> f32[1,8,8] {
+  %rows = f32[64,8,8]{2,1,0} parameter(0)
+  %place = s32[] parameter(1)
+  ROOT %out = f32[1,8,8]{2,1,0} fusion(%place, %rows), kind=kOutput, calls=%whole
+}
+"""
+"""As a TPU's compiler writes it: the row is taken in a fusion inside a fusion."""
+
+
+def test_a_part_that_is_read_inside_another_fusion_counts_as_a_part():
+    assert hlo.cost(NESTED, False).bytes == 2 * 8 * 8 * 4 + 4  # the row, read and written, and its number
+
+
 def test_a_target_that_cannot_be_compiled_for_is_refused_in_one_line(monkeypatch):
     with pytest.raises(InputError, match="did you mean 'v5e-8'"):
         absent.target_named("v5e-2")

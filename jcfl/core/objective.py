@@ -100,6 +100,21 @@ def contrastive_features(task: Task, weight: Array | float, temperature: Array |
     return term
 
 
+def distillation(task: Task, teacher: Reference, weight: Array | float, temperature: Array | float) -> Term:
+    """μ T² KL(teacher ‖ θ) of the class probabilities at temperature T, meaned over the batch (Hinton et al. 2015).
+
+    With the factor T² the size of the gradient hardly depends on T. The teacher is held fixed.
+    """
+
+    def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
+        ours = jax.nn.log_softmax(task.apply(model, batch.x)[0] / temperature)  # [n, c]
+        theirs = jax.nn.softmax(jax.lax.stop_gradient(task.apply(teacher(sent), batch.x)[0]) / temperature)
+        losses = jnp.where(batch.mask, optax.losses.kl_divergence(ours, theirs), 0.0)
+        return weight * temperature**2 * losses.sum() / jnp.maximum(batch.mask.sum(), 1)
+
+    return term
+
+
 def rivals(sent: Broadcast, k: int) -> Array:
     """Which slots a contrast is taken over: those that hold a cluster, and always the client's own. [k] bool"""
     every = jnp.ones(k, bool)

@@ -16,6 +16,7 @@ from jcfl.core.objective import (
     center,
     contrastive,
     contrastive_features,
+    distillation,
     everything,
     head,
     linear,
@@ -67,7 +68,7 @@ class LossTerm:
         """Costs of a client-round with this term: the models sent for it, and the passes through them."""
         before = found["communication"]
         sent = {"nothing": before, "shared": before + 1, "all": max(before, clusters)}[self.sends]
-        passes = {"nothing": 0.0, "shared": 1.0, "all": clusters - 1}[self.sends] if self.passes else 0.0
+        passes = (clusters - 1 if self.sends == "all" else 1.0) if self.passes else 0.0
         return {
             "storage": found["storage"] + sent - before,
             "communication": sent,
@@ -155,6 +156,35 @@ class Sharing(LossTerm):
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.sharing`."""
         return sharing(self.weight, PARTS[self.on](task))
+
+
+@dataclass(frozen=True)
+class Distillation(LossTerm):
+    """The class probabilities of a fixed model, the teacher, as targets beside the labels (Hinton et al. 2015)."""
+
+    weight: Any
+    temperature: Any
+    teacher: To = "shared"
+    sent_for_it: bool = False  # whether the teacher is sent for this term alone, and so adds to the costs
+    passes: ClassVar[bool] = True
+
+    @property
+    def sends(self) -> Literal["nothing", "shared", "all"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The models that the term needs besides the client's own."""
+        return "shared" if self.sent_for_it else "nothing"
+
+    @property
+    def to(self) -> str:
+        """The teacher."""
+        return self.teacher
+
+    def __str__(self) -> str:
+        """Who teaches, and how strongly."""
+        return f"distillation from the {TARGETS[self.teacher]}, weight {number(self.weight)}"
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; see `jcfl.core.objective.distillation`."""
+        return distillation(task, REFERENCES[self.teacher], self.weight, self.temperature)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jcfl.core.aggregates import (
 )
 from jcfl.core.faults import Exclude, ExcludeSparse
 from jcfl.core.method import Ballot, Mean, Method, Phase, Vote
-from jcfl.core.terms import Contrastive, ContrastiveFeatures, LossTerm, On, Proximal, Sharing
+from jcfl.core.terms import Contrastive, ContrastiveFeatures, Distillation, LossTerm, On, Proximal, Sharing
 from jcfl.errors import InputError
 from jcfl.grouping.groups import KMeans
 from jcfl.grouping.when import Once
@@ -96,6 +96,25 @@ def con_cks(method: Method, *, mu: Weight = 0.1, lam: Weight = 0.01, temperature
     """Contrastive term on the head, knowledge sharing on the backbone (Ma 2023, Alg. 4)."""
     refuse_without_clusters(method, "con_cks")
     return cks(con_para(method, mu=mu, temperature=temperature, on="head"), lam=lam, on="backbone")
+
+
+@register("addon", "distill")
+def distill(
+    method: Method,
+    *,
+    mu: Weight = 0.1,
+    temperature: Temperature = 2.0,
+    teacher: Annotated[
+        Literal["shared", "start"], Field(description="the global model, or the model that the client starts from")
+    ] = "shared",
+) -> Method:
+    """Knowledge distillation: the teacher's class probabilities are targets beside the labels (Hinton et al. 2015).
+
+    Zeng et al. (2023) name distillation in local training as future work of StoCFL; the choice of the teacher is ours.
+    If the global model is not trained on its own copy, it is the mean of all clients' models.
+    """
+    sent = teacher == "shared" and method.train.shared != "trained"
+    return with_term(method, Distillation(mu, temperature, teacher, sent_for_it=sent), "distill")
 
 
 @register("addon", "cam")

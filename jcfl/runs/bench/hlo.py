@@ -172,22 +172,25 @@ def moved(program: Program, near: dict[str, Instruction], one: Instruction) -> i
     if not inside:
         inside = {name: near[name]._replace(kind="parameter") for name in one.operands if name in near}
         inside |= {one.name: one}
-    users: dict[str, list[Instruction]] = {}
-    for user in inside.values():
-        for name in user.operands if user.kind != "parameter" else ():
-            users.setdefault(name, []).append(user)
-    read = sum(part_read(inside, item, users) for item in inside.values() if item.kind == "parameter")
+    read = sum(part_read(program, inside, item) for item in inside.values() if item.kind == "parameter")
     return read + written(inside, list(inside.values())[-1])
 
 
-def part_read(inside: dict[str, Instruction], one: Instruction, users: Mapping[str, list[Instruction]]) -> int:
+def part_read(program: Program, inside: dict[str, Instruction], one: Instruction) -> int:
     """The bytes of an array that its users read."""
     total = 0
-    for user in users.get(one.name, []):
+    for user in inside.values():
+        if user.kind == "parameter" or one.name not in user.operands:
+            continue
         if user.kind in ("dynamic-slice", "gather", "slice") and user.operands[0] == one.name:
             total += size(user.shape)
         elif user.kind == "bitcast":
-            total += part_read(inside, user, users)
+            total += part_read(program, inside, user)
+        elif user.kind == "fusion" and user.attribute("calls") in program:  # a TPU's have fusions in them
+            within = program[user.attribute("calls")]
+            known = {item.rest.split(")", 1)[0]: item for item in within.values() if item.kind == "parameter"}
+            places = [place for place, name in enumerate(user.operands) if name == one.name]
+            total += sum(part_read(program, within, known[str(place)]) for place in places)
         elif user.kind in ("dynamic-update-slice", "scatter") and user.operands[0] == one.name:
             continue
         else:
