@@ -124,7 +124,7 @@ def distillation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questio
 
     def draw(axes: list[Axes]) -> None:
         intervals(axes[0], [(one["method"], COLOURS[i // len(WEIGHTS)], difference(one)) for i, one in enumerate(rows)])
-        axes[0].set(xlabel="difference in accuracy, percentage points")
+        axes[0].set(xlabel="difference to neither, percentage points")
 
     kept("distillation", found, draw, 1)
 
@@ -271,7 +271,7 @@ def intervals(axis: Axes, rows: list[tuple[str, str, tuple[float, float, float]]
         axis.plot([low, high], [i, i], color=colour)
         axis.plot(mean, i, color=colour, marker="o")
     axis.set_yticks(range(len(rows)), [title for title, *_ in rows])
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)  # the first one above
 
 
 def kept(name: str, found: Any, draw: Callable[[list[Axes]], Any], panels: int) -> None:
