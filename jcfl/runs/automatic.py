@@ -19,6 +19,7 @@ from jcfl.core.streams import Stream, stream
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
 from jcfl.errors import InputError, Notice
+from jcfl.runs.compiling import cheap_options
 from jcfl.runs.config import KINDS, Config
 from jcfl.runs.sections import Method
 from jcfl.runs.undecided import left_open, stored_values, with_values
@@ -111,11 +112,14 @@ def measured(seed: int, federation: Federation, task: Task) -> pilot.Evidence:
     few = assembled(x, y, np.zeros(len(who)), split, split, federation.classes, federation.name)
     few = few.replace(mean=federation.mean, std=federation.std)
     key = jax.random.key(seed)
-    anchor = task.init(stream(key, Stream.MODEL))
-    products = jax.jit(
-        lambda anchor, few, key: pilot.gram_of_parts(task, anchor, few, jnp.arange(who.size), key, CHUNK)
-    )
-    found = [products(anchor, few, one) for one in jax.random.split(stream(key, Stream.PILOT), DIVISIONS)]
+
+    def products(key, few, division):  # all of it in one program, which compiles faster than its parts one by one
+        anchor = task.init(stream(key, Stream.MODEL))
+        own = jax.random.split(stream(key, Stream.PILOT), DIVISIONS)[division]
+        return pilot.gram_of_parts(task, anchor, few, jnp.arange(who.size), own, CHUNK)
+
+    compiled = jax.jit(products).lower(key, few, np.int32(0)).compile(cheap_options())
+    found = [compiled(key, few, np.int32(division)) for division in range(DIVISIONS)]
     return pilot.evidence(*(np.stack(jax.device_get(parts)) for parts in zip(*found, strict=True)))
 
 
