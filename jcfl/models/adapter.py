@@ -8,19 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from flax import nnx
 
 from jcfl.errors import InputError, unknown
 from jcfl.models.first import first_dense
 from jcfl.models.linen import linen_runner
-from jcfl.models.nnx import nnx_runner
 from jcfl.models.runner import ROOT, Runner
 from jcfl.types import Array, Key, Model, Task
 
 Calls = list[tuple[str, bool]]
 """For every layer called, in the order of the calls: the entry of the parameters it is part of, whether it is dense."""
-
-DENSE = (nn.Dense, nn.DenseGeneral, nnx.Linear, nnx.LinearGeneral)
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:
@@ -29,7 +25,7 @@ def cross_entropy(logits: Array, y: Array) -> Array:
 
 
 def task(
-    module: nn.Module | Callable[..., nnx.Module],
+    module: nn.Module | Callable[..., Any],
     shape: Sequence[int],
     classes: int,
     *,
@@ -106,11 +102,24 @@ def runner_of(module: Any, shape: tuple[int, ...]) -> Runner:
         return linen_runner(module, shape)
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise InputError("expected an instance of a linen module, got its class")
+    from flax import nnx  # slow to import, and the networks of jcfl are linen's
+
+    from jcfl.models.nnx import nnx_runner
+
     if isinstance(module, nnx.Module):
         raise InputError("expected the class of an NNX module or a function of rngs, got an instance")
     if not callable(module):
         raise InputError(f"expected a Flax module, got {type(module).__name__}")
     return nnx_runner(module)
+
+
+def is_dense(layer: Any) -> bool:
+    """Whether a layer of linen or NNX is a dense one."""
+    if isinstance(layer, nn.Module):
+        return isinstance(layer, nn.Dense | nn.DenseGeneral)
+    from flax import nnx  # slow to import
+
+    return isinstance(layer, nnx.Linear | nnx.LinearGeneral)
 
 
 def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, Calls]:
@@ -123,7 +132,7 @@ def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, 
         raise InputError("the examples are too small: a layer is left without inputs")
     x, key, mask = example(shape)
     calls: Calls = []
-    on_call = lambda entry, layer, x: calls.append((entry, isinstance(layer, DENSE)))
+    on_call = lambda entry, layer, x: calls.append((entry, is_dense(layer)))
     logits, _ = jax.eval_shape(lambda model, x: runner.run(model, x, None, None, on_call), model, x)
     if getattr(logits, "shape", None) != (x.shape[0], classes):
         got = f"shape {logits.shape[1:]} an example" if hasattr(logits, "shape") else type(logits).__name__
