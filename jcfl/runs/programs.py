@@ -156,19 +156,20 @@ def compiling(
 
     start = time.perf_counter()
     first = keys(range(lanes), devices)
-    pool = ThreadPoolExecutor(3)  # XLA lets other threads run while it compiles
     seldom = cheap_options()  # a run's time is that of its rounds
-    with no_garbage_collection():
-        state = jax.eval_shape(init, first, like, federation)
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
-        block = jax.jit(advance, donate_argnums=0, out_shardings=where)
-        rounds = pool.submit(compiled_at, block.lower(state, like, federation, np.int32(0)), options)
-        begin = pool.submit(compiled_at, init.lower(first, like, federation), seldom)
-        judged = jax.jit(evaluate, out_shardings=where).lower(state, like, federation)
-        figures = pool.submit(compiled_at, judged, seldom)
-    pool.shutdown(wait=False)
-    futures = begin, rounds, figures
-    del judged
+    pool = ThreadPoolExecutor(3)  # XLA lets other threads run while it compiles
+    compiled = lambda lowered, own: pool.submit(compiled_at, lowered, own)
+    try:
+        with no_garbage_collection():
+            state = jax.eval_shape(init, first, like, federation)
+            state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
+            rounds = jax.jit(advance, donate_argnums=0, out_shardings=where)
+            block = compiled(rounds.lower(state, like, federation, np.int32(0)), options)  # first: it takes the longest
+            begin = compiled(init.lower(first, like, federation), seldom)
+            judged = compiled(jax.jit(evaluate, out_shardings=where).lower(state, like, federation), seldom)
+    finally:
+        pool.shutdown(wait=False)
+    futures = begin, block, judged
 
     def wait() -> Family:
         made, ends = zip(*(future.result() for future in futures), strict=True)
