@@ -76,14 +76,11 @@ class LossTerm:
         }
 
 
-@dataclass(frozen=True)
-class Proximal(LossTerm):
-    """(weight / 2) · ‖θ − reference‖²: a pull that keeps the client's model near the reference."""
+class ToReference(LossTerm):
+    """A term with one model as its reference."""
 
-    weight: Any
-    reference: To = "start"
-    on: On = "everything"
-    sent_for_it: bool = False  # whether the reference is sent for this term alone, and so adds to the costs
+    reference: To
+    sent_for_it: bool  # whether the reference is sent for this term alone, and so adds to the costs
 
     @property
     def sends(self) -> Literal["nothing", "shared", "all"]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,6 +91,16 @@ class Proximal(LossTerm):
     def to(self) -> str:
         """The model that the term pulls to."""
         return self.reference
+
+
+@dataclass(frozen=True)
+class Proximal(ToReference):
+    """(weight / 2) · ‖θ − reference‖²: a pull that keeps the client's model near the reference."""
+
+    weight: Any
+    reference: To = "start"
+    on: On = "everything"
+    sent_for_it: bool = False
 
     def __str__(self) -> str:
         """What it pulls to."""
@@ -159,32 +166,22 @@ class Sharing(LossTerm):
 
 
 @dataclass(frozen=True)
-class Distillation(LossTerm):
+class Distillation(ToReference):
     """The class probabilities of a fixed model, the teacher, as targets beside the labels (Hinton et al. 2015)."""
 
     weight: Any
     temperature: Any
-    teacher: To = "shared"
-    sent_for_it: bool = False  # whether the teacher is sent for this term alone, and so adds to the costs
+    reference: To = "shared"
+    sent_for_it: bool = False
     passes: ClassVar[bool] = True
-
-    @property
-    def sends(self) -> Literal["nothing", "shared", "all"]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The models that the term needs besides the client's own."""
-        return "shared" if self.sent_for_it else "nothing"
-
-    @property
-    def to(self) -> str:
-        """The teacher."""
-        return self.teacher
 
     def __str__(self) -> str:
         """Who teaches, and how strongly."""
-        return f"distillation from the {TARGETS[self.teacher]}, weight {number(self.weight)}"
+        return f"distillation from the {TARGETS[self.reference]}, weight {number(self.weight)}"
 
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.distillation`."""
-        return distillation(task, REFERENCES[self.teacher], self.weight, self.temperature)
+        return distillation(task, REFERENCES[self.reference], self.weight, self.temperature)
 
 
 @dataclass(frozen=True)
