@@ -338,7 +338,8 @@ def test_an_addon_is_taken_or_refused(name, addon):
 def test_addons_keep_the_shape_of_the_state(name):
     """What a round gives back is what it takes, for all add-ons that a method takes together (traced, not run)."""
     data = tiny.federation(SIZES)
-    _, algorithm = build(name, *(addon for addon in TAKES[name] if addon != "con_cks"))  # pulls to what cam adds
+    pulls = ("con_cks", "distill")  # to what cam adds
+    _, algorithm = build(name, *(addon for addon in TAKES[name] if addon not in pulls))
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
     chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(algorithm.step, state, data), state)
     jax.eval_shape(algorithm.evaluate, state, data)
@@ -384,5 +385,12 @@ def test_cfl_asks_for_everybody():
 @pytest.mark.parametrize("lam", [0.05, 1.0])
 def test_stocfl_pulls_or_adds_but_not_both(lam):
     setting = tiny.setting(extras=[{"name": "cam"}])
-    with pytest.raises(InputError, match=f"lam=0, got {lam}"):
+    with pytest.raises(InputError, match=f"weight {lam:g}, has no meaning; set lam=0"):
         tiny.built("stocfl", setting, lam=lam)
+
+
+def test_distillation_teaches_what_cam_adds_or_not():
+    cam = {"name": "cam"}
+    with pytest.raises(InputError, match=r"distillation from the global model, weight 0\.1, has no meaning; set mu=0"):
+        tiny.built("ifca", tiny.setting(extras=[cam, {"name": "distill"}]), clusters=2)
+    tiny.built("ifca", tiny.setting(extras=[cam, {"name": "distill", "teacher": "start"}]), clusters=2)

@@ -88,7 +88,7 @@ def check(method: Method, context: Context) -> None:
     pulls = next((term for term in train.terms if term.to in ("shared", "mean")), None)
     if method.is_summed and pulls is not None and not pulls.is_off:
         raise InputError(
-            f"{name}: cam adds the global model's logits, so the {pulls}, has no meaning; set this weight to 0"
+            f"{name}: cam adds the global model's logits, so the {pulls}, has no meaning; set {pulls.option}=0"
         )
     if train.shared_terms and not method.trains_shared:
         raise InputError(f"{name}: the global model is not trained, so its loss terms have no meaning")

@@ -44,6 +44,7 @@ class LossTerm:
 
     sends: ClassVar[Literal["nothing", "shared", "all"]] = "nothing"  # the models it needs besides the client's own
     passes: ClassVar[bool] = False  # whether the client's data pass through these models
+    option: ClassVar[str] = "weight"  # the name of the weight among the options of methods and add-ons
 
     def build(self, task: Task) -> Term:
         """The term as a function `(model, batch, broadcast) -> []`."""
@@ -81,6 +82,7 @@ class ToReference(LossTerm):
 
     reference: To
     sent_for_it: bool  # whether the reference is sent for this term alone, and so adds to the costs
+    option: ClassVar[str] = "lam"
 
     @property
     def sends(self) -> Literal["nothing", "shared", "all"]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -174,6 +176,7 @@ class Distillation(ToReference):
     reference: To = "shared"
     sent_for_it: bool = False
     passes: ClassVar[bool] = True
+    option: ClassVar[str] = "mu"
 
     def __str__(self) -> str:
         """Who teaches, and how strongly."""
