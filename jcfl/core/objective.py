@@ -40,8 +40,12 @@ def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None 
 
 def mean_loss(task: Task, logits: Array, batch: Clients) -> Array:
     """The mean loss over a batch's real rows. [n, c] -> []"""
-    losses = jnp.where(batch.mask, task.loss(logits, batch.y), 0.0)
-    return losses.sum() / jnp.maximum(batch.mask.sum(), 1)
+    return mean_of_rows(task.loss(logits, batch.y), batch)
+
+
+def mean_of_rows(losses: Array, batch: Clients) -> Array:
+    """The mean of `losses` [n] over a batch's real rows. []"""
+    return jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
 
 
 class Pull(NamedTuple):
@@ -95,7 +99,7 @@ def contrastive_features(task: Task, weight: Array | float, temperature: Array |
         near = jax.vmap(jax.vmap(cosine), (None, 0))(mine, others)  # [k, n]
         among = rivals(sent, near.shape[0])[:, None]
         losses = -jax.nn.log_softmax(near / temperature, axis=0, where=among)[sent.label]  # [n]
-        return weight * jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
+        return weight * mean_of_rows(losses, batch)
 
     return term
 
@@ -109,8 +113,7 @@ def distillation(task: Task, teacher: Reference, weight: Array | float, temperat
     def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
         ours = jax.nn.log_softmax(task.apply(model, batch.x)[0] / temperature)  # [n, c]
         theirs = jax.nn.softmax(jax.lax.stop_gradient(task.apply(teacher(sent), batch.x)[0]) / temperature)
-        losses = jnp.where(batch.mask, optax.losses.kl_divergence(ours, theirs), 0.0)
-        return weight * temperature**2 * losses.sum() / jnp.maximum(batch.mask.sum(), 1)
+        return weight * temperature**2 * mean_of_rows(optax.losses.kl_divergence(ours, theirs), batch)
 
     return term
 
