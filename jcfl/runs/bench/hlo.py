@@ -172,25 +172,33 @@ def moved(program: Program, near: dict[str, Instruction], one: Instruction) -> i
     if not inside:
         inside = {name: near[name]._replace(kind="parameter") for name in one.operands if name in near}
         inside |= {one.name: one}
-    read = sum(part_read(program, inside, item) for item in inside.values() if item.kind == "parameter")
+    users = users_of(inside)
+    read = sum(part_read(program, item, users) for item in inside.values() if item.kind == "parameter")
     return read + written(inside, list(inside.values())[-1])
 
 
-def part_read(program: Program, inside: dict[str, Instruction], one: Instruction) -> int:
+def users_of(inside: dict[str, Instruction]) -> Mapping[str, list[Instruction]]:
+    """The instructions of a computation that have an array as an operand, by the array's name."""
+    users: dict[str, list[Instruction]] = {}
+    for user in inside.values():
+        for name in user.operands if user.kind != "parameter" else ():
+            users.setdefault(name, []).append(user)
+    return users
+
+
+def part_read(program: Program, one: Instruction, users: Mapping[str, list[Instruction]]) -> int:
     """The bytes of an array that its users read."""
     total = 0
-    for user in inside.values():
-        if user.kind == "parameter" or one.name not in user.operands:
-            continue
+    for user in users.get(one.name, []):
         if user.kind in ("dynamic-slice", "gather", "slice") and user.operands[0] == one.name:
             total += size(user.shape)
         elif user.kind == "bitcast":
-            total += part_read(program, inside, user)
+            total += part_read(program, user, users)
         elif user.kind == "fusion" and user.attribute("calls") in program:  # a TPU's have fusions in them
             within = program[user.attribute("calls")]
             known = {item.rest.split(")", 1)[0]: item for item in within.values() if item.kind == "parameter"}
-            places = [place for place, name in enumerate(user.operands) if name == one.name]
-            total += sum(part_read(program, within, known[str(place)]) for place in places)
+            taken = known[str(user.operands.index(one.name))]
+            total += part_read(program, taken, users_of(within))
         elif user.kind in ("dynamic-update-slice", "scatter") and user.operands[0] == one.name:
             continue
         else:
