@@ -389,7 +389,7 @@ def test_stocfl_pulls_or_adds_but_not_both(lam):
         tiny.built("stocfl", setting, lam=lam)
 
 
-def test_distillation_teaches_what_cam_adds_or_not():
+def test_distillation_from_the_global_model_is_refused_beside_cam():
     cam = {"name": "cam"}
     with pytest.raises(InputError, match=r"distillation from the global model, weight 0\.1, has no meaning; set mu=0"):
         tiny.built("ifca", tiny.setting(extras=[cam, {"name": "distill"}]), clusters=2)

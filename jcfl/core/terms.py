@@ -78,7 +78,7 @@ class LossTerm:
 
 
 class ToReference(LossTerm):
-    """A term with one model as its reference."""
+    """A term that compares the client's model with one fixed model, its reference."""
 
     reference: To
     sent_for_it: bool  # whether the reference is sent for this term alone, and so adds to the costs

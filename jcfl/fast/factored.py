@@ -163,7 +163,7 @@ def train_in_tiles(
     tile = min(tile, s)
     train = partial(train_tiles, make, task, references, key, state, participants, federation, keep)
     tiles = chunks.tiles_of(participants.label, k, tile)
-    if tile == 1 or are_full(tiles.row.size, s):  # however clients are in clusters; this halves the program
+    if tile == 1 or are_full(tiles.row.size, s):  # then no round can need tiles of one client
         return train(tiles)
     singly = chunks.tiles_of(participants.label, k, 1)
     packed = are_full(tiles.used * tile, s)
@@ -225,7 +225,7 @@ def train_tiles(
         return sums, full if keep else Upload((), ())
 
     def add(turn: Array, carry):
-        """One tile, added to its cluster's sums. After the cluster's last tile its mean is written."""
+        """Train one tile and add it to its cluster's sums; after the cluster's last tile, write its mean."""
         clusters, common, kept, sums = carry
         label = tiles.label[turn]
         models = [trees.take(clusters, label), state.shared]

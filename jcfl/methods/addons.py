@@ -111,7 +111,7 @@ def distill(
     """Knowledge distillation: the teacher's class probabilities are targets beside the labels (Hinton et al. 2015).
 
     Zeng et al. (2023) name distillation in local training as future work of StoCFL; the choice of the teacher is ours.
-    If the global model is not trained on its own copy, it is the mean of all clients' models.
+    In a method that does not train the global model by itself, it is the mean of all clients' models.
     """
     sent = teacher == "shared" and method.train.shared != "trained"
     return with_term(method, Distillation(mu, temperature, teacher, sent_for_it=sent), "distill")
