@@ -102,19 +102,33 @@ def test_rows_that_were_not_replaced_take_no_room():
     first = {"a": np.float32([1, 2]), "b": np.int32(3)}
     kept = jax.jit(table.begin)(first)
     kept = jax.jit(lambda kept: kept.put(np.array([1, 3]), {"a": np.ones((2, 2), np.float32), "b": np.arange(2)}))(kept)
-    found = jax.jit(HostRows.take)(kept, np.array([[0, 1]]))
-    np.testing.assert_array_equal(found["a"], [[[1, 2], [1, 1]]])
-    np.testing.assert_array_equal(found["b"], [[3, 0]])
-    assert table.replaced.tolist() == [False, True, False] and int(kept.turn) == 1
+    found = jax.jit(HostRows.take)(kept, np.array([[1, 0]]))
+    np.testing.assert_array_equal(found["a"], [[[1, 1], [1, 2]]])
+    np.testing.assert_array_equal(found["b"], [[0, 3]])
+    assert table.written.tolist() == [False, True, False] and int(kept.turn) == 1
+
+
+@pytest.mark.parametrize("room", [2**20, 0], ids=["in memory", "in a file"])
+def test_rows_read_in_a_row_are_copied_once_in_memory_and_never_written_to_a_file(room):
+    table, first = HostTable(4, room), {"a": np.float32([1, 2])}
+    table.begin(first)
+    table.write(0, np.array([1]), {"a": np.float32([[5, 6]])}, ())
+    who = np.array([[0, 1, 2]])
+    for _ in range(2):
+        found = table.read(0, who)["a"]
+        np.testing.assert_array_equal(found, [[[1, 2], [5, 6], [1, 2]]])
+    assert np.shares_memory(found, table.arrays[0]) == bool(room)
+    assert table.written.tolist() == ([True, True, True, False] if room else [False, True, False, False])
 
 
 @pytest.mark.parametrize("replaced", [[0, 1, 2, 3], [3, 1]], ids=["all", "some"])
 @pytest.mark.parametrize("who", [[0, 1, 2], [3], [2, 0], [1, 1], [[0, 1], [2, 3]], []], ids=str)
 def test_rows_are_those_that_were_written(replaced, who):
     table, new = HostTable(4, room=2**20), np.arange(8, dtype=np.float32).reshape(4, 2)
-    table.forget({"a": np.float32([-1, -2]), "b": np.float32(-3)})
+    table.begin({"a": np.float32([-1, -2]), "b": np.float32(-3)})
     table.write(0, np.array(replaced), {"a": new[replaced], "b": new[replaced, 0]}, ())
     kept = np.isin(np.arange(4), replaced)
     who = np.array(who, int)
-    np.testing.assert_array_equal(table.column(0, who), np.where(kept[:, None], new, [-1, -2])[who])
-    np.testing.assert_array_equal(table.column(1, who), np.where(kept, new[:, 0], -3)[who])
+    for found in (dict(zip("ab", table.rows(who), strict=True)), table.read(0, who)):
+        np.testing.assert_array_equal(found["a"], np.where(kept[:, None], new, [-1, -2])[who])
+        np.testing.assert_array_equal(found["b"], np.where(kept, new[:, 0], -3)[who])

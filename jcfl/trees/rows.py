@@ -14,7 +14,8 @@ from flax import struct
 class HostTable:
     """Rows of the leaves of a tree, [m, ...] each, which programs read and replace by callbacks.
 
-    All rows begin as one first row, which is kept once: memory or disk is taken by rows that were replaced alone.
+    All rows begin as one first row, which is kept once. Memory is taken by the rows that were replaced and by those that
+    a program read together with all rows between them; disk is taken by those that were replaced alone.
 
     Args:
         count: how many rows there are, m.
@@ -26,7 +27,7 @@ class HostTable:
         self.like: Any = None  # a row's shapes and types, as a tree
         self.first: list[np.ndarray] = []  # the row that all begin with, by leaf
         self.arrays: list[np.ndarray] = []  # [m, ...] each
-        self.replaced = np.zeros(count, bool)  # [m] whether a row is another one than the first
+        self.written = np.zeros(count, bool)  # [m] whether a row is in the arrays; the others are the first row
 
     @property
     def bytes(self) -> int:
@@ -41,7 +42,7 @@ class HostTable:
     def forget(self, first: Any) -> np.ndarray:
         """Let all rows be `first`."""
         self.first = [np.asarray(leaf) for leaf in jax.tree.leaves(first)]
-        self.replaced[:] = False
+        self.written[:] = False
         if not self.arrays:
             made = np.zeros if self.bytes <= self.room else in_file
             self.arrays = [made((self.count, *leaf.shape), leaf.dtype) for leaf in self.first]
@@ -54,26 +55,37 @@ class HostTable:
     def column(self, index: int, who: np.ndarray) -> np.ndarray:
         """Some rows of one leaf; they may be a view of the table. [..., *leaf]"""
         array, places = self.arrays[index], who.ravel()
-        if self.replaced[places].all() and (np.diff(places) == 1).all() and places.size:
+        if in_a_row(places) and self.written[places].all():
             rows = array[places[0] : places[-1] + 1]
         else:
             rows = np.empty((places.size, *array.shape[1:]), array.dtype)
             for turn, place in enumerate(places):  # a row at a time is one copy; with a mask it would be two
-                # Rows that were not replaced are not read: a file would give memory to their empty pages.
-                rows[turn] = array[place] if self.replaced[place] else self.first[index]
+                # Rows that were not written are not read: a file would give memory to their empty pages.
+                rows[turn] = array[place] if self.written[place] else self.first[index]
         return rows.reshape(*who.shape, *array.shape[1:])
 
     def read(self, turn: Any, who: Any) -> Any:
         """Some rows, as a tree."""
-        return jax.tree.unflatten(jax.tree.structure(self.like), self.rows(np.asarray(who)))
+        who = np.asarray(who)
+        if in_a_row(who.ravel()) and not isinstance(self.arrays[0], np.memmap):
+            self.write_first(who.ravel())
+        return jax.tree.unflatten(jax.tree.structure(self.like), self.rows(who))
+
+    def write_first(self, places: np.ndarray) -> None:
+        """Write the first row into those of the rows `places` [n] that are not written, so that all are a view."""
+        fresh = places[~self.written[places]]
+        for array, first in zip(self.arrays, self.first, strict=True):
+            array[fresh] = first
+        self.written[fresh] = True
 
     def write(self, turn: Any, who: Any, rows: Any, after: Any) -> np.ndarray:
         """Replace the rows `who` [s] by `rows` [s, ...], those with a number of m or more left out."""
         who = np.asarray(who)
-        here = who < self.count
         for array, leaf in zip(self.arrays, jax.tree.leaves(rows), strict=True):
-            array[who[here]] = np.asarray(leaf)[here]
-        self.replaced[who[here]] = True
+            for place, row in zip(who, np.asarray(leaf), strict=True):  # with an array of places it would be two copies
+                if place < self.count:
+                    array[place] = row
+        self.written[who[who < self.count]] = True
         return np.asarray(turn) + np.int32(1)
 
 
@@ -96,7 +108,7 @@ class Column:
         for block in blocks:
             array[start : start + len(block)] = block.view(self.dtype)
             start += len(block)
-        self.table.replaced[:] = True
+        self.table.written[:] = True
 
 
 class HostRows(struct.PyTreeNode):
@@ -136,6 +148,11 @@ class HostRows(struct.PyTreeNode):
 
 
 TURN = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def in_a_row(places: np.ndarray) -> bool:
+    """Whether each of the rows [n] is the one after the row before it."""
+    return places.size > 0 and bool((np.diff(places) == 1).all())
 
 
 def in_file(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
