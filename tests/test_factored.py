@@ -207,12 +207,14 @@ class Convolved(nn.Module):
 
 
 class Twice(nn.Module):
-    """Looks at its examples a second time, or at twice their values, or takes them through one layer again."""
+    """Looks at its examples a second time, at twice their values, at each row, or takes them through a layer again."""
 
     how: str
 
     @nn.compact
     def __call__(self, x):
+        if self.how == "by row":
+            x = nn.Dense(3)(x)
         x = x.reshape(x.shape[0], -1)
         layer = nn.Dense(x.shape[1])
         if self.how == "scaled":
@@ -224,7 +226,10 @@ class Twice(nn.Module):
         return nn.Dense(tiny.CLASSES)(nn.relu(layer(x)))
 
 
-@pytest.mark.parametrize(("how", "found"), [("once", True), ("scaled", False), ("skipped", False), ("repeated", False)])
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [("once", True), ("scaled", False), ("skipped", False), ("repeated", False), ("by row", False)],
+)
 def test_a_first_layer_is_found_only_where_it_alone_sees_the_examples(how, found):
     assert (models.task(Twice(how), SHAPE, tiny.CLASSES).first is not None) == found
 

@@ -54,14 +54,15 @@ def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | N
 
 
 def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | None:
-    """The first dense layer called, unless its user has chosen its type or how its product is computed."""
-    called: list[Any] = []
-    on_call = lambda entry, layer, x: called.append(layer)
+    """The first dense layer called, if it takes vectors and its user has not chosen its type or how it is computed."""
+    called: list[tuple[nn.Dense, Array]] = []
+    on_call = lambda entry, layer, x: called.append((layer, x)) if isinstance(layer, nn.Dense) else None
     x = jax.ShapeDtypeStruct((2, *shape), jnp.result_type(float))
     jax.eval_shape(lambda model, x: runner.run(model, x, None, None, on_call)[0], model, x)
-    dense = next((layer for layer in called if isinstance(layer, nn.Dense)), None)
-    plain = dense is not None and dense.dtype is None and dense.dot_general is None and dense.dot_general_cls is None
-    return dense if plain else None
+    if not called or called[0][1].ndim != 2:
+        return None
+    dense, _ = called[0]
+    return dense if dense.dtype is dense.dot_general is dense.dot_general_cls is None else None
 
 
 def with_product(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[..., Any]:

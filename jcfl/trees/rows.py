@@ -14,8 +14,8 @@ from flax import struct
 class HostTable:
     """Rows of the leaves of a tree, [m, ...] each, which programs read and replace by callbacks.
 
-    All rows begin as one first row, which is kept once. Memory is taken by the rows that were replaced and by those that
-    a program read together with all rows between them; disk is taken by those that were replaced alone.
+    All rows begin as one first row, which is kept once. Rows that were not replaced take no room in a file. In memory
+    they take none until a program reads several in a row.
 
     Args:
         count: how many rows there are, m.
