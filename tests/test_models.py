@@ -1,5 +1,7 @@
 """Models: sizes, heads, batch statistics under masks, dropout, stacked models, and modules of the user's."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,6 +171,55 @@ def test_padding_changes_no_batch_statistic(small, name, real, filler):
     after = before(padded, mask)
     equal(after, before(x[:real], None), rtol=1e-4)
     assert not same(after, model["batch_stats"])
+
+
+class Masked(nn.Module):
+    """Batch normalisation of images, whose mask is the one that its user names, or else the task's."""
+
+    options: dict
+    names: bool
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        rows = {"mask": mask.reshape(-1, 1, 1, 1)} if self.names and mask is not None else {}
+        x = nn.BatchNorm(**self.options, use_running_average=not train)(nn.Dense(3)(x), **rows)
+        return nn.Dense(2)(jnp.sin(x).reshape(x.shape[0], -1))
+
+
+class MaskedModern(nnx.Module):
+    """The same in NNX."""
+
+    def __init__(self, rngs: nnx.Rngs, options: dict, names: bool):
+        self.first, self.norm = nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, **options, rngs=rngs)
+        self.last, self.names = nnx.Linear(27, 2, rngs=rngs), names
+
+    def __call__(self, x, mask=None):
+        rows = {"mask": mask.reshape(-1, 1, 1, 1)} if self.names and mask is not None else {}
+        x = self.norm(self.first(x), **rows)
+        return self.last(jnp.sin(x).reshape(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("modern", [False, True], ids=["linen", "nnx"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"axis": 3, "momentum": 0.5, "use_scale": False}, {"axis": 1}, {"use_fast_variance": False}],
+    ids=str,
+)
+def test_batch_normalisation_with_a_mask_is_that_of_flax(options, modern):
+    def outcome(names):
+        module = (lambda rngs: MaskedModern(rngs, options, names)) if modern else Masked(options, names)
+        one = task(module, (3, 3, 2), 2)
+        model = one.init(KEY)
+        x, mask = 3 + jax.random.normal(KEY, (5, 3, 3, 2)), jnp.array([1, 1, 0, 1, 0], bool)
+
+        def loss(params):
+            logits, after = one.apply({**model, "params": params}, x, key=KEY, mask=mask)
+            return jnp.where(mask[:, None], logits**2, 0).sum(), (logits[:2], after)
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(model["params"])
+
+    found, expected = outcome(False), outcome(True)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
 
 
 def test_padding_changes_no_answer_for_real_rows():

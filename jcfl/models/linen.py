@@ -9,13 +9,14 @@ from flax import linen as nn
 from jcfl.models.runner import (
     CONVOLUTION,
     ROOT,
+    BatchNorm,
     OnCall,
     Runner,
     call_arguments,
     cast_like,
     ignore,
+    normalised,
     prepared,
-    with_mask,
 )
 from jcfl.types import Array, Key, Model
 
@@ -54,34 +55,42 @@ def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
 
     It reports calls of layers to `on_call`, gives `BatchNorm` the mask, and runs convolutions as `CONVOLUTION`.
     """
+    copies: list[nn.Module] = []  # of layers, whose calls are not reported again
+
+    def copied(layer: nn.Module, **changes: Any) -> nn.Module:
+        """A copy of a bound layer that has the same variables and other options."""
+        assert layer.scope is not None
+        # The names in the scope are taken once the layer has been called; a rewound scope lets the copy use them again.
+        copies.append(layer.clone(parent=layer.scope.rewound(), **changes))
+        return copies[-1]
 
     def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
         layer = context.module
-        if context.method_name != "__call__" or is_lowered(layer):
+        if context.method_name != "__call__" or any(layer is copy for copy in copies):
             return call(*args, **kwargs)
         if args:
             on_call(layer.path[0] if layer.path else ROOT, layer, args[0])
             if isinstance(layer, nn.BatchNorm):
-                kwargs = with_mask(args[0], kwargs, mask)
+                running = lambda x: copied(layer, use_running_average=True)(x)
+                return normalised(BatchNorm(layer, call, running, *statistics(layer)), args[0], args[1:], kwargs, mask)
         if isinstance(layer, nn.Conv) and can_be_lowered(layer):
-            return lowered(layer)(*args, **kwargs)
+            return copied(layer, conv_general_dilated=CONVOLUTION)(*args, **kwargs)
         return call(*args, **kwargs)
 
     return around
 
 
+def statistics(layer: nn.BatchNorm) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """How the running mean and variance of a linen layer are read and written."""
+    names = "mean", "var"
+
+    def write(values: Any) -> None:
+        for name, value in zip(names, values, strict=True):
+            layer.put_variable("batch_stats", name, value)
+
+    return lambda: [layer.get_variable("batch_stats", name) for name in names], write
+
+
 def can_be_lowered(layer: nn.Conv) -> bool:
     """Whether a linen convolution is bound and its user has not chosen how it runs."""
     return layer.scope is not None and layer.conv_general_dilated is layer.conv_general_dilated_cls is None
-
-
-def is_lowered(layer: Any) -> bool:
-    """Whether a linen layer is a copy that `lowered` made."""
-    return isinstance(layer, nn.Conv) and layer.conv_general_dilated is CONVOLUTION
-
-
-def lowered(layer: nn.Conv) -> nn.Conv:
-    """A copy of a bound linen convolution that has the same variables and runs as `CONVOLUTION`."""
-    assert layer.scope is not None
-    # The names in the scope are taken once the layer has been called; a rewound scope lets the copy use them again.
-    return layer.clone(parent=layer.scope.rewound(), conv_general_dilated=CONVOLUTION)

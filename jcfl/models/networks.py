@@ -58,25 +58,20 @@ class Network(nn.Module):
         deep = self.filters or self.hidden  # a head alone is a first layer, whose product is nobody's but JAX's
         self.head = nn.Dense(self.classes, dot_general=dot_few_outputs if deep else None, **self.start())
 
-    def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+    def __call__(self, x: Array, train: bool = False) -> Array:
         """The logits, [n, ...] -> [n, c]."""
-        return self.head(self.features(x, train, mask))
+        return self.head(self.features(x, train))
 
     @nn.compact
-    def features(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
-        """The representation before the head; batch statistics are those of the rows under `mask` [n].
-
-        Returns:
-            [n, f]
-        """
+    def features(self, x: Array, train: bool = False) -> Array:
+        """The representation before the head, [n, ...] -> [n, f]."""
         if self.filters:
             x = images(x)
         for i, width in enumerate(self.filters):
             x = self.convolved(i, width)(x)
             if self.norm:
-                rows = None if mask is None else mask.reshape(-1, *[1] * (x.ndim - 1))
                 scale = nn.BatchNorm(momentum=0.9, param_dtype=jnp.result_type(float), name=f"norm_{i}")
-                x = scale(x, use_running_average=not train, mask=rows)
+                x = scale(x, use_running_average=not train)
             x = relu_pool(x) if i in self.pooled else nn.relu(x)
         if 0 in x.shape:
             raise InputError("the images are too small for its convolutions")

@@ -20,12 +20,13 @@ from jcfl.errors import InputError
 from jcfl.models.runner import (
     CONVOLUTION,
     ROOT,
+    BatchNorm,
     OnCall,
     Runner,
     cast_like,
     ignore,
+    normalised,
     prepared,
-    with_mask,
 )
 from jcfl.types import Array, Key, Model
 
@@ -178,11 +179,23 @@ def reporting(kind: type) -> type:
         if observer is not None and args:
             observer.on_call(getattr(self, ENTRY), self, args[0])
             if isinstance(self, nnx.BatchNorm):
-                kwargs = with_mask(args[0], kwargs, observer.mask)
+                own = functools.partial(kind.__call__, self)
+                running = functools.partial(own, use_running_average=True)
+                norm = BatchNorm(self, own, running, *statistics(self))
+                return normalised(norm, args[0], args[1:], kwargs, observer.mask)
         return kind.__call__(self, *args, **kwargs)
 
     same = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (kind,), same)
+
+
+def statistics(layer: nnx.BatchNorm) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """How the running mean and variance of an NNX layer are read and written."""
+
+    def write(values: Any) -> None:
+        layer.mean[...], layer.var[...] = values
+
+    return lambda: (layer.mean[...], layer.var[...]), write
 
 
 @contextmanager

@@ -78,11 +78,58 @@ def nonempty(mask: Array | None) -> Array | None:
     return None if mask is None else mask | ~mask.any()
 
 
-def with_mask(x: Array, kwargs: dict[str, Any], mask: Array | None) -> dict[str, Any]:
-    """The keywords of a batch normalisation of `x` [n, ...], with the mask [n] unless the caller gave one."""
-    if mask is None or kwargs.get("mask") is not None or x.shape[0] != mask.shape[0]:
-        return kwargs
-    return {**kwargs, "mask": mask.reshape(-1, *[1] * (x.ndim - 1))}
+class BatchNorm(NamedTuple):
+    """A batch normalisation of Flax, linen's or NNX's, and how it is called."""
+
+    layer: Any
+    call: Callable[..., Array]  # as its user calls it
+    running: Callable[[Array], Array]  # normalises by the running statistics
+    read: Callable[[], Any]  # the running mean and variance
+    write: Callable[[Any], None]
+
+
+def normalised(
+    norm: BatchNorm, x: Array, arguments: tuple[Any, ...], named: dict[str, Any], mask: Array | None
+) -> Array:
+    """The output of a batch normalisation, whose statistics are those of the real rows while it is trained.
+
+    Args:
+        x, arguments, named: what its user calls it with; a mask that the user names is left as it is.
+        mask: the real rows of x. [n] bool
+    """
+    layer = norm.layer
+    if mask is None or named.get("mask") is not None or x.shape[0] != mask.shape[0]:
+        return norm.call(x, *arguments, **named)
+    options = dict(zip(["use_running_average"], arguments, strict=False)) | named
+    trained = not options.get("use_running_average", layer.use_running_average)
+    usual = layer.axis in (-1, x.ndim - 1) and layer.axis_name is None and layer.use_fast_variance
+    if not (trained and usual):
+        return norm.call(x, *arguments, **named, mask=mask.reshape(-1, *[1] * (x.ndim - 1)))
+    before, now = norm.read(), row_statistics(x, mask)
+    norm.write(now)
+    out = norm.running(x)
+    norm.write([layer.momentum * old + (1 - layer.momentum) * new for old, new in zip(before, now, strict=True)])
+    return out
+
+
+def row_statistics(x: Array, mask: Array) -> tuple[Array, Array]:
+    """The mean and the variance of each channel over the real rows, as Flax computes them with a mask.
+
+    Flax counts the real rows by a sum over an array as large as `x`, which on a CPU took longer than the other sums.
+
+    Args:
+        x: [n, ..., c]
+        mask: the real rows, at least one. [n] bool
+
+    Returns:
+        mean [c], variance [c]
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    axes = tuple(range(x.ndim - 1))
+    count = mask.sum() * (x.size // (x.shape[0] * x.shape[-1]))
+    rows = jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
+    mean = rows.sum(axes) / count
+    return mean, jnp.maximum((rows * rows).sum(axes) / count - mean * mean, 0)
 
 
 def cast_like(new: Model, old: Model) -> Model:
