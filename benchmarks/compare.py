@@ -49,16 +49,17 @@ class Peer(NamedTuple):
     least: int = 1  # threads; with fewer it is another row
     detached: bool = False  # whether it leaves its work to daemons
     slow: tuple[str, ...] = ()  # models of which two rounds take long enough
+    normed: bool = False  # whether it has the network with batch normalisation
 
 
 PEERS = {
-    "jcfl": Peer("jcfl", None),
+    "jcfl": Peer("jcfl", None, normed=True),
     "jcfl, general": Peer("jcfl", None, ("--engine", "general")),
-    "jcfl, general, 2 devices": Peer("jcfl", None, ("--engine", "general", "--devices", "2"), least=2),
+    "jcfl, general, 2 devices": Peer("jcfl", None, ("--engine", "general", "--devices", "2"), least=2, normed=True),
     "plain JAX, vmap": Peer("vmap", "vmap", slow=("cnn",)),
     "plain JAX, lax.map": Peer("vmap", "vmap", ("--over", "map"), slow=("cnn",)),
     "FedJAX": Peer("fedjax", "fedjax"),
-    "PyTorch": Peer("pytorch", "pytorch"),
+    "PyTorch": Peer("pytorch", "pytorch", normed=True),
     "pfl": Peer("pfl", "pfl"),
     "FedLab": Peer("fedlab", "fedlab"),
     "fluke": Peer("fluke", "fluke"),
@@ -69,7 +70,7 @@ PEERS = {
 def main(
     peers: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PEERS)}.")] = None,
     data_dir: Annotated[Path, typer.Option(help="Holds fashion_mnist/.")] = Path("data"),
-    models: Annotated[str, typer.Option(help="mlp, cnn, or both with a comma.")] = "mlp,cnn",
+    models: Annotated[str, typer.Option(help="Of mlp, cnn and cnn_norm, with commas.")] = "mlp,cnn",
     threads: Annotated[str, typer.Option(help="Cores each is kept to.")] = "1,2",
     rounds: Annotated[int, typer.Option(min=2, help="Rounds, the first of which stands apart.")] = 7,
     repeats: Annotated[int, typer.Option(min=1, help="How often everything is run, in turn.")] = 2,
@@ -92,7 +93,7 @@ def main(
     found, kind = [], lambda line: (line["name"], line["model"], line["threads"])
     kinds = itertools.product(range(repeats), models.split(","), map(int, threads.split(",")), chosen.items())
     for _, model, count, (name, peer) in kinds:
-        if count < peer.least:
+        if count < peer.least or (model == "cnn_norm" and not peer.normed):
             continue
         work = ["--model", model, "--threads", str(count), "--data-dir", str(data_dir.resolve())]
         asked = [*work, "--rounds", str(2 if model in peer.slow else rounds), *peer.options]

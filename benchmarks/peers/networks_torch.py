@@ -1,4 +1,4 @@
-"""The start and the two networks of every peer that trains with PyTorch."""
+"""The start and the networks of every peer that trains with PyTorch."""
 
 import argparse
 
@@ -25,16 +25,19 @@ def started(about: str) -> argparse.Namespace:
 
 
 def network(name: str) -> nn.Module:
-    """784-200-10, or 5×5×16, pool, 5×5×32, pool, dense; called on images [n, 28, 28]."""
+    """784-200-10, or 5×5×16, pool, 5×5×32, pool, dense, with or without batch normalisation; called on [n, 28, 28]."""
     if name == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
-    first = (nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
-    second = (nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(7 * 7 * 32, 10))
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, 28))]
+    for before, after in ((1, 16), (16, 32)):
+        norm = [nn.BatchNorm2d(after)] if name == "cnn_norm" else []
+        layers += [nn.Conv2d(before, after, 5, padding=2), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(7 * 7 * 32, 10))
 
 
 def right(model: nn.Module, x: np.ndarray, y: np.ndarray) -> float:
     """The share of right answers."""
+    model.eval()
     with torch.no_grad():
         answers = torch.cat([model(part).argmax(1) for part in torch.from_numpy(x).split(1000)])
     return (answers == torch.from_numpy(y)).float().mean().item()

@@ -15,7 +15,7 @@ MEAN, STD = np.float32(0.2860), np.float32(0.3530)
 def arguments(about: str) -> argparse.ArgumentParser:
     """The options that every peer takes."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--model", choices=("mlp", "cnn"), default="cnn")
+    parser.add_argument("--model", choices=("mlp", "cnn", "cnn_norm"), default="cnn")
     parser.add_argument("--threads", type=int, default=2, help="cores that the process is kept to")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=200)

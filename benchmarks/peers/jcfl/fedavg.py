@@ -76,7 +76,8 @@ def configured(asked: argparse.Namespace) -> dict:
     """The run's configuration, but for its federation."""
     from jcfl.models.networks import Network
 
-    cnn = Network(10, filters=(16, 32), padding="SAME", pooled=(0, 1), initial="torch")
+    norm = asked.model == "cnn_norm"
+    cnn = Network(10, filters=(16, 32), padding="SAME", pooled=(0, 1), norm=norm, initial="torch")
     return {
         "model": {"name": "mlp", "hidden": 200, "init": "torch"} if asked.model == "mlp" else cnn,
         "method": "fedavg",

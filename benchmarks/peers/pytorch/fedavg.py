@@ -33,7 +33,7 @@ def main() -> None:
 def one_round(model: nn.Module, cohort: list[tuple[torch.Tensor, torch.Tensor]], batch: int, lr: float) -> None:
     """Train every client from the model it is sent; the model becomes their mean by examples."""
     sent = {name: leaf.clone() for name, leaf in model.state_dict().items()}
-    mean = {name: torch.zeros_like(leaf) for name, leaf in sent.items()}
+    mean = {name: torch.zeros_like(leaf, dtype=torch.float32) for name, leaf in sent.items()}
     total = sum(len(y) for _, y in cohort)
     for x, y in cohort:
         model.load_state_dict(sent)
