@@ -207,7 +207,7 @@ class Convolved(nn.Module):
 
 
 class Twice(nn.Module):
-    """Looks at its examples a second time, at twice their values, at each row, or takes them through a layer again."""
+    """Looks at its examples a second time, at twice their values, or row by row, or goes through a layer again."""
 
     how: str
 
@@ -215,6 +215,8 @@ class Twice(nn.Module):
     def __call__(self, x):
         if self.how == "by row":
             x = nn.Dense(3)(x)
+        if self.how == "as rows":
+            x = nn.Dense(3)(x.reshape(-1, x.shape[-1])).reshape(x.shape[0], -1)
         x = x.reshape(x.shape[0], -1)
         layer = nn.Dense(x.shape[1])
         if self.how == "scaled":
@@ -228,7 +230,7 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize(
     ("how", "found"),
-    [("once", True), ("scaled", False), ("skipped", False), ("repeated", False), ("by row", False)],
+    [("once", True), ("scaled", False), ("skipped", False), ("repeated", False), ("by row", False), ("as rows", False)],
 )
 def test_a_first_layer_is_found_only_where_it_alone_sees_the_examples(how, found):
     assert (models.task(Twice(how), SHAPE, tiny.CLASSES).first is not None) == found

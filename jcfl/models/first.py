@@ -13,6 +13,7 @@ For linen modules `first_dense` finds such a layer and verifies the conditions o
 they do not hold has `first = None`, and runs on the general path.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,12 +55,12 @@ def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | N
 
 
 def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | None:
-    """The first dense layer called, if it takes vectors and its user has not chosen its type or how it is computed."""
+    """The first dense layer called, if it takes examples as vectors and its user chose neither type nor product."""
     called: list[tuple[nn.Dense, Array]] = []
     on_call = lambda entry, layer, x: called.append((layer, x)) if isinstance(layer, nn.Dense) else None
     x = jax.ShapeDtypeStruct((2, *shape), jnp.result_type(float))
     jax.eval_shape(lambda model, x: runner.run(model, x, None, None, on_call)[0], model, x)
-    if not called or called[0][1].ndim != 2:
+    if not called or called[0][1].shape != (2, math.prod(shape)):
         return None
     dense, _ = called[0]
     return dense if dense.dtype is dense.dot_general is dense.dot_general_cls is None else None
