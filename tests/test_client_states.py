@@ -1,6 +1,7 @@
 """States of clients on the host: the figures that they have on the device, resumed elsewhere, and what is refused."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -106,6 +107,19 @@ def test_rows_that_were_not_replaced_take_no_room():
     np.testing.assert_array_equal(found["a"], [[[1, 1], [1, 2]]])
     np.testing.assert_array_equal(found["b"], [[0, 3]])
     assert table.written.tolist() == [False, True, False] and int(kept.turn) == 1
+
+
+def test_means_over_parts_of_the_models_keep_dtypes_and_are_summed_as_floats(monkeypatch):
+    monkeypatch.setattr(onhost, "AT_A_TIME", dict.fromkeys(onhost.AT_A_TIME, 1))
+    models = {"half": jnp.asarray([256, 1, 1, 1, 1, 2], jnp.bfloat16), "n": jnp.arange(6), "x": jnp.arange(6) / 2}
+    default = jax.tree.map(lambda leaf: leaf[:2], models)
+    group, one = jnp.array([0, 0, 0, 0, 0, 1]), jnp.ones(6)
+    clusters, mean = jax.jit(onhost.means)(group, one, one, models, default)
+    dtypes = lambda tree: jax.tree.map(lambda leaf: leaf.dtype, tree)
+    assert dtypes(clusters) == dtypes(mean) == dtypes(models)
+    floats = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf, float), tree)
+    tiny.same(floats(clusters), {"half": [52, 2], "n": [2, 5], "x": [1, 2.5]})
+    tiny.same(floats(mean), {"half": 43.75, "n": 2, "x": 1.25})  # 262 / 6 is 43.75 in eight bits
 
 
 @pytest.mark.parametrize("room", [2**20, 0], ids=["in memory", "in a file"])

@@ -566,3 +566,38 @@ def test_an_engine_is_chosen_by_name_by_price_or_not_at_all():
         tiny.built(fedavg(shared_update="sequential"), here.with_context(engine="one_by_one"))
     with pytest.raises(InputError, match="unknown engine 'one_by_on'; did you mean 'one_by_one'"):
         tiny.built(fedavg(), here.with_context(engine="one_by_on"))
+
+
+class Half(nn.Module):
+    """Parameters of half precision, and a variable that counts the steps of training."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        steps = self.variable("stats", "steps", lambda: jnp.zeros((), jnp.int32))
+        if train:
+            steps.value += 1
+        layer = lambda width: nn.Dense(width, param_dtype=jnp.bfloat16)
+        return layer(tiny.CLASSES)(nn.tanh(layer(5)(x.reshape(x.shape[0], -1))))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "chosen"),
+    [
+        ("fedavg", {}, "general"),
+        ("ifca", {"clusters": 2}, "general"),
+        ("fesem", {"clusters": 2}, "general"),
+        ("stocfl", {"tau": 0.3}, "factored"),
+    ],
+)
+def test_means_of_equal_models_are_these_models_in_every_dtype(method, options, chosen):
+    """Forty clients, one at a time: summed in eight bits, or as whole numbers, they would add up to something else."""
+    data = tiny.federation((6,) * 40)
+    task = networks.task(Half(), (4, 4, 1), tiny.CLASSES)
+    here = tiny.setting(chunk=1, data=data, lr=1e-9, epochs=1, batch_size="full")
+    states = tiny.run(tiny.built(method, here.with_context(task=task, engine=chosen), **options), 2, data=data)
+    trained = np.bincount(states.labels[-1], minlength=trees.count(trees.take(states.clusters, 0))) > 0
+    for leaf in jax.tree.leaves(states.clusters["params"]):
+        assert leaf.dtype == jnp.bfloat16
+        np.testing.assert_allclose(*leaf[[-1, 0]][:, trained].astype(float), rtol=0, atol=1e-6)
+    assert (states.clusters["stats"]["steps"][-1, trained] == 2).all()
+    assert states.shared["stats"]["steps"].tolist() == [0, 1, 2]

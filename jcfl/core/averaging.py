@@ -57,7 +57,7 @@ def median(labels: Array, weights: Array, uploads: Models, default: Models) -> M
 
     def middle(leaf: Array, kept: Array) -> Array:
         ranked = sorted_by(group, leaf)
-        return rounded(ranked[lower] * 0.5 + ranked[upper] * 0.5, kept)
+        return trees.rounded(ranked[lower] * 0.5 + ranked[upper] * 0.5, kept)
 
     return trees.select(n > 0, jax.tree.map(middle, uploads, default), default)
 
@@ -172,7 +172,7 @@ def mean_by(group: Array, weights: Array, rows: Models, like: Models) -> Models:
     """The weighted mean of every cluster's rows, in the dtypes of `like` [k, ...]; zero for a cluster without rows."""
     k = trees.count(like)
     share = shares(group, weights, k)
-    return jax.tree.map(lambda leaf, kept: rounded(sum_by(group, share, leaf, k), kept), rows, like)
+    return jax.tree.map(lambda leaf, kept: trees.rounded(sum_by(group, share, leaf, k), kept), rows, like)
 
 
 def shares(group: Array, weights: Array, k: int) -> Array:
@@ -206,9 +206,3 @@ def zeros_for(rows: Models, k: int) -> Models:
 def as_floats(leaf: Array) -> Array:
     """A leaf as floats; a leaf of floats is returned as it is."""
     return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.asarray(leaf, jnp.result_type(float))
-
-
-def rounded(value: Array, kept: Model) -> Array:
-    """A mean in the dtype of the leaf `kept`; it is rounded if that dtype is not a float's."""
-    whole = not jnp.issubdtype(kept.dtype, jnp.floating)
-    return (jnp.rint(value) if whole else value).astype(kept.dtype)

@@ -38,7 +38,8 @@ class Participants(struct.PyTreeNode):
 CohortTraining = Callable[[Key, State, Participants, Federation, bool], tuple[Models, Model, Upload]]
 """Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
 
-A cluster in which nobody trains keeps its model. The states that clients keep are returned even if `keep` is false and
+The means have the dtypes of sums, see `trees.sum_dtype`, or those of the models. A cluster in which nobody trains keeps
+its model. The states that clients keep are returned even if `keep` is false and
 the models are not."""
 
 
@@ -209,7 +210,7 @@ def sums_of_devices(found: Models, mine: Array, trained: Array, clusters: Models
         rows = trees.take(found, some)
         sums = jax.lax.psum(trees.select(mine[some], rows, jax.tree.map(jnp.zeros_like, rows)), "clients")
         place = jnp.where(trained[some], some, trained.size)
-        return jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), clusters, sums)
+        return jax.tree.map(lambda all_, one: all_.at[place].set(trees.rounded(one, all_), mode="drop"), clusters, sums)
 
     if len(slots) == 1:
         return exchange(0, clusters)
@@ -250,9 +251,10 @@ def cluster_shares(state: State, federation: Federation) -> Array:
 
 def empty_sums(state: State) -> tuple[Models, Model]:
     """Sums of zero, for every cluster and for the cohort; models on the host are replaced, as each has one client."""
+    common = trees.zeros_after(state.labels[0] >= -1, trees.for_sums(state.shared))
     if isinstance(state.clusters, HostRows):
-        return state.clusters, trees.zeros_after(state.labels[0] >= -1, state.shared)
-    return trees.zeros_after(state.labels[0] >= -1, (state.clusters, state.shared))
+        return state.clusters, common
+    return trees.zeros_after(state.labels[0] >= -1, trees.for_sums(state.clusters)), common
 
 
 def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> tuple[Models, Model]:
@@ -272,6 +274,13 @@ def averages(state: State, participants: Participants, uploads: Upload) -> tuple
     """The clusters' means and the cohort's, of uploads that were kept [s, ...], as `CohortTraining` returns them."""
     clusters, common = sums_with(empty_sums(state), participants, uploads)
     return trees.select(trained_clusters(participants, state), clusters, state.clusters), common
+
+
+def rounded(state: State, clusters: Models, common: Model) -> tuple[Models, Model]:
+    """The clusters' means and the cohort's in the dtypes of the models."""
+    if not isinstance(clusters, HostRows):
+        clusters = jax.tree.map(trees.rounded, clusters, state.clusters)
+    return clusters, jax.tree.map(trees.rounded, common, state.shared)
 
 
 def train_chunk(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:

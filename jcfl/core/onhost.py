@@ -127,16 +127,15 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
 
     def add(sums: tuple[Models, Model], part: tuple[Array, ...]) -> tuple[tuple[Models, Model], None]:
         who, label, near, wide = part
-        rows = jax.tree.map(averaging.as_floats, trees.take(models, who))
+        rows = jax.tree.map(lambda leaf: leaf.astype(trees.sum_dtype(leaf)), trees.take(models, who))
         clusters = jax.tree.map(lambda sum, leaf: sum + averaging.sum_by(label, near, leaf, k), sums[0], rows)
         return (clusters, jax.tree.map(jnp.add, sums[1], trees.mean(wide, rows))), None
 
-    zeros = lambda leaf: jnp.zeros(leaf.shape, averaging.as_floats(leaf).dtype)
-    start = jax.tree.map(zeros, (default, like))
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), trees.for_sums((default, like)))
     size = rows_at_a_time(models, like)
     parts = tuple(chunked(array, size) for array in (jnp.arange(m), group, near, wide))
     (clusters, mean), _ = jax.lax.scan(add, start, parts)
-    clusters, mean = jax.tree.map(averaging.rounded, (clusters, mean), (default, like))
+    clusters, mean = jax.tree.map(trees.rounded, (clusters, mean), (default, like))
     return trees.select(averaging.sizes(group, k) > 0, clusters, default), mean
 
 

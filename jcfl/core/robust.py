@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core.averaging import as_floats, mean_by, median, present_labels, rounded, sizes, weighted_mean, zeros_for
+from jcfl.core.averaging import as_floats, mean_by, median, present_labels, sizes, weighted_mean, zeros_for
 from jcfl.types import Array, Models
 
 
@@ -67,7 +67,7 @@ def geometric_median(
         return mean_by(here, pull, real, like)
 
     center = jax.lax.fori_loop(0, iterations, step, median(labels, weights, real, like))
-    center = jax.tree.map(rounded, center, default)
+    center = jax.tree.map(trees.rounded, center, default)
     return trees.select(sizes(group, k) > 0, center, default)
 
 
@@ -91,7 +91,7 @@ def norm_bound(labels: Array, weights: Array, uploads: Models, default: Models, 
         limit = jnp.full(length.shape, bound)
     scale = jnp.where(jnp.isfinite(length), jnp.minimum(1, limit / jnp.maximum(length, 1e-30)), 0.0)
     clipped = jax.tree.map(
-        lambda old, update, kept: rounded(
+        lambda old, update, kept: trees.rounded(
             as_floats(old) + jnp.where(trees.wide(scale > 0, update), trees.wide(scale, update) * update, 0), kept
         ),
         start,

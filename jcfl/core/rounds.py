@@ -103,7 +103,11 @@ def first_state(
     models = jax.vmap(task.init)(jax.random.split(model_key, k)) if distinct else alike()
     if tied:
         models = parts.with_part(models, trees.stack(parts.part_of(first, tied), k))
-    shared = jax.tree.map(lambda leaf: leaf.mean(0), models) if distinct and not method.trains_shared else first
+    shared = (
+        jax.tree.map(lambda leaf: trees.rounded(leaf.mean(0), leaf), models)
+        if distinct and not method.trains_shared
+        else first
+    )
     own = {name: onhost.begun(tables.get(name), begin(first), m) for name, begin in kept.items()}
     beside = server.first_server_state(method, first, k)
     if context.faults.on_divergence == "drop_cluster":
@@ -182,7 +186,7 @@ def training(method: Method, context: Context, keep: bool):
             models, common = engine.averages(view, participants, uploads)
             state = state.replace(clients=view.clients, server=view.server)
             uploads = uploads if keep else Upload((), (), uploads.own)
-        models, common = noising.completed(method, view, participants, models, common)
+        models, common = engine.rounded(view, *noising.completed(method, view, participants, models, common))
         if method.train.models == "all":
             models = trees.take(models, 0)
             weight = jnp.broadcast_to(weight[0], (trees.count(state.clusters),))
@@ -233,7 +237,8 @@ def with_mean_gradient(method: Method, context: Context, key: Key, state: State,
     sampled = sample(key, context.population, available(method, context, state, federation))
     view = state.replace(clients={})
     participants, _ = engine.participants_of(view, sampled, federation, server.by_size)
-    found, _, _ = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
+    sums = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
+    found, _ = engine.rounded(view, *sums[:2])
     return state.replace(server=state.server | {"gradient": found["params"]})
 
 

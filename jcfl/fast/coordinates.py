@@ -131,7 +131,7 @@ def sum_in_coordinates(first: First, x: Array, weights: Array, rows: Model) -> M
     if not jax.tree.leaves(rows):
         return rows
     at = first_layer(first, rows)
-    rest = trees.mean(weights, with_first_layer(first, rows, at.a))
+    rest = trees.take(trees.sums(weights[None], with_first_layer(first, rows, at.a)), 0)
     b = (trees.wide(weights, at.b) * at.b).reshape(-1, at.b.shape[-1])
     return with_first_layer(first, rest, LayerSum(first_layer(first, rest), x.reshape(-1, x.shape[-1]).T @ b, b.sum(0)))
 

@@ -237,7 +237,9 @@ def train_tiles(
         def close(clusters: Models, common: Model, place: Array, share: Callable[[Model], Model]):
             layers = [first_layer(first, model) for model in models[:references]]
             mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
-            clusters = jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), clusters, mean)
+            clusters = jax.tree.map(
+                lambda all_, one: all_.at[place].set(trees.rounded(one, all_), mode="drop"), clusters, mean
+            )
             return clusters, optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.
@@ -254,7 +256,7 @@ def train_tiles(
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
     if begun is None:
         kept = jax.tree.map(lambda leaf: jnp.zeros((s, *leaf.shape[1:]), leaf.dtype), shapes[1])
-        begun = state.clusters, trees.zeros_after(state.labels[0] >= -1, state.shared), kept
+        begun = state.clusters, engine.empty_sums(state)[1], kept
     # One loop over all tiles: a GPU has to get the end of a loop from the host, and would wait for it at every cluster.
     return jax.lax.fori_loop(0, tiles.used, add, (*begun, optax.tree.zeros_like(shapes[0])))[:3]
 

@@ -205,7 +205,7 @@ def sums_with_clients(
     _, d, h = matrix.shape
     tiles = chunks.tiles_of(jnp.where(slot < 0, k, slot), k + 1, min(SUMMED, slot.size))
     members = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
-    rest = trees.mix(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
+    rest = trees.sums(members, jax.tree.map(lambda leaf: leaf[: slot.size], psi.rest))
 
     def add(turn: Array, total: Array) -> Array:
         row = tiles.row[turn]

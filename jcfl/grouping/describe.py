@@ -15,6 +15,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
+from jcfl import trees
 from jcfl.core import chunks, describing, parts
 from jcfl.core.context import Context
 from jcfl.core.describing import Description
@@ -263,8 +264,9 @@ class Accumulated(Update):
 
 
 def vectors_of(represent: Represent, models: Models) -> Array:
-    """The part of each model that is compared, as vectors. [s, ...] -> [s, d]"""
-    return jax.vmap(lambda model: ravel_pytree(represent(model))[0])(models)
+    """The part of each model that is compared, as vectors. [s, ...] -> [s, d] of single precision or more"""
+    exact = lambda part: jax.tree.map(lambda leaf: leaf.astype(trees.sum_dtype(leaf)), part)
+    return jax.vmap(lambda model: ravel_pytree(exact(represent(model)))[0])(models)
 
 
 def updates(models: Models, sent: Models) -> Models:

@@ -116,7 +116,7 @@ def sums_with_clients(
         return slabs.sums_with_clients(settings.describe, psi, slot, sums, federation)
     came = jax.nn.one_hot(slot, k, axis=0)  # [k, s]
     if psi is not None:
-        return optax.tree.add(sums, trees.mix(came, psi))
+        return optax.tree.add(sums, trees.sums(came, psi))
     parts = (
         chunks.chunked(who, settings.tile),
         chunks.chunked_with_zeros(new, settings.tile),
@@ -125,7 +125,7 @@ def sums_with_clients(
 
     def add(sums, part):
         who, new, came = part
-        return optax.tree.add(sums, trees.mix(came.T, descriptions(settings, memory, who, new, federation)[0])), None
+        return optax.tree.add(sums, trees.sums(came.T, descriptions(settings, memory, who, new, federation)[0])), None
 
     return jax.lax.scan(add, sums, parts)[0]
 

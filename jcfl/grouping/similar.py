@@ -31,7 +31,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         model, k = anchor(key, state), trees.count(state.clusters)
         data = trees.take(chunks.gather(federation, federation.train, jnp.zeros(1, jnp.int32)), 0)
         psi, _ = jax.eval_shape(settings.describe.__call__, model, data, key)
-        sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), leaf.dtype), psi)
+        sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), trees.sum_dtype(leaf)), psi)
         described = jnp.zeros_like(state.labels)
         memory = MergeMemory(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key, described)
         return state.replace(memory=memory)
@@ -213,7 +213,7 @@ def exchanged(settings: Settings, state: State, due: Array, federation: Federati
     stays, psi, fresh = anew(who, before, trust)
     from_ = jax.nn.one_hot(jnp.where(due, state.labels[who], -1), k, axis=0)  # [k, c]
     to = from_ * stays
-    change = optax.tree.sub(trees.mix(to, psi), trees.mix(from_, before))
+    change = optax.tree.sub(trees.sums(to, psi), trees.sums(from_, before))
     cross = trees.inner(change, memory.sums)
     noise = from_ @ (1 - trust) - to @ (1 - fresh)
     gram = memory.gram + cross + cross.T + trees.inner(change, change) + jnp.diag(noise)

@@ -46,14 +46,37 @@ def parameters(model: Model) -> int:
 
 def inner(a: Models, b: Models) -> Array:
     """Inner products of every row of `a` [p, ...] with every row of `b` [q, ...]. [p, q]"""
-    rows = lambda leaf: leaf.reshape(leaf.shape[0], -1)
+    rows = lambda leaf: leaf.reshape(leaf.shape[0], -1).astype(sum_dtype(leaf))
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return jnp.stack([jnp.matmul(rows(x), rows(y).T, precision=EXACT) for x, y in pairs]).sum(0)
 
 
+def sums(weights: Array, stacked: Models) -> Models:
+    """Every row of `weights` [p, k] times the k models, in the dtypes of sums. [p, ...]"""
+    one = lambda leaf: jnp.tensordot(weights, leaf, 1, precision=EXACT).astype(sum_dtype(leaf))
+    return jax.tree.map(one, stacked)
+
+
 def mix(weights: Array, stacked: Models) -> Models:
-    """Every row of `weights` [p, k] times the k models. [p, ...]"""
-    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1, precision=EXACT).astype(leaf.dtype), stacked)
+    """Every row of `weights` [p, k] times the k models, in their dtypes. [p, ...]"""
+    return jax.tree.map(rounded, sums(weights, stacked), stacked)
+
+
+def sum_dtype(leaf: Any) -> jnp.dtype:
+    """The dtype in which a leaf is summed: half precision would lose digits, and an integer's share is no integer."""
+    real = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
+    return jnp.promote_types(real, jnp.float32)
+
+
+def for_sums(tree: Any) -> Any:
+    """The shapes of a tree, with the dtypes in which its leaves are summed."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf)), tree)
+
+
+def rounded(value: Array, kept: Any) -> Array:
+    """A mean in the dtype of the leaf `kept`; it is rounded if that dtype is not a float's."""
+    whole = not jnp.issubdtype(kept.dtype, jnp.floating)
+    return (jnp.rint(value) if whole else value).astype(kept.dtype)
 
 
 def mean(weights: Array, stacked: Models) -> Model:
