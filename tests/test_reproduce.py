@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import yaml
@@ -16,7 +17,8 @@ from jcfl.runs import reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
 from jcfl.runs.reproducing import judging, outcomes, tables
 from jcfl.runs.reproducing.judging import Printed
-from jcfl.view import pages
+from jcfl.view import pages, reproduction
+from jcfl.view.plotting import style
 
 TABLES = tables.shipped()
 
@@ -340,3 +342,19 @@ def test_signs_in_latex_are_escaped():
     assert pages.tex("a_b & 5 % ± |D|") == r"a\_b \& 5 \% $\pm$ \textbar{}D\textbar{}"
     with pytest.raises(InputError):
         tables.find("nowhere.yaml")
+
+
+@pytest.mark.parametrize(("half", "cut"), [(0.05, False), (5.0, True)])
+def test_an_interval_that_dwarfs_the_numbers_is_cut_at_the_panel(half, cut):
+    def cell(printed, mean):
+        ours = {"mean": mean, "interval": [mean - half, mean + half]}
+        return {"printed": {"mean": printed, "std": 0.1}, "ours": ours}
+
+    with matplotlib.rc_context(style.STYLE):
+        _, (axis,) = style.panels(1, 1, 1.0, style.PAGE)
+        reproduction.draw(axis, {"one": cell(0.5, 0.6), "two": cell(0.9, 0.8)})
+    low, high = axis.get_xlim()
+    assert low <= 0.4
+    assert high >= 1.0
+    assert (low > 0.6 - half) == cut
+    assert high - low < 1.5 * 0.6 + 1e-9

@@ -23,6 +23,9 @@ DOUBT = "†"
 COLUMNS, ROW = 4, 0.17
 """Of the figure: panels side by side, and inches of a row."""
 
+ROOM = 0.25
+"""How far a panel goes beyond its numbers at most, as a share of their span."""
+
 
 class Line(NamedTuple):
     """A row of the table: the paper's numbers, and ours below them."""
@@ -175,5 +178,12 @@ def draw(axis: Axes, cells: Mapping[str, Any]) -> None:
     for name, found in points.items():
         y, x, reach = zip(*found, strict=True)
         axis.errorbar(x, y, xerr=reach, linestyle="none", marker="o", ms=3, elinewidth=0.8, label=name, **looks[name])
+    # The interval of two seeds can be many times longer than the numbers are apart: it is cut at the panel's edge.
+    numbers = [*(x - reach for _, x, reach in points["paper"]), *(x + reach for _, x, reach in points["paper"])]
+    numbers += [x for _, x, _ in points["ours"]]
+    room = ROOM * (max(numbers) - min(numbers))
+    if room > 0:
+        low, high = axis.get_xlim()
+        axis.set_xlim(max(low, min(numbers) - room), min(high, max(numbers) + room))
     axis.set_ylim(len(cells) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
