@@ -181,7 +181,7 @@ class Masked(nn.Module):
 
     @nn.compact
     def __call__(self, x, train=False, mask=None):
-        rows = {"mask": mask.reshape(-1, 1, 1, 1)} if self.names and mask is not None else {}
+        rows = {"mask": mask.reshape(-1, 1, 1, 1)} if self.names and mask is not None else {"mask": None}
         x = nn.BatchNorm(**self.options, use_running_average=not train)(nn.Dense(3)(x), **rows)
         return nn.Dense(2)(jnp.sin(x).reshape(x.shape[0], -1))
 
@@ -194,7 +194,7 @@ class MaskedModern(nnx.Module):
         self.last, self.names = nnx.Linear(27, 2, rngs=rngs), names
 
     def __call__(self, x, mask=None):
-        rows = {"mask": mask.reshape(-1, 1, 1, 1)} if self.names and mask is not None else {}
+        rows = {"mask": mask.reshape(-1, 1, 1, 1)} if self.names and mask is not None else {"mask": None}
         x = self.norm(self.first(x), **rows)
         return self.last(jnp.sin(x).reshape(x.shape[0], -1))
 

@@ -39,8 +39,7 @@ CohortTraining = Callable[[Key, State, Participants, Federation, bool], tuple[Mo
 """Trains a cohort: `(round's key, state, cohort, federation, keep) -> (clusters' means, the mean, uploads if kept)`.
 
 The means have the dtypes of sums, see `trees.sum_dtype`, or those of the models. A cluster in which nobody trains keeps
-its model. The states that clients keep are returned even if `keep` is false and
-the models are not."""
+its model. The states that clients keep are returned even if `keep` is false and the models are not."""
 
 
 class Work(NamedTuple):

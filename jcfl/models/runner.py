@@ -104,7 +104,7 @@ def normalised(
     trained = not options.get("use_running_average", layer.use_running_average)
     usual = layer.axis in (-1, x.ndim - 1) and layer.axis_name is None and layer.use_fast_variance
     if not (trained and usual):
-        return norm.call(x, *arguments, **named, mask=mask.reshape(-1, *[1] * (x.ndim - 1)))
+        return norm.call(x, *arguments, **{**named, "mask": mask.reshape(-1, *[1] * (x.ndim - 1))})
     before, now = norm.read(), row_statistics(x, mask)
     norm.write(now)
     out = norm.running(x)
