@@ -123,7 +123,7 @@ def test_means_over_parts_of_the_models_keep_dtypes_and_are_summed_as_floats(mon
 
 
 @pytest.mark.parametrize("room", [2**20, 0], ids=["in memory", "in a file"])
-def test_rows_read_in_a_row_are_copied_once_in_memory_and_never_written_to_a_file(room):
+def test_consecutive_rows_are_a_view_in_memory_and_are_not_written_to_a_file(room):
     table, first = HostTable(4, room), {"a": np.float32([1, 2])}
     table.begin(first)
     table.write(0, np.array([1]), {"a": np.float32([[5, 6]])}, ())

@@ -127,11 +127,11 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
 
     def add(sums: tuple[Models, Model], part: tuple[Array, ...]) -> tuple[tuple[Models, Model], None]:
         who, label, near, wide = part
-        rows = jax.tree.map(lambda leaf: leaf.astype(trees.sum_dtype(leaf)), trees.take(models, who))
+        rows = trees.for_sums(trees.take(models, who))
         clusters = jax.tree.map(lambda sum, leaf: sum + averaging.sum_by(label, near, leaf, k), sums[0], rows)
         return (clusters, jax.tree.map(jnp.add, sums[1], trees.mean(wide, rows))), None
 
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), trees.for_sums((default, like)))
+    start = jax.tree.map(jnp.zeros_like, trees.for_sums((default, like)))
     size = rows_at_a_time(models, like)
     parts = tuple(chunked(array, size) for array in (jnp.arange(m), group, near, wide))
     (clusters, mean), _ = jax.lax.scan(add, start, parts)

@@ -103,11 +103,8 @@ def first_state(
     models = jax.vmap(task.init)(jax.random.split(model_key, k)) if distinct else alike()
     if tied:
         models = parts.with_part(models, trees.stack(parts.part_of(first, tied), k))
-    shared = (
-        jax.tree.map(lambda leaf: trees.rounded(leaf.mean(0), leaf), models)
-        if distinct and not method.trains_shared
-        else first
-    )
+    is_mean = distinct and not method.trains_shared
+    shared = jax.tree.map(lambda leaf: trees.rounded(leaf.mean(0), leaf), models) if is_mean else first
     own = {name: onhost.begun(tables.get(name), begin(first), m) for name, begin in kept.items()}
     beside = server.first_server_state(method, first, k)
     if context.faults.on_divergence == "drop_cluster":

@@ -265,8 +265,7 @@ class Accumulated(Update):
 
 def vectors_of(represent: Represent, models: Models) -> Array:
     """The part of each model that is compared, as vectors. [s, ...] -> [s, d] of single precision or more"""
-    exact = lambda part: jax.tree.map(lambda leaf: leaf.astype(trees.sum_dtype(leaf)), part)
-    return jax.vmap(lambda model: ravel_pytree(exact(represent(model)))[0])(models)
+    return jax.vmap(lambda model: ravel_pytree(trees.for_sums(represent(model)))[0])(models)
 
 
 def updates(models: Models, sent: Models) -> Models:

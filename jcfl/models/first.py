@@ -55,7 +55,7 @@ def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | N
 
 
 def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | None:
-    """The first dense layer called, if it takes examples as vectors and its user chose neither type nor product."""
+    """The first dense layer called; None if it does not take whole examples as vectors, or is not computed as usual."""
     called: list[tuple[nn.Dense, Array]] = []
     on_call = lambda entry, layer, x: called.append((layer, x)) if isinstance(layer, nn.Dense) else None
     x = jax.ShapeDtypeStruct((2, *shape), jnp.result_type(float))

@@ -63,14 +63,14 @@ def mix(weights: Array, stacked: Models) -> Models:
 
 
 def sum_dtype(leaf: Any) -> jnp.dtype:
-    """The dtype in which a leaf is summed: half precision would lose digits, and an integer's share is no integer."""
+    """The dtype in which a leaf is summed: half precision would lose digits, and a weighted integer is no integer."""
     real = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
     return jnp.promote_types(real, jnp.float32)
 
 
 def for_sums(tree: Any) -> Any:
-    """The shapes of a tree, with the dtypes in which its leaves are summed."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf)), tree)
+    """A tree in the dtypes in which its leaves are summed."""
+    return jax.tree.map(lambda leaf: leaf.astype(sum_dtype(leaf)), tree)
 
 
 def rounded(value: Array, kept: Any) -> Array:

@@ -15,7 +15,7 @@ class HostTable:
     """Rows of the leaves of a tree, [m, ...] each, which programs read and replace by callbacks.
 
     All rows begin as one first row, which is kept once. Rows that were not replaced take no room in a file. In memory
-    they take none until a program reads several in a row.
+    they take none until a program reads them as part of consecutive rows.
 
     Args:
         count: how many rows there are, m.
@@ -55,7 +55,7 @@ class HostTable:
     def column(self, index: int, who: np.ndarray) -> np.ndarray:
         """Some rows of one leaf; they may be a view of the table. [..., *leaf]"""
         array, places = self.arrays[index], who.ravel()
-        if in_a_row(places) and self.written[places].all():
+        if are_consecutive(places) and self.written[places].all():
             rows = array[places[0] : places[-1] + 1]
         else:
             rows = np.empty((places.size, *array.shape[1:]), array.dtype)
@@ -67,12 +67,12 @@ class HostTable:
     def read(self, turn: Any, who: Any) -> Any:
         """Some rows, as a tree."""
         who = np.asarray(who)
-        if in_a_row(who.ravel()) and not isinstance(self.arrays[0], np.memmap):
+        if are_consecutive(who.ravel()) and not isinstance(self.arrays[0], np.memmap):
             self.write_first(who.ravel())
         return jax.tree.unflatten(jax.tree.structure(self.like), self.rows(who))
 
     def write_first(self, places: np.ndarray) -> None:
-        """Write the first row into those of the rows `places` [n] that are not written, so that all are a view."""
+        """Write the first row into the rows `places` [n] that are not written; then all can be read as a view."""
         fresh = places[~self.written[places]]
         for array, first in zip(self.arrays, self.first, strict=True):
             array[fresh] = first
@@ -150,8 +150,8 @@ class HostRows(struct.PyTreeNode):
 TURN = jax.ShapeDtypeStruct((), jnp.int32)
 
 
-def in_a_row(places: np.ndarray) -> bool:
-    """Whether each of the rows [n] is the one after the row before it."""
+def are_consecutive(places: np.ndarray) -> bool:
+    """Whether the numbers of rows [n] follow each other without a gap."""
     return places.size > 0 and bool((np.diff(places) == 1).all())
 
 
