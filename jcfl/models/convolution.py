@@ -90,13 +90,14 @@ def product(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], precision:
     """
     (kh, kw, _, o), t = kernel.shape, tile(*kernel.shape)
     sides = [max(size + sum(pad) - k + 1, 0) for size, pad, k in zip(x.shape[1:3], pads, (kh, kw), strict=True)]
-    tiles = [-(-side // t) for side in sides]
-    blocks = [-(-(k + t - 1) // t) for k in (kh, kw)]  # of t × t pixels, in a patch
+    tiles = tuple(-(-side // t) for side in sides)
+    blocks = tuple(-(-(k + t - 1) // t) for k in (kh, kw))  # of t × t pixels, in a patch
     if not math.prod(sides):
         return jnp.zeros((x.shape[0], *sides, o), x.dtype)
-    rows = patches(squares(x, pads, [a + b - 1 for a, b in zip(tiles, blocks, strict=True)], t), tiles, blocks)
-    weights, axis = tiled(kernel, blocks, t)
-    y = lax.dot_general(rows, weights, (((1,), (axis,)), ((), ())), precision=precision)
+    padded = [t * (many + block - 1) for many, block in zip(tiles, blocks, strict=True)]
+    edges = [(pad[0], to - size - pad[0], 0) for pad, to, size in zip(pads, padded, x.shape[1:3], strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    y = multiplied(patches(x, tiles, blocks, t), tiled(kernel, blocks, t), precision)
     if windows and t == 2 and not any(side % 2 for side in sides):
         return y.reshape(-1, *tiles, 4, o)
     y = y.reshape(-1, *tiles, t, t, o).transpose(0, 1, 3, 2, 4, 5)
@@ -144,38 +145,93 @@ def tile(kh: int, kw: int, c: int, o: int) -> int:
     return 2 if (4 * together - one_by_one) * c * o < 32 * (one_by_one - together) * max(c, 16) else 1
 
 
-def squares(x: Array, pads: Sequence[tuple[int, int]], sides: Sequence[int], t: int) -> Array:
-    """Padded images with every t × t pixels side by side, [n, h, w, c] -> [n, *sides, t² · c]."""
-    n, *shape, c = x.shape
-    after = [t * side - size - pad[0] for side, size, pad in zip(sides, shape, pads, strict=True)]
-    edges = [(pad[0], end, 0) for pad, end in zip(pads, after, strict=True)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
-    x = x.reshape(n, sides[0], t, sides[1], t, c).transpose(0, 1, 3, 2, 4, 5)
-    return x.reshape(n, *sides, t * t * c)
+def cut_patches(x: Array, tiles: tuple[int, int], blocks: tuple[int, int], t: int) -> Array:
+    """The patch of every tile of padded images, [n, h, w, c] -> [n · tiles, pixels of a patch · c].
 
+    The part of an image's row that lies in a patch is copied as a whole: XLA copies long parts faster than short ones.
 
-def patches(x: Array, tiles: Sequence[int], blocks: Sequence[int]) -> Array:
-    """The patch of every tile, put together from its blocks, [n, h, w, b] -> [n · tiles, blocks · b]."""
-    x = jnp.concatenate([x[:, :, j : j + tiles[1]] for j in range(blocks[1])], -1)
-    x = jnp.stack([x[:, i : i + tiles[0]] for i in range(blocks[0])], -2)
-    return x.reshape(x.shape[0] * math.prod(tiles), -1)
-
-
-def tiled(kernel: Array, blocks: Sequence[int], t: int) -> tuple[Array, int]:
-    """The matrix of a tile's kernels, and the axis of it that is summed over with the patches.
-
-    Each pixel of the tile has the kernel at its own place in the patch and zeros elsewhere. The longer axis of the
-    matrix comes last, because its gradient then needs fewer transpositions.
+    Args:
+        tiles: their number down and to the right.
+        blocks: of t × t pixels in a patch, down and to the right.
     """
-    kh, kw, c, o = kernel.shape
-    down, right = t * blocks[0] - kh, t * blocks[1] - kw
+    n, h, w, c = x.shape
+    x = x.reshape(n, h, w // t, t * c)
+    x = jnp.concatenate([x[:, :, j : j + tiles[1]] for j in range(blocks[1])], -1)
+    x = x.reshape(n, h // t, t, tiles[1], -1)
+    x = jnp.concatenate([x[:, i : i + tiles[0], k] for i in range(blocks[0]) for k in range(t)], -1)
+    return x.reshape(n * math.prod(tiles), -1)
+
+
+def patches_and_shape(x: Array, tiles: tuple[int, int], blocks: tuple[int, int], t: int) -> tuple[Array, Any]:
+    """The patches, and what their gradient needs."""
+    return cut_patches(x, tiles, blocks, t), x.shape
+
+
+def from_patches(
+    tiles: tuple[int, int], blocks: tuple[int, int], t: int, shape: tuple[int, ...], slope: Array
+) -> tuple[Array]:
+    """The gradient of the images [n, h, w, c] of a shape from that of their patches.
+
+    It is the sum that JAX would find itself. JAX would pad every part to the size of the sum, and XLA would go through
+    all of it for each part.
+    """
+    n, h, _, c = shape
+    slope = slope.reshape(n, *tiles, blocks[0], t, -1).transpose(0, 1, 3, 4, 2, 5)
+    rows = overlapping([slope[:, :, i] for i in range(blocks[0])], 1).reshape(n, h, tiles[1], blocks[1], t * c)
+    return (overlapping([rows[:, :, :, j] for j in range(blocks[1])], 2).reshape(shape),)
+
+
+patches = jax.custom_vjp(cut_patches, nondiff_argnums=(1, 2, 3))
+patches.defvjp(patches_and_shape, from_patches)
+
+
+def overlapping(parts: Sequence[Array], axis: int) -> Array:
+    """The sum of parts of equal shapes, each of which begins one place after the one before it along an axis."""
+    side = parts[0].shape[axis]
+    more = [(0, len(parts) - 1) if each == axis else (0, 0) for each in range(parts[0].ndim)]
+    total = jnp.pad(parts[0], more)
+    for i, part in enumerate(parts[1:], 1):
+        there = lax.slice_in_dim(total, i, i + side, axis=axis)
+        total = lax.dynamic_update_slice_in_dim(total, there + part, i, axis)
+    return total
+
+
+def tiled(kernel: Array, blocks: Sequence[int], t: int) -> Array:
+    """The matrix of a tile's kernels, [kh, kw, c, o] -> [pixels of a patch · c, t² · o].
+
+    Each pixel of the tile has the kernel at its own place in the patch and zeros elsewhere.
+    """
+    down, right = (t * block - k for block, k in zip(blocks, kernel.shape[:2], strict=True))
     shifted = lambda i, j: jnp.pad(kernel, ((i, down - i), (j, right - j), (0, 0), (0, 0)))
-    w = jnp.stack([shifted(i, j) for i in range(t) for j in range(t)])
-    w = w.reshape(t * t, blocks[0], t, blocks[1], t, c, o)
-    inputs, outputs = math.prod(blocks) * t * t * c, t * t * o
-    if inputs < outputs:
-        return w.transpose(1, 3, 2, 4, 5, 0, 6).reshape(inputs, outputs), 0
-    return w.transpose(0, 6, 1, 3, 2, 4, 5).reshape(outputs, inputs), 1
+    w = jnp.stack([shifted(i, j) for i in range(t) for j in range(t)], -2)
+    return w.reshape(-1, t * t * kernel.shape[-1])
+
+
+def multiply(rows: Array, weights: Array, precision: Any) -> Array:
+    """The product of matrices [n, i] and [i, o]."""
+    return jnp.dot(rows, weights, precision=precision)
+
+
+def product_and_factors(rows: Array, weights: Array, precision: Any) -> tuple[Array, tuple[Array, Array]]:
+    """The product, and what its gradients need."""
+    return multiply(rows, weights, precision), (rows, weights)
+
+
+def slopes_of_factors(precision: Any, factors: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    """The gradients of both factors. That of the weights is computed with its longer axis last.
+
+    JAX always puts the slope first. A small product over many rows takes twice as long if its short axis is last.
+    """
+    rows, weights = factors
+    over_rows = (((0,), (0,)), ((), ()))
+    of_rows = lax.dot_general(slope, weights, (((1,), (1,)), ((), ())), precision=precision)
+    if weights.shape[0] < weights.shape[1]:
+        return of_rows, lax.dot_general(rows, slope, over_rows, precision=precision)
+    return of_rows, lax.dot_general(slope, rows, over_rows, precision=precision).T
+
+
+multiplied = jax.custom_vjp(multiply, nondiff_argnums=(2,))
+multiplied.defvjp(product_and_factors, slopes_of_factors)
 
 
 def even(x: Array) -> bool:
@@ -222,11 +278,7 @@ def to_largest(index: Array, slope: Array) -> tuple[Array]:
 
     A product with unit matrices makes the copies, because XLA on a CPU would else compute the slope once for each.
     """
-    *lead, c = index.shape
-    index, slope = index.reshape(-1, c), slope.reshape(-1, c)
-    copies = jnp.dot(slope, jnp.tile(jnp.eye(c, dtype=slope.dtype), 4), precision="highest")
-    there = jnp.concatenate([index == i for i in range(4)], -1)
-    return (jnp.where(there, copies, 0).reshape(*lead, 4, c),)
+    return (jnp.stack([jnp.where(index == i, slope, 0) for i in range(4)], -2),)
 
 
 pool.defvjp(largest, to_largest)
