@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from jcfl import registry
 from jcfl.errors import InputError
 from jcfl.models import Network, build, task
-from jcfl.models.networks import few_outputs
 
 KEY = jax.random.key(0)
 COUNTS = [
@@ -354,15 +353,3 @@ def test_bad_modules_are_refused_in_one_line(told):
     with pytest.raises(InputError) as refusal:
         BAD[told]()
     assert told in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-def test_the_heads_gradient_is_that_of_a_plain_product():
-    """Of kernel and examples, for one client and for several side by side."""
-    x, kernel, slope = (
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 5, 7), (3, 7, 4), (3, 5, 4)])
-    )
-    for product in (jax.vmap(few_outputs), jax.jit(jax.vmap(few_outputs))):
-        value, back = jax.vjp(product, x, kernel)
-        np.testing.assert_allclose(value, x @ kernel, atol=1e-5)
-        for ours, theirs in zip(back(slope), jax.vjp(jnp.matmul, x, kernel)[1](slope), strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jcfl.models.products import multiplied
 from jcfl.types import Array
 from jcfl.types.target import target
 
@@ -205,33 +206,6 @@ def tiled(kernel: Array, blocks: Sequence[int], t: int) -> Array:
     shifted = lambda i, j: jnp.pad(kernel, ((i, down - i), (j, right - j), (0, 0), (0, 0)))
     w = jnp.stack([shifted(i, j) for i in range(t) for j in range(t)], -2)
     return w.reshape(-1, t * t * kernel.shape[-1])
-
-
-def multiply(rows: Array, weights: Array, precision: Any) -> Array:
-    """The product of matrices [n, i] and [i, o]."""
-    return jnp.dot(rows, weights, precision=precision)
-
-
-def product_and_factors(rows: Array, weights: Array, precision: Any) -> tuple[Array, tuple[Array, Array]]:
-    """The product, and what its gradients need."""
-    return multiply(rows, weights, precision), (rows, weights)
-
-
-def slopes_of_factors(precision: Any, factors: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    """The gradients of both factors. That of the weights is computed with its longer axis last.
-
-    JAX always puts the slope first. A small product over many rows takes twice as long if its short axis is last.
-    """
-    rows, weights = factors
-    over_rows = (((0,), (0,)), ((), ()))
-    of_rows = lax.dot_general(slope, weights, (((1,), (1,)), ((), ())), precision=precision)
-    if weights.shape[0] < weights.shape[1]:
-        return of_rows, lax.dot_general(rows, slope, over_rows, precision=precision)
-    return of_rows, lax.dot_general(slope, rows, over_rows, precision=precision).T
-
-
-multiplied = jax.custom_vjp(multiply, nondiff_argnums=(2,))
-multiplied.defvjp(product_and_factors, slopes_of_factors)
 
 
 def even(x: Array) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jcfl.models.products import dense
 from jcfl.models.runner import (
     CONVOLUTION,
     ROOT,
@@ -53,7 +54,8 @@ def linen_runner(module: nn.Module, shape: tuple[int, ...]) -> Runner:
 def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
     """What linen runs around every call of a method.
 
-    It reports calls of layers to `on_call`, gives `BatchNorm` the mask, and runs convolutions as `CONVOLUTION`.
+    It reports calls of layers to `on_call`, gives `BatchNorm` the mask, and runs convolutions as `CONVOLUTION` and the
+    products of dense layers as `dense`.
     """
     copies: list[nn.Module] = []  # of layers, whose calls are not reported again
 
@@ -75,6 +77,8 @@ def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
                 return normalised(BatchNorm(layer, call, running, *statistics(layer)), args[0], args[1:], kwargs, mask)
         if isinstance(layer, nn.Conv) and can_be_lowered(layer):
             return copied(layer, conv_general_dilated=CONVOLUTION)(*args, **kwargs)
+        if isinstance(layer, nn.Dense) and can_be_multiplied(layer):
+            return copied(layer, dot_general=dense)(*args, **kwargs)
         return call(*args, **kwargs)
 
     return around
@@ -89,6 +93,11 @@ def statistics(layer: nn.BatchNorm) -> tuple[Callable[[], Any], Callable[[Any], 
             layer.put_variable("batch_stats", name, value)
 
     return lambda: [layer.get_variable("batch_stats", name) for name in names], write
+
+
+def can_be_multiplied(layer: nn.Dense) -> bool:
+    """Whether a dense layer of linen is bound and its user has not chosen how it multiplies."""
+    return layer.scope is not None and layer.dot_general is layer.dot_general_cls is None
 
 
 def can_be_lowered(layer: nn.Conv) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import initializers
@@ -55,8 +54,7 @@ class Network(nn.Module):
 
     def setup(self) -> None:
         """The classifier, apart from the rest."""
-        deep = self.filters or self.hidden  # a head alone is a first layer, whose product is nobody's but JAX's
-        self.head = nn.Dense(self.classes, dot_general=dot_few_outputs if deep else None, **self.start())
+        self.head = nn.Dense(self.classes, **self.start())
 
     def __call__(self, x: Array, train: bool = False) -> Array:
         """The logits, [n, ...] -> [n, c]."""
@@ -89,29 +87,6 @@ class Network(nn.Module):
     def start(self) -> dict[str, Any]:
         """How a layer's parameters begin."""
         return {"kernel_init": INITIAL[self.initial], "param_dtype": jnp.result_type(float)}
-
-
-def dot_few_outputs(x: Array, kernel: Array, *dimensions: Any, **precision: Any) -> Array:
-    """`jax.lax.dot_general` as a dense layer calls it, for a kernel with few outputs. [n, f], [f, c] -> [n, c]"""
-    return few_outputs(x, kernel) if x.ndim == 2 else jax.lax.dot_general(x, kernel, *dimensions, **precision)
-
-
-@jax.custom_vjp
-def few_outputs(x: Array, kernel: Array) -> Array:
-    """The product `x @ kernel`; the gradient of the kernel is computed with its long axis last.
-
-    Without a barrier, XLA would transpose the product again; for many clients on a CPU that takes three times as long.
-    """
-    return x @ kernel
-
-
-def few_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    """The gradients of examples [n, f] and kernel [f, c]."""
-    x, kernel = kept
-    return slope @ kernel.T, jax.lax.optimization_barrier(slope.T @ x).T
-
-
-few_outputs.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), few_backward)
 
 
 def images(x: Array) -> Array:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jcfl.errors import InputError
+from jcfl.models.products import dense
 from jcfl.models.runner import (
     CONVOLUTION,
     ROOT,
@@ -143,13 +144,15 @@ def observable(module: nnx.Module, *kinds: Any) -> tuple[Any, ...]:
 
     Every layer below the root knows its entry and has its `reporting` class in the graph: a module that is merged from
     the graph has such layers from the start, and no existing object gets another class. Convolutions whose user has not
-    chosen how they run do so as `CONVOLUTION`.
+    chosen how they run do so as `CONVOLUTION`, and products of dense layers as `dense`.
     """
     for path, layer in list(nnx.iter_graph(module)):
         if path and is_layer(type(layer)):
             setattr(layer, ENTRY, ".".join(map(str, path)))
         if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is jax.lax.conv_general_dilated:
             layer.conv_general_dilated = CONVOLUTION
+        if isinstance(layer, nnx.Linear) and layer.dot_general is jax.lax.dot_general:
+            layer.dot_general = dense
     graph, *states = nnx.split(module, *kinds)
     root, *rest = graph.nodes
     return dataclasses.replace(graph, nodes=[root, *map(with_reporting_class, rest)]), *states
