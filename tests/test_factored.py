@@ -261,7 +261,7 @@ def test_the_first_and_the_last_tile_of_every_cluster_are_found(tile):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about a CPU's cores")
 def test_cores_as_devices_favour_training_in_general():
     """Clients of 300 images, 2 epochs in batches of 32: factored on one device, in general on one for every core."""
-    mlp = registry.find("model", "mlp")((28, 28, 1), 10, hidden=200)
+    mlp = registry.find("model", "mlp")((28, 28, 1), 10, hidden=800)
     setting = tiny.setting(epochs=2, batch_size=32).with_population(shape=(28, 28, 1), width=300)
     work = engines.Work(lambda task: None, mlp, setting.context.trainer, (), False, True)  # pyright: ignore
     several = [setting.with_resources(devices=devices).context for devices in (1, 2)]

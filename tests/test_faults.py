@@ -58,13 +58,20 @@ def krum_by_loops(rows: np.ndarray, share: float, several: bool) -> np.ndarray:
     return rows[best].mean(0)
 
 
+FAR = 1e7
+"""How far away a row is beside which single precision knows no distances between the others."""
+
+
+@pytest.mark.parametrize("far", [0, FAR])
 @pytest.mark.parametrize("several", [False, True])
-def test_krum_is_its_loops(several):
-    found = flat(robust.krum(LABELS, WEIGHTS, uploads(), default(), share=0.3, several=several))
+def test_krum_is_its_loops(several, far):
+    """Also if an upload that is absent and one that is hostile are far away from all others."""
+    rows = jax.tree.map(lambda leaf: leaf[[3, 1, 2, 0, 4, 7, 6, 5, 8, 9]], uploads())  # the first is not the nearest
+    rows["params"]["a"][[1, 4]] += far
+    found = flat(robust.krum(LABELS, WEIGHTS, rows, default(), share=0.3, several=several))
     for cluster in (0, 1):
-        np.testing.assert_allclose(
-            found[cluster], krum_by_loops(flat(uploads())[of_cluster(cluster)], 0.3, several), rtol=1e-5
-        )
+        own = flat(rows)[of_cluster(cluster)].astype(float)
+        np.testing.assert_allclose(found[cluster], krum_by_loops(own, 0.3, several), rtol=1e-5)
     assert (found[2] == 7).all(), "a cluster without clients keeps its model"
 
 
@@ -186,10 +193,13 @@ def test_suspects_are_far_from_the_median():
     assert list(found) == [False, False, False, True, False]
 
 
-def test_outlier_factors_are_scikit_learns():
+@pytest.mark.parametrize("far", [20, FAR])
+def test_outlier_factors_are_scikit_learns(far):
+    """Also if a row that is absent and one that is hostile are far away from all others."""
     rng = np.random.default_rng(2)
     rows = {"a": rng.normal(size=(24, 3, 2)).astype(np.float32), "b": rng.normal(size=(24, 4)).astype(np.float32)}
-    rows["b"][[3, 17]] += 20
+    rows["b"][17] += 20
+    rows["b"][[3, 8]] += far
     labels, present = np.arange(24) % 3, np.arange(24) != 8
     labels[[2, 5, 11]] = 3  # a cluster of three, with fewer neighbours
     found = np.asarray(jax.jit(robust.local_outlier_factors)(labels, present, rows))

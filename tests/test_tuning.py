@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from jcfl.fast import factored
 from jcfl.runs import experiment, tuning
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.runs.sections import Tuned
@@ -17,7 +18,7 @@ from tests import tiny
 
 MLP = {"model": {"name": "mlp", "hidden": 5}, "train": {"lr": 0.1, "steps": 2}, "rounds": 4}
 FULL = {"lr": 0.1, "epochs": 5, "batch_size": "full"}
-"""Training for which the constants choose the factored engine."""
+"""Training for which the constants of `seconds` choose the factored engine."""
 CNN = MLP | {"model": {"name": "cnn_fashion"}}
 
 
@@ -31,6 +32,7 @@ def seconds(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "SHORTEST", 0.0)
     monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
     monkeypatch.setattr(tuning, "spare_devices", lambda plan, title: 1)  # whatever other tests made of this process
+    monkeypatch.setitem(factored.PACE, "cpu", (0.35, 1.0))  # on which the meaning of FULL rests
     found = {}
 
     def measure(trial, tuned):

@@ -32,7 +32,7 @@ def krum(
     n = sizes(group, k)
     f = jnp.floor(share * n * (1 + 4 * jnp.finfo(jnp.float32).eps)).astype(int)  # [k]
     mates = (group[:, None] == group) & (group < k)[:, None] & ~jnp.eye(s, dtype=bool)
-    nearest = jnp.sort(jnp.where(mates, squared_distances(uploads), jnp.inf), axis=1)  # [s, s]
+    nearest = jnp.sort(jnp.where(mates, squared_distances(uploads, group < k), jnp.inf), axis=1)  # [s, s]
     counted = jnp.arange(s) < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))[near][:, None]
     score = jnp.where(counted & jnp.isfinite(nearest), nearest, 0).sum(1)
     score = jnp.where(jnp.isfinite(norms(uploads)), score, jnp.inf)
@@ -116,7 +116,7 @@ def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighb
     """
     real = present & jnp.isfinite(norms(rows))
     mates = (labels[:, None] == labels) & real[:, None] & real & ~jnp.eye(labels.size, dtype=bool)
-    far = jnp.sqrt(jnp.where(mates, squared_distances(rows), jnp.inf))
+    far = jnp.sqrt(jnp.where(mates, squared_distances(rows, present), jnp.inf))
     order = jnp.argsort(far, axis=1, stable=True)  # [s, s], the nearest first
     others = mates.sum(1)
     number = jnp.minimum(neighbours, (others + 1) // 2)  # [s]
@@ -129,11 +129,19 @@ def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighb
     return around / jnp.maximum(number * density, 1e-30)
 
 
-def squared_distances(rows: Models) -> Array:
-    """The squared Euclidean distances between all rows. [s, ...] -> [s, s]"""
-    rows = jax.tree.map(as_floats, rows)
-    origin = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0).mean(0, keepdims=True), rows)
-    rows = jax.tree.map(jnp.subtract, rows, origin)  # uploads are alike: without their mean, products lose less
+def squared_distances(rows: Models, present: Array) -> Array:
+    """The squared Euclidean distances between all rows, [s, ...] -> [s, s]; exact between those that are present.
+
+    Products lose less of them if the rows lie near the origin, which is therefore moved to the mean of the rows. A row
+    that is longer than the median of those present counts as if it had this length: hostile uploads far away from all
+    others would else move the origin with them, and all distances between the others would be zero but for rounding.
+    """
+    rows, lengths = jax.tree.map(as_floats, rows), norms(rows)
+    real = present & jnp.isfinite(lengths)
+    limit = jnp.nan_to_num(jnp.nanmedian(jnp.where(real, lengths, jnp.nan)))
+    scale = jnp.where(real, jnp.minimum(1, limit / jnp.maximum(lengths, 1e-30)), 0) / jnp.maximum(real.sum(), 1)
+    origin = trees.sums(scale[None], jax.tree.map(lambda leaf: jnp.where(trees.wide(real, leaf), leaf, 0), rows))
+    rows = jax.tree.map(jnp.subtract, rows, origin)
     squares, inner = row_squares(rows), trees.inner(rows, rows)
     return jnp.maximum(squares[:, None] + squares - 2 * inner, 0)
 
