@@ -95,6 +95,16 @@ def test_a_long_shared_start_does_not_eat_the_digits(metric):
     np.testing.assert_array_equal(kmeans.distances(points, centres, metric).argmin(1), expected.argmin(1))
 
 
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_a_centre_far_away_does_not_eat_the_digits(k):
+    """Such as the model of a hostile client, or of one whose training diverges."""
+    rng = np.random.default_rng(12)
+    points, centres = (rng.normal(size=(rows, 400)).astype(np.float32) for rows in (12, k))
+    centres[k // 2] += 1e6
+    expected = cdist(points.astype(float), centres.astype(float), "sqeuclidean")
+    np.testing.assert_allclose(kmeans.distances(points, centres), expected, rtol=1e-4)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from(sorted(SCIPY)))
 def test_distances(seed, metric):

@@ -194,7 +194,8 @@ def comparison(
     flat = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
     rows = jnp.concatenate([flat(own), flat(trees.take(state.clusters, clusters))])
     upper = np.triu_indices(len(rows), 1)
-    centred = products(rows - rows.mean(0))  # so that small distances of long vectors keep their digits
+    middle = trees.steady_mean(rows, jnp.isfinite(rows).all(1))
+    centred = products(rows - middle)  # so that small distances of long vectors keep their digits
     square = jnp.diagonal(centred)
     distance = jnp.sqrt(jnp.maximum(square[:, None] + square - 2 * centred, 0))
     return {

@@ -132,15 +132,12 @@ def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighb
 def squared_distances(rows: Models, present: Array) -> Array:
     """The squared Euclidean distances between all rows, [s, ...] -> [s, s]; exact between those that are present.
 
-    Products lose less of them if the rows lie near the origin, which is therefore moved to the mean of the rows. A row
-    that is longer than the median of those present counts as if it had this length: hostile uploads far away from all
-    others would else move the origin with them, and all distances between the others would be zero but for rounding.
+    Products lose less of them if the rows lie near the origin, which is therefore moved to a mean of those present. A
+    usual mean would follow a hostile upload that is far away from all others, and all distances between the others
+    would be rounding errors.
     """
-    rows, lengths = jax.tree.map(as_floats, rows), norms(rows)
-    real = present & jnp.isfinite(lengths)
-    limit = jnp.nan_to_num(jnp.nanmedian(jnp.where(real, lengths, jnp.nan)))
-    scale = jnp.where(real, jnp.minimum(1, limit / jnp.maximum(lengths, 1e-30)), 0) / jnp.maximum(real.sum(), 1)
-    origin = trees.sums(scale[None], jax.tree.map(lambda leaf: jnp.where(trees.wide(real, leaf), leaf, 0), rows))
+    rows = jax.tree.map(as_floats, rows)
+    origin = trees.steady_mean(rows, present & jnp.isfinite(norms(rows)))
     rows = jax.tree.map(jnp.subtract, rows, origin)
     squares, inner = row_squares(rows), trees.inner(rows, rows)
     return jnp.maximum(squares[:, None] + squares - 2 * inner, 0)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jcfl.trees import EXACT
+from jcfl.trees import EXACT, steady_mean
 from jcfl.types import Array, Key
 
 Metric = Literal["euclidean", "l1", "cosine"]
@@ -152,9 +152,9 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
 
 def euclidean(points: Array, centres: Array) -> Array:
     """‖x − c‖², [m, k]."""
-    # The vectors of client models are long, and their differences are small. The mean of the centres is subtracted
-    # before the square is expanded, so that the differences keep their digits.
-    origin = centres.mean(0)
+    # The vectors of client models are long, and their differences are small. A mean of the centres is subtracted before
+    # the square is expanded, so that the differences keep their digits; also if one of the centres is far away.
+    origin = steady_mean(centres, jnp.isfinite(centres).all(1))
     points, centres = points - origin, centres - origin
     square = (points**2).sum(1)[:, None] + (centres**2).sum(1) - 2 * jnp.matmul(points, centres.T, precision=EXACT)
     return jnp.maximum(square, 0)
