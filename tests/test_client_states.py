@@ -1,5 +1,7 @@
 """States of clients on the host: the figures that they have on the device, resumed elsewhere, and what is refused."""
 
+import errno
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 import jcfl
 from jcfl import InputError
 from jcfl.core import context, onhost
+from jcfl.errors import Unwritable
 from jcfl.methods.ifca import ifca
 from jcfl.runs import plan
+from jcfl.trees import rows
 from jcfl.trees.rows import HostRows, HostTable
 from tests import tiny
 from tests.test_large import attended
@@ -146,3 +150,16 @@ def test_rows_are_those_that_were_written(replaced, who):
     for found in (dict(zip("ab", table.rows(who), strict=True)), table.read(0, who)):
         np.testing.assert_array_equal(found["a"], np.where(kept[:, None], new, [-1, -2])[who])
         np.testing.assert_array_equal(found["b"], np.where(kept, new[:, 0], -3)[who])
+
+
+@pytest.mark.parametrize("where", [(rows.os, "pwrite"), (rows.tempfile, "TemporaryFile")], ids=["writing", "making"])
+def test_a_full_disk_is_an_error_and_does_not_kill_the_process(where, monkeypatch, tmp_path):
+    """The system kills a process that writes to mapped memory for which the disk has no room."""
+
+    def full(*args, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(onhost, "SHARE", 2**60)
+    monkeypatch.setattr(*where, full)
+    with pytest.raises(Unwritable, match=r"clients' states cannot be written to /.*: No space left .*; set TMPDIR"):
+        run(CASES["fesem"], client_states="host", out=tmp_path / "run")

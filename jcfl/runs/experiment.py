@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
+from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError, Unwritable
 from jcfl.nested import flat
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
@@ -314,7 +315,16 @@ def compiled_to_fit(run: Run, compiling: programs.Compiling) -> programs.Program
 
 
 def replan(run: Run, error: Exception) -> None:
-    """Halve the clients that a run trains at a time, if the error says that memory ran out; else raise the error."""
+    """Halve the clients that a run trains at a time, if the error says that memory ran out; else raise the error.
+
+    Of what a callback raised, XLA passes on only the text.
+
+    Raises:
+        Unwritable: a callback could not write to a file.
+    """
+    unwritable = re.search(r"OSError: \[Errno \d+\] (.+)", str(error))
+    if unwritable:
+        raise Unwritable(unwritable[1]) from None
     short = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
     less = smaller(run.plan) if short else None
     if less is None:

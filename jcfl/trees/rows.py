@@ -1,9 +1,11 @@
 """Rows that stay in the host's memory, or in a file, while programs on a device read and replace some of them."""
 
 import math
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,7 @@ class HostTable:
         self.first = [np.asarray(leaf) for leaf in jax.tree.leaves(first)]
         self.written[:] = False
         if not self.arrays:
-            made = np.zeros if self.bytes <= self.room else in_file
+            made = np.zeros if self.bytes <= self.room else InFile
             self.arrays = [made((self.count, *leaf.shape), leaf.dtype) for leaf in self.first]
         return np.zeros((), np.int32)
 
@@ -84,7 +86,7 @@ class HostTable:
         for array, leaf in zip(self.arrays, jax.tree.leaves(rows), strict=True):
             for place, row in zip(who, np.asarray(leaf), strict=True):  # with an array of places it would be two copies
                 if place < self.count:
-                    array[place] = row
+                    put(array, place, row[None])
         self.written[who[who < self.count]] = True
         return np.asarray(turn) + np.int32(1)
 
@@ -106,7 +108,7 @@ class Column:
         """Replace all rows."""
         start, array = 0, self.table.arrays[self.index]
         for block in blocks:
-            array[start : start + len(block)] = block.view(self.dtype)
+            put(array, start, block.view(self.dtype))
             start += len(block)
         self.table.written[:] = True
 
@@ -150,12 +152,59 @@ class HostRows(struct.PyTreeNode):
 TURN = jax.ShapeDtypeStruct((), jnp.int32)
 
 
+def put(array: np.ndarray, start: int, rows: np.ndarray) -> None:
+    """Replace the rows of an array from `start` on by `rows` [n, ...]."""
+    if isinstance(array, InFile):
+        array.replace_rows(start, rows)
+    else:
+        array[start : start + len(rows)] = rows
+
+
 def are_consecutive(places: np.ndarray) -> bool:
     """Whether the numbers of rows [n] follow each other without a gap."""
     return places.size > 0 and bool((np.diff(places) == 1).all())
 
 
-def in_file(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """An array in a nameless file where temporary files are (TMPDIR), which takes no room before it is written."""
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, kind, "w+", shape=shape)
+class InFile(np.memmap):
+    """An array in a nameless file where temporary files are (TMPDIR), which takes no room before it is written.
+
+    It is read as memory is, and written as a file is: the system kills a process that writes to memory for which the
+    disk has no room, and a write to a file is an error that can be reported.
+    """
+
+    file: Any
+
+    def __new__(cls, shape: tuple[int, ...], kind: np.dtype) -> "InFile":
+        """Zeros.
+
+        Raises:
+            OSError: the disk is full, or temporary files cannot be made.
+        """
+        with explained():
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the array
+            array = cast("InFile", super().__new__(cls, file, kind, "w+", shape=shape))
+        array.file = file
+        return array
+
+    def replace_rows(self, start: int, rows: np.ndarray) -> None:
+        """Replace the rows from `start` on by `rows` [n, ...].
+
+        Raises:
+            OSError: the disk is full.
+        """
+        left = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
+        place = int(start) * math.prod(self.shape[1:]) * self.itemsize
+        with explained():
+            while left:
+                done = os.pwrite(self.file.fileno(), left, place)
+                left, place = left[done:], place + done
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors of the system say what could not be written, and what the user can do."""
+    try:
+        yield
+    except OSError as error:
+        where = f"clients' states cannot be written to {tempfile.gettempdir()}"
+        raise OSError(error.errno, f"{where}: {error.strerror}; set TMPDIR to a folder with more room") from None
