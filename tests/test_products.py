@@ -44,6 +44,8 @@ def test_a_dense_layers_product_takes_any_examples(shape):
     near(*(dot(x, kernel, dimensions, precision="highest") for dot in (dense, jax.lax.dot_general)))
     near(*(jax.grad(lambda k: (dot(x, k, dimensions) ** 2).sum())(kernel) for dot in (dense, jax.lax.dot_general)))
     near(dense(x.astype(int), kernel.astype(int), dimensions), x.astype(int) @ kernel.astype(int))
+    half = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    assert dense(*half, dimensions, preferred_element_type=jnp.float32).dtype == jnp.float32
 
 
 class Linen(nn.Module):

@@ -43,8 +43,9 @@ def task(
     to take the mask itself. Running statistics and other mutable collections are part of the model. Dropout draws from
     the key.
 
-    The module itself is never changed. Its convolutions run as `jcfl.models.convolution` says, unless the user chose
-    another `conv_general_dilated`.
+    The module itself is never changed. Its convolutions run as `jcfl.models.convolution` says and its dense layers as
+    `jcfl.models.products`, unless the user chose another `conv_general_dilated` or `dot_general`. jcfl's
+    cannot be differentiated in forward mode (`jax.jvp`).
 
     Args:
         module: a linen module, or a class or function that makes an NNX module from `rngs` (so that every cluster can

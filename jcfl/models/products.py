@@ -26,7 +26,7 @@ def dense(x: Array, kernel: Array, dimensions: Any, precision: Any = None, **mor
         [..., o]
     """
     usual = x.ndim > 1 and kernel.ndim == 2 and dimensions == (((x.ndim - 1,), (0,)), ((), ()))
-    if not usual or x.dtype != kernel.dtype or set(more.values()) > {None} or 0 in x.shape:
+    if not usual or x.dtype != kernel.dtype or any(value is not None for value in more.values()) or 0 in x.shape:
         return lax.dot_general(x, kernel, dimensions, precision=precision, **more)
     rows = x.reshape(math.prod(x.shape[:-1]), -1)
     return multiplied(rows, kernel, precision).reshape(*x.shape[:-1], -1)
