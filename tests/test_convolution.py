@@ -11,6 +11,7 @@ from jcfl.models import Network, build, task
 from jcfl.models.convolution import convolution, lowering, relu_pool, tile
 from jcfl.runs import experiment
 from tests import tiny
+from tests.odd import called_oddly
 
 KEY = jax.random.key(0)
 PAPERS = [  # each network, and both precisions
@@ -180,16 +181,11 @@ class Standardized(nn.Conv):
 
 
 class Odd(nn.Module):
-    """Convolutions that are called in unusual ways: twice, by a keyword, rematerialised, of a user's class, scanned."""
+    """Convolutions that are called in unusual ways."""
 
     @nn.compact
     def __call__(self, x):
-        twice = nn.Conv(2, (3, 3))
-        x = twice(inputs=twice(nn.Conv(2, (1, 1))(x)))
-        x = nn.remat(nn.Conv)(2, (3, 3))(Standardized(2, (3, 3))(x))
-        step = lambda layer, x, _: (layer(x), None)
-        axes = {"variable_broadcast": "params", "split_rngs": {"params": False}, "length": 2}
-        x, _ = nn.scan(step, **axes)(nn.Conv(2, (3, 3), name="scanned"), x, None)
+        x = called_oddly(nn.Conv, Standardized, {"features": 2, "kernel_size": (3, 3)}, x)
         return nn.Dense(3)(x.reshape(x.shape[0], -1))
 
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jcfl.models import task
 from jcfl.models.products import FEW, WIDE, dense, multiplied
+from tests.odd import called_oddly
 
 KEY = jax.random.key(0)
 ROWS = [(5, 7, 4), (5, WIDE + 20, WIDE), (2 * FEW, WIDE + 20, WIDE), (5, 4, 9)]  # rows, inputs, outputs
@@ -83,16 +84,11 @@ class Doubled(nn.Dense):
 
 
 class Odd(nn.Module):
-    """Dense layers called in unusual ways: on tokens, twice, by a keyword, rematerialised, scanned, subclassed."""
+    """Dense layers that are called in unusual ways, and on tokens."""
 
     @nn.compact
     def __call__(self, x):
-        twice = nn.Dense(6)
-        x = twice(inputs=twice(nn.Dense(6)(x)))
-        x = nn.remat(nn.Dense)(6)(Doubled(6)(x))
-        step = lambda layer, x, _: (layer(x), None)
-        axes = {"variable_broadcast": "params", "split_rngs": {"params": False}, "length": 2}
-        x, _ = nn.scan(step, **axes)(nn.Dense(6, name="scanned"), x, None)
+        x = called_oddly(nn.Dense, Doubled, {"features": 6}, x)
         x = nn.WeightNorm(nn.Dense(6))(nn.RNN(nn.SimpleCell(6))(nn.MultiHeadDotProductAttention(2)(x)))
         return nn.Dense(3)(x.reshape(x.shape[0], -1))
 

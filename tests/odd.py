@@ -1,0 +1,22 @@
+"""Layers of linen that are called in unusual ways."""
+
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+
+def called_oddly(layer: type[nn.Module], own: type[nn.Module], options: dict[str, Any], x: jax.Array) -> jax.Array:
+    """The output of layers that are called twice, by a keyword, rematerialised, of a user's class, and scanned.
+
+    Args:
+        layer: the class of the layers.
+        own: the user's class.
+        options: of every layer, whose outputs are as many as the inputs of the next.
+    """
+    twice = layer(**options)
+    x = twice(inputs=twice(layer(**options)(x)))
+    x = nn.remat(layer)(**options)(own(**options)(x))
+    step = lambda layer, x, _: (layer(x), None)
+    axes = {"variable_broadcast": "params", "split_rngs": {"params": False}, "length": 2}
+    return nn.scan(step, **axes)(layer(**options, name="scanned"), x, None)[0]
