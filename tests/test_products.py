@@ -11,7 +11,7 @@ from flax import nnx
 
 from jcfl.models import task
 from jcfl.models.products import FEW, WIDE, dense, multiplied
-from tests.odd import called_oddly
+from tests.odd import called_oddly, gradients
 
 KEY = jax.random.key(0)
 ROWS = [(5, 7, 4), (5, WIDE + 20, WIDE), (2 * FEW, WIDE + 20, WIDE), (5, 4, 9)]  # rows, inputs, outputs
@@ -94,11 +94,7 @@ class Odd(nn.Module):
 
 
 def test_dense_layers_called_in_unusual_ways_have_the_same_numbers():
-    one, x = task(Odd(), (4, 5), 3), jax.random.normal(KEY, (2, 4, 5))
-    model = one.init(KEY)
-    assert jax.tree.structure(model) == jax.tree.structure(Odd().init(KEY, x))
-    value = lambda answer: jax.grad(lambda params: (answer({"params": params}) ** 2).sum())(model["params"])
-    near(value(lambda model: one.apply(model, x, key=KEY)[0]), value(lambda model: Odd().apply(model, x)))
+    near(*gradients(task(Odd(), (4, 5), 3), Odd(), jax.random.normal(KEY, (2, 4, 5)), KEY))
 
 
 def test_a_product_that_the_user_chose_is_left():

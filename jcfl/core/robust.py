@@ -32,10 +32,11 @@ def krum(
     n = sizes(group, k)
     f = jnp.floor(share * n * (1 + 4 * jnp.finfo(jnp.float32).eps)).astype(int)  # [k]
     mates = (group[:, None] == group) & (group < k)[:, None] & ~jnp.eye(s, dtype=bool)
-    nearest = jnp.sort(jnp.where(mates, squared_distances(uploads, group < k), jnp.inf), axis=1)  # [s, s]
+    finite = jnp.isfinite(norms(uploads))
+    nearest = jnp.sort(jnp.where(mates, squared_distances(uploads, (group < k) & finite), jnp.inf), axis=1)  # [s, s]
     counted = jnp.arange(s) < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))[near][:, None]
     score = jnp.where(counted & jnp.isfinite(nearest), nearest, 0).sum(1)
-    score = jnp.where(jnp.isfinite(norms(uploads)), score, jnp.inf)
+    score = jnp.where(finite, score, jnp.inf)
     ahead = mates & ((score < score[:, None]) | ((score == score[:, None]) & (jnp.arange(s) < jnp.arange(s)[:, None])))
     taken = (n - f if several else jnp.ones(k, int))[near]
     chosen = (group < k) & (ahead.sum(1) < taken)
@@ -116,7 +117,7 @@ def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighb
     """
     real = present & jnp.isfinite(norms(rows))
     mates = (labels[:, None] == labels) & real[:, None] & real & ~jnp.eye(labels.size, dtype=bool)
-    far = jnp.sqrt(jnp.where(mates, squared_distances(rows, present), jnp.inf))
+    far = jnp.sqrt(jnp.where(mates, squared_distances(rows, real), jnp.inf))
     order = jnp.argsort(far, axis=1, stable=True)  # [s, s], the nearest first
     others = mates.sum(1)
     number = jnp.minimum(neighbours, (others + 1) // 2)  # [s]
@@ -129,25 +130,19 @@ def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighb
     return around / jnp.maximum(number * density, 1e-30)
 
 
-def squared_distances(rows: Models, present: Array) -> Array:
-    """The squared Euclidean distances between all rows, [s, ...] -> [s, s]; exact between those that are present.
+def squared_distances(rows: Models, real: Array) -> Array:
+    """The squared Euclidean distances between all rows. [s, ...] -> [s, s]
 
-    Products lose less of them if the rows lie near the origin, which is therefore moved to a mean of those present. A
-    usual mean would follow a hostile upload that is far away from all others, and all distances between the others
-    would be rounding errors.
+    They are computed by products, which lose fewer digits if the rows lie near the origin. The origin is therefore
+    moved to a mean of the real rows, those that are present and finite. The usual mean would follow a hostile upload
+    far away, and all distances between the others would be rounding errors.
     """
     rows = jax.tree.map(as_floats, rows)
-    origin = trees.steady_mean(rows, present & jnp.isfinite(norms(rows)))
-    rows = jax.tree.map(jnp.subtract, rows, origin)
-    squares, inner = row_squares(rows), trees.inner(rows, rows)
+    rows = jax.tree.map(jnp.subtract, rows, trees.steady_mean(rows, real))
+    squares, inner = trees.row_squares(rows), trees.inner(rows, rows)
     return jnp.maximum(squares[:, None] + squares - 2 * inner, 0)
 
 
 def norms(rows: Models) -> Array:
     """The Euclidean norm of every row. [s, ...] -> [s]"""
-    return jnp.sqrt(row_squares(jax.tree.map(as_floats, rows)))
-
-
-def row_squares(rows: Models) -> Array:
-    """The sum of the squares of every row. [s, ...] -> [s]"""
-    return jnp.stack([(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(rows)]).sum(0)
+    return jnp.sqrt(trees.row_squares(jax.tree.map(as_floats, rows)))

@@ -44,8 +44,8 @@ def task(
     the key.
 
     The module itself is never changed. Its convolutions run as `jcfl.models.convolution` says and its dense layers as
-    `jcfl.models.products`, unless the user chose another `conv_general_dilated` or `dot_general`. jcfl's
-    cannot be differentiated in forward mode (`jax.jvp`).
+    `jcfl.models.products`, unless the user chose another `conv_general_dilated` or `dot_general`. Layers
+    that run in this way cannot be differentiated in forward mode (`jax.jvp`).
 
     Args:
         module: a linen module, or a class or function that makes an NNX module from `rngs` (so that every cluster can

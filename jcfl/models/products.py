@@ -10,9 +10,9 @@ from jax import lax
 from jcfl.types import Array
 
 WIDE = 64
-"""From so many outputs on, a gradient that is computed transposed takes longer to turn than it saves."""
+"""From so many outputs on, a gradient that is computed transposed costs more to transpose back than it saves."""
 FEW = 128
-"""Rows of which the product takes so little time that it matters how its result is turned."""
+"""With at most so many rows, transposing the gradient takes a large part of the time of its product."""
 
 
 def dense(x: Array, kernel: Array, dimensions: Any, precision: Any = None, **more: Any) -> Array:
@@ -45,9 +45,9 @@ def product_and_factors(rows: Array, weights: Array, precision: Any) -> tuple[Ar
 def gradients(precision: Any, factors: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     """The gradients of rows and weights from that of their product.
 
-    JAX always computes the transposed gradient of the weights, [o, i]. XLA turns it while the weights are updated, and
-    that takes longer than the product of a few rows. Where it is faster all the same, a barrier keeps XLA from turning
-    the factors of many clients.
+    JAX always computes the transposed gradient of the weights, [o, i]. XLA transposes it back while the weights are
+    updated, which takes longer than the product of a few rows. For narrow layers and for many rows the transposed
+    gradient is still faster. The barrier keeps XLA from transposing the factors of many clients instead.
     """
     rows, weights = factors
     n, (i, o) = len(rows), weights.shape

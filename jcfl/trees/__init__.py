@@ -84,6 +84,11 @@ def mean(weights: Array, stacked: Models) -> Model:
     return take(mix(weights[None], stacked), 0)
 
 
+def row_squares(rows: Models) -> Array:
+    """The sum of the squares of every row. [s, ...] -> [s]"""
+    return jnp.stack([(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(rows)]).sum(0)
+
+
 def steady_mean(rows: Models, real: Array) -> Models:
     """A mean of rows [s, ...] that few rows far away cannot move by much, in the dtypes of sums. [1, ...]
 
@@ -92,9 +97,8 @@ def steady_mean(rows: Models, real: Array) -> Models:
     Args:
         real: the rows that count. [s] bool
     """
-    rows = jax.tree.map(lambda leaf: jnp.where(wide(real, leaf), leaf, 0).astype(sum_dtype(leaf)), rows)
-    squares = [(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(rows)]
-    lengths, number = jnp.sqrt(jnp.stack(squares).sum(0)), real.sum()
+    rows = for_sums(jax.tree.map(lambda leaf: jnp.where(wide(real, leaf), leaf, 0), rows))
+    lengths, number = jnp.sqrt(row_squares(rows)), real.sum()
     limit = jnp.sort(jnp.where(real, lengths, jnp.inf))[jnp.maximum(number - 1, 0) // 2]
     scale = jnp.where(real, jnp.minimum(1, limit / jnp.maximum(lengths, 1e-30)), 0)
     return sums(scale[None] / jnp.maximum(number, 1), rows)
