@@ -1,6 +1,7 @@
 """States of clients on the host: the figures that they have on the device, resumed elsewhere, and what is refused."""
 
 import errno
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ import pytest
 import jcfl
 from jcfl import InputError
 from jcfl.core import context, onhost
-from jcfl.errors import Unwritable
+from jcfl.errors import Notice, Unwritable
 from jcfl.methods.ifca import ifca
-from jcfl.runs import plan
+from jcfl.runs import disk, plan
 from jcfl.trees import rows
 from jcfl.trees.rows import HostRows, HostTable
 from tests import tiny
@@ -30,6 +31,11 @@ CASES = {
 def run(given, federation=None, **more):
     base = {"model": tiny.task(), "rounds": 4, "evaluate_every": 2, "participation": 0.5, "train": TRAIN}
     return jcfl.run(federation or attended(), **base | {"engine": "general"} | given | more)
+
+
+def built(**given):
+    """The plan of a run."""
+    return plan.planned(*plan.config_and_objects(attended(), {"model": tiny.task(), "participation": 0.5, **given}))
 
 
 def leaves(state):
@@ -76,9 +82,6 @@ def test_seeds_do_not_see_the_rows_of_those_before(tmp_path):
 
 
 def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):
-    built = lambda **given: plan.planned(
-        *plan.config_and_objects(attended(), {"model": tiny.task(), "participation": 0.5, **given})
-    )
     assert built(method="fesem").config.client_states == "device"
     monkeypatch.setattr(context, "free_memory", lambda: 4 * 8 * 4 * 171)  # a quarter of it holds no eight models
     assert built(method="fesem").config.client_states == "host"
@@ -163,3 +166,37 @@ def test_a_full_disk_is_an_error_and_does_not_kill_the_process(where, monkeypatc
     monkeypatch.setattr(*where, full)
     with pytest.raises(Unwritable, match=r"clients' states cannot be written to /.*: No space left .*; set TMPDIR"):
         run(CASES["fesem"], client_states="host", out=tmp_path / "run")
+
+
+def test_checkpoints_that_cannot_fit_are_refused_and_those_that_may_not_are_named(monkeypatch, tmp_path):
+    """FeSEM's checkpoint has the models of all clients. Two are kept, also while another one is written."""
+    folder, usage = tmp_path / "run", shutil.disk_usage(tmp_path)
+    go = lambda: run(CASES["fesem"], client_states="host", out=folder)
+    with_room = lambda free: monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+    go()
+    (file,) = folder.glob("checkpoints/*/*.npz")
+    size = built(**CASES["fesem"], client_states="host").needs.checkpoint
+    assert 8 * 4 * 171 < size < file.stat().st_size
+    shutil.rmtree(folder)
+    with_room(size - 1)
+    with pytest.raises(InputError, match=r"checkpoints would take .* in .*run, and .* are free; give another folder"):
+        go()
+    assert not folder.exists()
+    with_room(2 * size)
+    with pytest.warns(Notice, match=r"this run may write up to .* to .*run, and .* are free"):
+        go()
+    assert (folder / "summary.json").exists()
+    shutil.rmtree(folder)
+    with_room(3 * size)
+    go()
+
+
+def test_states_in_a_file_are_counted_where_temporary_files_are(monkeypatch, tmp_path):
+    need = built(**CASES["fesem"], client_states="host").needs
+    assert need.rows > 8 * 4 * 171 and need.checkpoint == need.states + need.rows
+    monkeypatch.setattr(onhost, "SHARE", 2**60)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=need.rows))
+    disk.check(need, None)
+    with pytest.warns(Notice, match=r"up to .* to /.* and .* to .*out, and"):
+        disk.check(need._replace(checkpoint=0, checkpoints=1), tmp_path / "out")

@@ -45,7 +45,12 @@ def tables(method: Method, context: Context, kept: Mapping[str, Any]) -> dict[st
     names = [OWN] * method.group.alone + [name for name in LARGE if name in kept]
     if names:
         refuse(method, context, "model" in names or OWN in names)
-    return {name: HostTable(context.population.clients, available_memory() // SHARE) for name in names}
+    return {name: HostTable(context.population.clients, room()) for name in names}
+
+
+def room() -> int:
+    """How many bytes of rows are kept in memory at most."""
+    return available_memory() // SHARE
 
 
 def refuse(method: Method, context: Context, whole: bool) -> None:
@@ -75,6 +80,12 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is not None:
         raise InputError(f"client_states: host is not possible for {method.name}: {reason}; set client_states: device")
+
+
+def row_bytes(state: State) -> int:
+    """How many bytes the states of all clients on the host take; shapes are enough."""
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, HostRows))
+    return sum(part.table.bytes for part in parts if isinstance(part, HostRows))
 
 
 def begun(table: HostTable | None, row: Model, count: int) -> Models:

@@ -19,7 +19,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
-from jcfl.runs import automatic, bars, devices, hosts, loop, programs, trackers, tuning
+from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
 from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
@@ -181,8 +181,8 @@ def execute(
         allow_versions: whether to go on with what other versions have made.
 
     Raises:
-        InputError: a tracker cannot be had, or what the folder holds is another run's; nothing is written. Or the disk
-            is full.
+        InputError: a tracker cannot be had, what the folder holds is another run's, or the disk has no room for the
+            checkpoints; nothing is written. Or the disk has become full.
         TrainingError: a model of every method stopped being finite; what was measured until then is written.
         Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
 
@@ -190,6 +190,7 @@ def execute(
         the main method's history; its `others` are those of the other methods. A method of several that diverged has
         the reason as `failed` in its summary.
     """
+    disk.check(plan.needs, out)
     plan = tuning.tuned(plan)
     several = len(plan.config.methods) > 1
     here = plan._replace(federation=jax.device_get(plan.federation)) if hosts.several() else plan

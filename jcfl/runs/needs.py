@@ -1,7 +1,7 @@
 """What a run needs before it begins: bytes on the device and on the host, and steps of local training."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from jcfl.core.context import Context
 from jcfl.core.memory import free_memory
 from jcfl.errors import available_memory, refuse_beyond_memory
+from jcfl.results.checkpoints import KEPT
 from jcfl.runs.config import Config
 from jcfl.runs.devices import over_hosts
 from jcfl.types import Federation
@@ -36,7 +37,10 @@ class Needs(NamedTuple):
     place: Literal["device", "host"]  # where programs find the examples
     states: int  # bytes of the models and memories of the seeds that run side by side, of the largest method
     predictions: int  # bytes of the predictions of all test examples at an evaluation
+    rows: int  # bytes of the clients' states that stay on the host, of the largest method
     history: int  # bytes on the host of all evaluations of the largest method
+    checkpoint: int  # bytes of the largest checkpoint, if the run is written
+    checkpoints: int  # bytes of one checkpoint of every method and seed
     evaluations: int  # of every seed
     local_steps: int  # steps of local training in all rounds, clients, seeds and methods; 0 where nothing is trained
 
@@ -49,21 +53,26 @@ class Needs(NamedTuple):
             "history": self.history,
         }
         parts |= {f"examples {OUTSIDE[self.place]}": self.outside} if self.outside else {}
+        parts |= {"clients' states on the host": self.rows} if self.rows else {}
         sizes = ", ".join(f"{name} {decimal(size)}" for name, size in parts.items())
-        return f"needs: {sizes} of memory; {self.evaluations:,} evaluations, {self.local_steps:,} local steps"
+        disk = f"up to {decimal(KEPT * self.checkpoints)} of disk for checkpoints"
+        return f"needs: {sizes} of memory; {disk}; {self.evaluations:,} evaluations, {self.local_steps:,} local steps"
 
 
-def needs(config: Config, federation: Federation, context: Context, states: int, trained: int) -> Needs:
+def needs(
+    config: Config, federation: Federation, context: Context, sizes: Sequence[tuple[int, int]], trained: int
+) -> Needs:
     """What a run needs.
 
     Args:
         config: of the run.
         federation: with NumPy or JAX leaves.
         context: of the run.
-        states: bytes of one seed's state, of the largest method.
+        sizes: bytes of one seed's state on the device, and of its clients' states on the host, of each method.
         trained: how many of the methods train.
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
+    states = max(size for size, _ in sizes)
     _, local = context.trainer.rows_and_steps(context.population.width)
     predicted = sum(np.size(split.rows) for name, split in federation.splits.items() if name != "train")
     predictions = 4 * federation.classes * predicted * side_by_side
@@ -80,7 +89,10 @@ def needs(config: Config, federation: Federation, context: Context, states: int,
         place=place,
         states=states * side_by_side,
         predictions=predictions,
+        rows=max(rows for _, rows in sizes),
         history=history_bytes(config, context.population.clients),
+        checkpoint=max(size + rows for size, rows in sizes) * side_by_side,
+        checkpoints=sum(size + rows for size, rows in sizes) * config.seeds,
         evaluations=evaluations(config),
         local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
     )

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jcfl import data, models, registry
-from jcfl.core import memory
+from jcfl.core import memory, onhost
 from jcfl.core.compile import compile
 from jcfl.core.context import Context, Resources
 from jcfl.core.context import context as make_context
@@ -146,14 +146,15 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
             algorithms = algorithms_of(config, context, objects)
         except InputError:
             raise too_large from None
-    most = max(state_bytes(item, federation) for item in algorithms.values())
+    sizes = [state_bytes(item, federation) for item in algorithms.values()]
+    most = max(size for size, _ in sizes)
     if context.resources.states_on_host and config.seeds_in_one:
         raise InputError("client_states: host keeps one run's states; set seeds_in_one: false")
     if config.seeds_in_one is None:
         small = most * config.seeds <= SMALL and not context.resources.states_on_host
         config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and small})
     trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
-    need = needs(config, federation, context, most, trained)
+    need = needs(config, federation, context, sizes, trained)
     refuse_beyond_device(need, federation)
     if need.place == "host":
         federation = devices.with_examples_on_host(federation)
@@ -349,9 +350,10 @@ def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[st
     return {title: algorithm_by_options(one, context, objects)({}) for title, one in alone.items()}
 
 
-def state_bytes(algorithm: Algorithm, federation: Federation) -> int:
-    """How many bytes an algorithm's state takes."""
-    return bytes_of(jax.eval_shape(algorithm.init, jax.random.key(0), federation))
+def state_bytes(algorithm: Algorithm, federation: Federation) -> tuple[int, int]:
+    """How many bytes an algorithm's state takes on the device, and how many its clients' states take on the host."""
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
+    return bytes_of(state), onhost.row_bytes(state)
 
 
 def registered_name(piece: Piece, section: str) -> str:
