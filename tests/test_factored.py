@@ -207,7 +207,10 @@ class Convolved(nn.Module):
 
 
 class Twice(nn.Module):
-    """Looks at its examples a second time, at twice their values, or row by row, or goes through a layer again."""
+    """Looks at its examples a second time, at twice their values, or row by row, or goes through a layer again.
+
+    Or keeps their mean, or names its layer's input.
+    """
 
     how: str
 
@@ -219,6 +222,10 @@ class Twice(nn.Module):
             x = nn.Dense(3)(x.reshape(-1, x.shape[-1])).reshape(x.shape[0], -1)
         x = x.reshape(x.shape[0], -1)
         layer = nn.Dense(x.shape[1])
+        if self.how == "kept" and self.is_mutable_collection("kept"):
+            self.variable("kept", "mean", jnp.zeros, x.shape[1]).value = x.mean(0)
+        if self.how == "named":
+            return nn.Dense(tiny.CLASSES)(inputs=layer(inputs=x))
         if self.how == "scaled":
             return nn.Dense(tiny.CLASSES)(layer(2 * x))
         if self.how == "skipped":
@@ -230,7 +237,10 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize(
     ("how", "found"),
-    [("once", True), ("scaled", False), ("skipped", False), ("repeated", False), ("by row", False), ("as rows", False)],
+    [
+        *[("once", True), ("scaled", False), ("skipped", False), ("repeated", False), ("by row", False)],
+        *[("as rows", False), ("kept", False), ("named", True)],
+    ],
 )
 def test_a_first_layer_is_found_only_where_it_alone_sees_the_examples(how, found):
     assert (models.task(Twice(how), SHAPE, tiny.CLASSES).first is not None) == found

@@ -212,6 +212,10 @@ def test_a_mapped_file_is_checked_and_not_copied(tmp_path):
         from_clients(file, y[:-1], who)
     with pytest.raises(InputError, match="scale 'standard' is for images"):
         from_clients(file, y, who, scale="standard")
+    with pytest.raises(InputError, match="scale 'standard' is for images"):
+        from_clients(on_disk(tmp_path, x.reshape(40, 2, 2)), y, who, series=True, scale="standard")
+    with pytest.raises(InputError, match="got 5 axes"):
+        from_clients(on_disk(tmp_path, x.reshape(40, 1, 1, 2, 2)), y, who)
     x[7, 2] = np.nan
     with pytest.raises(InputError, match="example 7 of client 3 has a NaN"):
         from_clients(on_disk(tmp_path, x), y, who)

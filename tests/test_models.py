@@ -221,6 +221,44 @@ def test_batch_normalisation_with_a_mask_is_that_of_flax(options, modern):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
 
 
+class Named(nn.Module):
+    """Layers that take their input by name, and batch normalisation of all steps of a series [n, t, c]."""
+
+    flat: bool
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        norm = nn.BatchNorm(use_running_average=not train, momentum=0.0, name="norm")
+        x = nn.Dense(4, name="first")(inputs=x)
+        x = norm(x=x.reshape(-1, 4)).reshape(x.shape) if self.flat else norm(x=x)
+        return nn.Dense(3, name="last")(inputs=jnp.sin(x).mean(1))
+
+
+class NamedModern(nnx.Module):
+    """The same in NNX."""
+
+    def __init__(self, rngs: nnx.Rngs, flat: bool):
+        self.first, self.norm = nnx.Linear(2, 4, rngs=rngs), nnx.BatchNorm(4, momentum=0.0, rngs=rngs)
+        self.last, self.flat = nnx.Linear(4, 3, rngs=rngs), flat
+
+    def __call__(self, x):
+        x = self.first(inputs=x)
+        x = self.norm(x=x.reshape(-1, 4)).reshape(x.shape) if self.flat else self.norm(x=x)
+        return self.last(inputs=jnp.sin(x).mean(1))
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["whole", "flat"])
+@pytest.mark.parametrize("modern", [False, True], ids=["linen", "nnx"])
+def test_layers_whose_input_is_named_are_seen(modern, flat):
+    one = task((lambda rngs: NamedModern(rngs, flat)) if modern else Named(flat), (5, 2), 3)
+    assert one.head == ("last",)
+    model, x = one.init(KEY), jax.random.normal(KEY, (4, 5, 2))
+    assert one.features(model, x).shape == (4, 4)
+    _, after = one.apply(model, x.at[2:].set(100), key=KEY, mask=jnp.arange(4) < 2)
+    first = model["params"]["first"]
+    equal(after["batch_stats"]["norm"]["mean"], (x[:2] @ first["kernel"] + first["bias"]).mean((0, 1)), rtol=1e-4)
+
+
 def test_padding_changes_no_answer_for_real_rows():
     one = task(Network(3, (2,), (), 3, "SAME", (0,), norm=True), (4, 4, 1), 3)
     model, x = jax.jit(one.init)(KEY), jax.random.normal(KEY, (6, 4, 4, 1))

@@ -95,10 +95,9 @@ def from_clients(
 def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) -> Federation:
     """As `from_clients`, with `x` [n, ...] itself as the pool: numbers of its rows are shared out in place of them."""
     numbers = np.arange(len(x), dtype=np.uint32).view(np.uint8)  # of rows, as examples of four pixels
-    as_pixels = numbers.reshape(-1, 4) if x.ndim == 2 else numbers.reshape(-1, 1, 1, 4)
-    given: dict[str, Any] = options | {"series": False}
-    made = from_clients(as_pixels, y, clients, **given)
-    row = np.ascontiguousarray(made.x).view(np.uint32).reshape(-1).astype(np.int32)  # of the file, in the pool's order
+    as_pixels = numbers.reshape(len(x), *[1] * (x.ndim - 2), 4)  # as many axes as `x`, which are checked
+    made = from_clients(as_pixels, y, clients, **options)
+    row = np.ascontiguousarray(made.x).reshape(-1, 4).view(np.uint32)[:, 0].astype(np.int32)  # in the pool's order
     labels = np.zeros(len(x), np.int32)  # of rows that nobody owns too
     labels[row] = made.y
     splits = {name: split.replace(rows=row[split.rows]) for name, split in made.splits.items()}

@@ -39,9 +39,9 @@ def task(
     The module is called on `x` [n, *shape] and returns logits [n, c]. If its `__call__` has a parameter `train`,
     `training`, `is_training`, `deterministic` or `use_running_average`, the parameter says whether the module is being
     trained. If it has a parameter `mask`, [n] bool, the mask says which rows are real; the others are padding, copies
-    of rows of the same client. `BatchNorm` layers always use the real rows alone. Any other layer that mixes rows has
-    to take the mask itself. Running statistics and other mutable collections are part of the model. Dropout draws from
-    the key.
+    of rows of the same client. `BatchNorm` layers use the real rows alone; their input may have several entries of each
+    row next to each other, as `x.reshape(n * t, c)` makes them. Any other layer that mixes rows has to take the mask
+    itself. Running statistics and other mutable collections are part of the model. Dropout draws from the key.
 
     The module itself is never changed. Its convolutions run as `jcfl.models.convolution` says and its dense layers as
     `jcfl.models.products`, unless the user chose another `conv_general_dilated` or `dot_general`. Layers

@@ -7,7 +7,7 @@ the type of the module. A user who writes a `Task` by hand can give a `First` to
 2. The layer is called once in every call of the model, on the examples flattened to [n, d] and changed in no other way.
 3. `first.rest(model, product [n, h], key=, mask=)` equals `task.apply(model, x, key=, mask=)` if `product` is
    `x @ kernel + bias`. It uses neither the examples nor the layer's parameters: the product is the only way from the
-   examples to the logits.
+   examples to the logits and to variables that training changes, such as running statistics.
 
 For linen modules `first_dense` finds such a layer and verifies the conditions on the traced program. A module for which
 they do not hold has `first = None`, and runs on the general path.
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.extend.core import Jaxpr, Var
 
-from jcfl.models.runner import Runner
+from jcfl.models.runner import Runner, layer_input
 from jcfl.types import Array, First, Key, Model
 
 RESHAPES = {"reshape", "squeeze", "expand_dims", "copy"}
@@ -73,7 +73,8 @@ def with_product(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Ca
         layer = context.module
         if context.method_name != "__call__" or layer.path != path:
             return call(*args, **kwargs)
-        inputs.append(args[0])
+        given = layer_input(type(layer), args, kwargs)
+        inputs.append(None if given is None else given[0])
         return product
 
     return around
@@ -86,15 +87,15 @@ def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple
     def run(x: Array, product: Array, model: Model):
         inputs.clear()
         with nn.intercept_methods(with_product(path, product, inputs)):
-            return runner.run(model, x, jax.random.key(0), None)[0], *inputs
+            return runner.run(model, x, jax.random.key(0), None), inputs
 
     kind = jnp.result_type(float)
     x, product = jax.ShapeDtypeStruct((2, *shape), kind), jax.ShapeDtypeStruct((2, width), kind)
     jaxpr = jax.make_jaxpr(run)(x, product, model).jaxpr
-    if len(jaxpr.outvars) != 2:
+    if len(inputs) != 1:
         return False
-    logits, seen = jaxpr.outvars
-    return flattened(jaxpr, seen) and not depends(jaxpr, logits)
+    *others, seen = jaxpr.outvars  # the logits and the variables, then the layer's input
+    return flattened(jaxpr, seen) and not any(depends(jaxpr, out) for out in others)
 
 
 def flattened(jaxpr: Jaxpr, out: Any) -> bool:
@@ -111,6 +112,8 @@ def flattened(jaxpr: Jaxpr, out: Any) -> bool:
 
 def depends(jaxpr: Jaxpr, out: Any) -> bool:
     """Whether `out` may depend on the program's first argument."""
+    if not isinstance(out, Var):  # a constant
+        return False
     touched = {jaxpr.invars[0]}
     for equation in jaxpr.eqns:
         if any(isinstance(var, Var) and var in touched for var in equation.invars):

@@ -16,6 +16,7 @@ from jcfl.models.runner import (
     call_arguments,
     cast_like,
     ignore,
+    layer_input,
     normalised,
     prepared,
 )
@@ -70,11 +71,12 @@ def interceptor(on_call: OnCall, mask: Array | None) -> Callable[..., Any]:
         layer = context.module
         if context.method_name != "__call__" or any(layer is copy for copy in copies):
             return call(*args, **kwargs)
-        if args:
-            on_call(layer.path[0] if layer.path else ROOT, layer, args[0])
+        given = layer_input(type(layer), args, kwargs)
+        if given is not None:
+            on_call(layer.path[0] if layer.path else ROOT, layer, given[0])
             if isinstance(layer, nn.BatchNorm):
                 running = lambda x: copied(layer, use_running_average=True)(x)
-                return normalised(BatchNorm(layer, call, running, *statistics(layer)), args[0], args[1:], kwargs, mask)
+                return normalised(BatchNorm(layer, call, running, *statistics(layer)), *given, mask)
         if isinstance(layer, nn.Conv) and can_be_lowered(layer):
             return copied(layer, conv_general_dilated=CONVOLUTION)(*args, **kwargs)
         if isinstance(layer, nn.Dense) and can_be_multiplied(layer):

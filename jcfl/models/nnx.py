@@ -26,6 +26,7 @@ from jcfl.models.runner import (
     Runner,
     cast_like,
     ignore,
+    layer_input,
     normalised,
     prepared,
 )
@@ -179,13 +180,14 @@ def reporting(kind: type) -> type:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         observer = OBSERVER.get()
-        if observer is not None and args:
-            observer.on_call(getattr(self, ENTRY), self, args[0])
+        given = layer_input(kind, args, kwargs) if observer is not None else None
+        if observer is not None and given is not None:
+            observer.on_call(getattr(self, ENTRY), self, given[0])
             if isinstance(self, nnx.BatchNorm):
                 own = functools.partial(kind.__call__, self)
                 running = functools.partial(own, use_running_average=True)
                 norm = BatchNorm(self, own, running, *statistics(self))
-                return normalised(norm, args[0], args[1:], kwargs, observer.mask)
+                return normalised(norm, *given, observer.mask)
         return kind.__call__(self, *args, **kwargs)
 
     same = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}

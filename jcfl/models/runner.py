@@ -45,6 +45,16 @@ def ignore(entry: str, layer: Any, x: Any) -> None:
     """Do nothing when a layer is called."""
 
 
+def layer_input(kind: type, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]] | None:
+    """What a layer of a class is called on, by place or by name, and its other arguments; None if it takes no input."""
+    if args:
+        return args[0], args[1:], kwargs
+    first = next(iter([*inspect.signature(kind.__call__).parameters][1:]), None)  # after self
+    if first not in kwargs:
+        return None
+    return kwargs[first], (), {name: value for name, value in kwargs.items() if name != first}
+
+
 def own_method(module: Any, name: str) -> Callable[..., Any]:
     """A module's method.
 
@@ -94,12 +104,14 @@ def normalised(
     """The output of a batch normalisation, whose statistics are those of the real rows while it is trained.
 
     Args:
-        x, arguments, named: what its user calls it with; a mask that the user names is left as it is.
-        mask: the real rows of x. [n] bool
+        x, arguments, named: what its user calls it with; a mask that the user names is left as it is. `x` has an entry
+            for each row, or a whole number of entries, those of a row next to each other.
+        mask: the real rows. [n] bool
     """
     layer = norm.layer
-    if mask is None or named.get("mask") is not None or x.shape[0] != mask.shape[0]:
+    if mask is None or named.get("mask") is not None or x.shape[0] % mask.shape[0]:
         return norm.call(x, *arguments, **named)
+    mask = jnp.repeat(mask, x.shape[0] // mask.shape[0])
     options = dict(zip(["use_running_average"], arguments, strict=False)) | named
     trained = not options.get("use_running_average", layer.use_running_average)
     usual = layer.axis in (-1, x.ndim - 1) and layer.axis_name is None and layer.use_fast_variance
