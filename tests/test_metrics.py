@@ -155,12 +155,12 @@ def test_scores_of_nothing_are_undefined():
 
 def pairs_in_clusters(labels, groups) -> float:
     """Pair purity by a loop over pairs."""
-    total = 0.0
+    shares = []
     for cluster in np.unique(labels):
         members = groups[labels == cluster]
         same = [a == b for i, a in enumerate(members) for b in members[:i]]
-        total += len(members) / len(labels) * (np.mean(same) if same else 1.0)
-    return total
+        shares.append(np.mean(same) if same else 1.0)
+    return float(np.mean(shares))
 
 
 def pair_ari(labels, groups) -> float:
@@ -206,9 +206,13 @@ def test_clustering_is_that_of_loops_over_pairs(rng):
         ([0, 1, 2, 3], [3, 2, 1, 0], {"clusters": 4, "purity": 1, "pair_purity": 1, "ari": 1, "nmi": 1}),
         ([0, 1, 0, 1], [0, 0, 1, 1], {"clusters": 2, "purity": 0.5, "pair_purity": 0, "ari": -0.5, "nmi": 0}),
         ([5, -1, -1, -1], [3, 0, 0, 0], {"clusters": 1, "purity": 1, "pair_purity": 1, "ari": 1, "nmi": 1}),
+        ([0] * 6 + [1] * 2, [0] * 3 + [1] * 3 + [0] * 2, {"clusters": 2, "purity": 5 / 8, "pair_purity": 0.7}),
         ([1, 1, 4, 4], [3, 3, 0, 0], {"clusters": 2, "purity": 1, "pair_purity": 1, "ari": 1, "nmi": 1}),
     ],
-    ids=["one cluster", "one cluster one group", "singletons", "singletons twice", "crossed", "one client", "renamed"],
+    ids=[
+        *["one cluster", "one cluster one group", "singletons", "singletons twice", "crossed", "one client", "uneven"],
+        "renamed",
+    ],
 )
 def test_clustering_by_hand(labels, groups, expected):
     got = metrics.clustering(np.array(labels), np.array(groups))

@@ -154,6 +154,15 @@ def test_quarter_turns_are_exact_and_anticlockwise():
     np.testing.assert_array_equal(rotated_images(rotated_images(x, 90), 270), x)
 
 
+@pytest.mark.parametrize(("kind", "grey"), [(np.uint8, 128), (np.float32, 0.5)])
+def test_pixels_of_turned_images_may_be_the_nearest_and_grey_outside(kind, grey):
+    x = np.arange(1, 50).reshape(1, 7, 7, 1).astype(kind)
+    turned = rotated_images(x, 45, "nearest", 0.5)
+    assert turned.dtype == kind and set(turned.ravel()) <= {*x.ravel(), grey}
+    assert turned[0, 0, 0, 0] == turned[0, -1, -1, 0] == grey and turned[0, 3, 3, 0] == x[0, 3, 3, 0]
+    np.testing.assert_array_equal(rotated_images(x, 180, "nearest", 0.5), x[:, ::-1, ::-1])
+
+
 @pytest.mark.parametrize(("spacing", "angles"), [("circle", (0, 180)), ("printed", (0, 120))])
 def test_angles_from_the_number_of_groups(spacing, angles):
     made = federation(DATA, "rotated", clients=4, groups=2, spacing=spacing)

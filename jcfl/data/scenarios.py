@@ -27,7 +27,7 @@ from jcfl.data.partition import (
     pool,
     random_owners,
 )
-from jcfl.data.rotation import rotated_images
+from jcfl.data.rotation import Interpolation, rotated_images
 from jcfl.errors import InputError, refuse_beyond_memory
 from jcfl.registry import register
 
@@ -59,13 +59,21 @@ def rotated(
     angles: Annotated[
         tuple[float, ...] | None, Field(min_length=1, description="the groups' angles in degrees, anticlockwise")
     ] = None,
+    interpolation: Annotated[
+        Interpolation,
+        Field(description="of pixels, by angles that are no multiples of 90: of the nearest four, or one"),
+    ] = "linear",
+    outside: Annotated[
+        float, Field(ge=0, le=1, description="grey level of pixels from outside an image: 0 is black, 1 is white")
+    ] = 0.0,
     copies: Copies = True,
     sizes: Sizes = "equal",
 ) -> Partition:
     """Images rotated by a different angle in each group (Rotated MNIST, Rotated CIFAR).
 
     Zeng et al. rotate copies of the whole dataset by 0, 90, 180 and 270 degrees (the default), CIFAR by 0 and 180
-    (`groups=2`). Bhattacharya and Aridi also rotate copies (eq. 4).
+    (`groups=2`). Bhattacharya and Aridi also rotate copies (eq. 4); in their code with the nearest pixel, and grey
+    outside (0.5).
 
     Deviations:
         Bhattacharya and Aridi print 360 g/(k+1) (eq. 3) and use 360 g/k in their code: `spacing` chooses.
@@ -79,7 +87,8 @@ def rotated(
     group = client_groups(clients, k, sizes)
     steps = k if spacing == "circle" else k + 1
     turns = angles if angles is not None else tuple(360 * index / steps for index in range(k))
-    versions = [partial(rotated_images, angle=angle) for angle in turns]
+    turned = partial(rotated_images, interpolation=interpolation, outside=outside)
+    versions = [partial(turned, angle=angle) for angle in turns]
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
     return _dealt(rng, parts, group)
 

@@ -34,16 +34,18 @@ def purity(labels: Any, groups: Any) -> float:  # [m], [m]
 
 
 def pair_purity(labels: Any, groups: Any) -> float:  # [m], [m]
-    """The share of same-group pairs inside a cluster, averaged over clusters by size (Bhattacharya and Aridi 2023).
+    """The share of same-group pairs inside a cluster, in the mean over clusters (Bhattacharya and Aridi 2023, eq. 10).
+
+    A cluster of one client has no pairs and counts as pure, as in the authors' code.
 
     Deviations:
-        The mean is Σ (|C_i|/n) IC(C_i). Equation 11 of the paper prints Σ IC(C_i)/|C_i|, which cannot reach the 1.0
-        that the paper reports. A cluster of one client has no pairs and counts as pure.
+        The mean is Σ IC(C_i)/K over the K clusters, as in the authors' code. Equation 11 prints Σ IC(C_i)/|C_i|, which
+        cannot reach the 1.0 that the paper reports. Clusters without clients are left out; the code counts them as 0.
     """
     table = contingency(labels, groups)  # [k, g]
     size = table.sum(-1)  # [k]
     same = (table * (table - 1.0)).sum(-1)
-    return mean(ratio(same, size * (size - 1.0), empty=1.0), size)
+    return mean(ratio(same, size * (size - 1.0), empty=1.0), np.ones_like(size))
 
 
 def ari(labels: Any, groups: Any) -> float:  # [m], [m]

@@ -172,7 +172,7 @@ def f1_pooled(clients: Evaluation) -> float:
 
 @register_score("pair_purity", title="pair purity", better="higher", over=CLUSTERING, places=())
 def pair_purity(clients: Evaluation) -> float:
-    """The share of same-group pairs inside a cluster, averaged over clusters by size."""
+    """The share of same-group pairs inside a cluster, in the mean over clusters."""
     return agreement.pair_purity(clients.labels, clients.groups)
 
 
