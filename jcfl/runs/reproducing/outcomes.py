@@ -142,7 +142,7 @@ def judged_orders(
 ) -> Iterator[dict[str, Any]]:
     """The orders that the paper's text claims, wherever its numbers have them, each with a verdict."""
     rows, columns = table.given.printed.rows, table.given.printed.columns
-    for order in table.given.orders:
+    for order in (*table.given.orders, *table.given.more_orders):
         by_rows = order.above in rows
         for label in columns if by_rows else rows:
             pair = [(one, label) if by_rows else (label, one) for one in (order.above, order.below)]

@@ -97,6 +97,7 @@ class Definition(BaseModel):
     default: Part = Part()  # of every cell
     last: Annotated[int, Field(ge=1)] = 1
     orders: tuple[Order, ...] = ()
+    more_orders: tuple[Order, ...] = ()  # beside those that several tables have in common
     departures: tuple[str, ...] = ()  # where the runs depart from the paper, or it is silent
     budgets: dict[str, Budget]
     printed: Numbers
@@ -258,7 +259,7 @@ def sound(table: Table) -> Table:
             raise InputError(
                 f"{table.name}: {len(numbers)} numbers in the row {row!r} of {len(printed.columns)} columns"
             )
-    for order in given.orders:
+    for order in (*given.orders, *given.more_orders):
         for label in (order.above, order.below):
             if label not in printed.rows and label not in printed.columns:
                 raise unknown(f"row or column of {table.name}", label, [*printed.rows, *printed.columns])
