@@ -128,13 +128,25 @@ def test_json_has_answers_costs_and_scores(call):
 
 
 ANSWERS = [(kind, name) for kind in facts.MEANINGS for name in registry.names(kind)]
-ANSWERS += [("training", name) for name in registry.names("training")]
+KINDS = ("training", "method", "addon", "model", "train", "attack", "reliability", "privacy", "stop")
+ANSWERS += [(kind, name) for kind in KINDS for name in registry.names(kind)]
+SHAPES = {"cnn_cifar": (32, 32, 3), "cnn_e": (28, 28, 1), "cnn_path": (28, 28, 3), "cnn_celeba": (84, 84, 3)}
+"""Of the examples of datasets that are not here, by model."""
 
 
 @pytest.mark.parametrize(("kind", "name"), ANSWERS)
 def test_every_answers_example_has_a_meaning(kind, name):
     words = shlex.split(facts.example(kind, name))
-    plan = planned(config.read("quickstart", [*words[words.index("--set") + 1 :], "compare=[]"]))
+    assert ("--data-dir" in words) == (name in SHAPES)
+    if name in SHAPES:  # the example takes the data of a file
+        assert registry.find(kind, name)(SHAPES[name], 10).name == name
+        return
+    words = words[words.index("--set") + 1 :]
+    if kind in KINDS[2:] and not any(word.startswith("method=") for word in words):
+        words.append(
+            "method.tau=0.5" if kind == "addon" else "method=fedavg"
+        )  # no threshold is chosen, which takes long
+    plan = planned(config.read("quickstart", [*words, "compare=[]"]))
     assert len(plan.algorithms) == 1
 
 

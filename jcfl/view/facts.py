@@ -61,6 +61,11 @@ NEEDED = {
     "local": "scenario.clients=20",
     "hybrid": "'data=[mnist, fashion_mnist]'",
     "natural": "data.name=gaussian",
+    "cam": "method.lam=0",
+    "cnn_cifar": "data.name=cifar10 --data-dir data",
+    "cnn_e": "data.name=mnist --data-dir data",
+    "cnn_path": "data.name=pathmnist --data-dir data",
+    "cnn_celeba": "data.name=celeba scenario.name=natural --data-dir data",
 }
 """The override that a piece's example command needs besides the name."""
 
@@ -223,7 +228,7 @@ def example(kind: str, name: str) -> str:
     if kind == "track":
         return f"jcfl run quickstart --set 'track=[{name}]'"
     if kind == "addon":
-        return f"jcfl run quickstart --set 'method.addons=[{name}]'"
+        return f"jcfl run quickstart --set 'method.addons=[{name}]'{more}"
     if kind == "data":
         whose = " scenario.name=natural" if name in NATURAL else " scenario.name=iid"
         files = "" if name in ("digits", "gaussian", "arrays") else " --data-dir data"
