@@ -78,6 +78,10 @@ def run(federation: Federation, method: str, *addons: dict[str, Any], **given: A
         "chunk",
         "out",
         "stop",
+        "attack",
+        "reliability",
+        "on_divergence",
+        "privacy",
     }
     options = {key: value for key, value in given.items() if key not in keys}
     rounds = given.get("rounds", 6)

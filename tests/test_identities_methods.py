@@ -390,3 +390,4 @@ def test_costs_of_the_baselines():
     assert average(tiny.built("ifca", setting, clusters=10), 10, 100)["communication"] == 10
     assert tiny.built("local", setting).costs(1)["communication"] == 0
     assert tiny.built("majority", setting).costs(1)["computation"] == 0
+    assert not any(tiny.built("stocfl", setting, clustering_only=True).costs(1).values())

@@ -19,6 +19,7 @@ from jcfl.core import local
 from jcfl.core.context import context as make_context
 from jcfl.errors import InputError
 from jcfl.grouping import kernels, kmeans
+from jcfl.grouping.compare import LayerDistance
 from jcfl.grouping.describe import TrainedModel
 from tests import tiny
 
@@ -417,6 +418,17 @@ def test_kernels_in_another_order_are_no_distance_away():
     metric = kernels.layer_distance([weights.shape[1:]])
     shuffled = weights[..., np.random.default_rng(1).permutation(6)]
     np.testing.assert_allclose(metric(weights.reshape(1, -1), shuffled.reshape(1, -1)), 0, atol=1e-6)
+
+
+def test_layer_distances_between_clients_are_symmetric():
+    """Linkage and DBSCAN need that. K-means takes distances from clients to centres."""
+    task = models.task(models.Network(3, filters=(3,), kernel=2), (4, 4, 1), 3)
+    context = make_context(tiny.federation(), task, local.sgd())
+    points = jax.random.normal(jax.random.key(0), (5, 12))
+    given = context, TrainedModel(part="kernels")
+    one_way, both = LayerDistance().metric(*given)(points, points), LayerDistance().distance(*given)(points, points)
+    assert np.abs(one_way - one_way.T).max() > 0.1
+    np.testing.assert_allclose(both, (one_way + one_way.T) / 2, rtol=1e-6)
 
 
 def test_a_model_without_convolutions_has_no_layer_distance():

@@ -38,9 +38,16 @@ def compile(method: Method, context: Context) -> Algorithm:
 
 
 def warm_up(phase: Phase, method: Method) -> Method:
-    """The method of a phase: plain local training, for one model of all clients or one for each."""
-    group = Together() if phase.train == "shared" else Alone()
-    plain = {"train": Train(), "aggregate": Aggregate(), "answer": Answer(), "before": ()}
+    """The method of a phase: plain local training, for one model of all clients or one for each.
+
+    One model of all is averaged as the method averages, so that defences hold in the phase too.
+    """
+    group, aggregate = Alone(), Aggregate()
+    if phase.train == "shared":
+        own = method.aggregate
+        rule = Mean() if isinstance(own.rule, Matched) else own.rule  # plain training has no neurons to match
+        group, aggregate = Together(), Aggregate(weights=own.weights, rule=rule, rate=own.rate, exclude=own.exclude)
+    plain = {"train": Train(), "aggregate": aggregate, "answer": Answer(), "before": ()}
     return replace(method, describe=Nothing(), compare=Incomparable(), group=group, when=Every(), **plain)
 
 
@@ -85,8 +92,8 @@ def check(method: Method, context: Context) -> None:
     if train.control:  # refuses trainers whose steps are not those of plain SGD
         one = Clients((), jnp.zeros((1,), int), jnp.ones((1,), bool))
         clients.trainer(method, context).mean_gradient({}, {}, one)
-    pulls = next((term for term in train.terms if term.to in ("shared", "mean")), None)
-    if method.is_summed and pulls is not None and not pulls.is_off:
+    pulls = next((term for term in train.terms if term.to in ("shared", "mean") and not term.is_off), None)
+    if method.is_summed and pulls is not None:
         raise InputError(
             f"{name}: cam adds the global model's logits, so the {pulls}, has no meaning; set {pulls.option}=0"
         )
@@ -115,10 +122,10 @@ def check(method: Method, context: Context) -> None:
             "attack could forge or that it could leave out; leave out the attack, the add-on 'exclude' and "
             "on_divergence"
         )
-    if train.control and context.faults.reliability.is_partial:
+    if (train.control or train.chained) and context.faults.reliability.is_partial:
+        what = "control variates are" if train.control else "training one after another is"
         raise InputError(
-            f"{name}: control variates are not defined for clients that do a part of their steps; take "
-            "reliability.late=lost"
+            f"{name}: {what} not defined for clients that do a part of their steps; take reliability.late=lost"
         )
     if train.private and train.tied:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")

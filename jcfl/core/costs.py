@@ -30,10 +30,11 @@ def without_votes(method: Method, clusters: float) -> dict[str, float]:
 
     A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
     Each loss term adds the models that are sent for it, and the passes of the client's data through them. Where the
-    logits of ω are added, one model more is sent, and the data pass through it.
+    logits of ω are added, one model more is sent, and the data pass through it. Parameters that are private count as if
+    they were sent. Descriptions are not counted; a client sends them once, or some numbers for each layer.
     """
     train = method.train
-    if method.answer.model == "majority":
+    if method.answer.model == "majority" or not train.active:
         return {"storage": 0.0, "communication": 0.0, "computation": 0.0}
     every = method.describe.source == "losses" or train.models == "all"
     both = 1 if train.shared == "trained" else 0

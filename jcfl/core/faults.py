@@ -90,6 +90,7 @@ def after_training(
     faults: Faults,
     exclude: Exclude | None,
     trains_shared: bool,
+    alone: bool,
     key: Key,
     state: State,
     cohort: Cohort,
@@ -100,6 +101,7 @@ def after_training(
 
     Args:
         trains_shared: whether `uploads.shared` are copies of ω that were trained.
+        alone: whether `uploads.cluster` are clients' own models, which stay with them.
         key: of the stream TRAIN.
         state: with the models and labels that the cohort was sent.
 
@@ -132,8 +134,11 @@ def after_training(
         uploads = uploads.replace(cluster=trees.select(good, uploads.cluster, sent), shared=common)
         cohort = Cohort(cohort.who, cohort.present & used)
     if exclude is not None:
-        updates = jax.tree.map(jnp.subtract, uploads.cluster["params"], sent["params"])
-        suspected = exclude.suspects(updates, labels, cohort.present, trees.count(state.clusters))
+        seen, before, clusters, k = uploads.cluster, sent, labels, trees.count(state.clusters)
+        if alone:  # a client's own model is not sent
+            seen, before, clusters, k = uploads.shared, shared, jnp.zeros_like(labels), 1
+        updates = jax.tree.map(jnp.subtract, seen["params"], before["params"])
+        suspected = exclude.suspects(updates, clusters, cohort.present, k)
         state = counted(state, "suspected", cohort.who, suspected)
         cohort = Cohort(cohort.who, cohort.present & ~suspected)
     return state, cohort, uploads

@@ -153,6 +153,8 @@ def undescribed(method: Method, context: Context) -> Iterator[str]:
         yield "sends how far each description can be trusted; set method.compare=cosine (of stocfl, similarity=plain)"
     if getattr(when, "start", "") == "members":
         yield "begins clusters at the means of trained models; set 'method.when={name: once}'"
+    if getattr(when, "renew", None) is not None:
+        yield "describes clients again after renew rounds with the noise of the first time; leave renew out"
     missing = population.participation < 1 or context.faults.reliability != Reliability()
     if not when.on_arrival and (population.changes or (describe.is_repeated(when) and missing)):
         yield (

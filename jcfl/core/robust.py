@@ -65,9 +65,11 @@ def geometric_median(
         far = norms(jax.tree.map(jnp.subtract, real, trees.take(center, near)))
         pull = jnp.where(jnp.isfinite(far), 1 / jnp.maximum(far, smoothing), 0.0)
         here = jnp.where(pull > 0, group, k)
-        return mean_by(here, pull, real, like)
+        return trees.select(sizes(here, k) > 0, mean_by(here, pull, real, like), center)
 
+    sound = sizes(jnp.where(trees.finite(real), group, k), k) > 0
     center = jax.lax.fori_loop(0, iterations, step, median(labels, weights, real, like))
+    center = trees.select(sound, center, jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), center))
     center = jax.tree.map(trees.rounded, center, default)
     return trees.select(sizes(group, k) > 0, center, default)
 

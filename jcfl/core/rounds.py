@@ -176,7 +176,11 @@ def training(method: Method, context: Context, keep: bool):
         models, common, uploads = train_cohort(keys.train, view, participants, federation, keep or looks)
         if looks:
             view, cohort, uploads = faults.after_training(
-                context.faults, exclude, method.trains_shared, keys.train, view, cohort, federation, uploads
+                context.faults,
+                exclude,
+                method.trains_shared,
+                method.group.alone,
+                *(keys.train, view, cohort, federation, uploads),
             )
             uploads = noising.clipped_rows(method, view, cohort, uploads)
             participants, weight = noising.participants_of(method, view, cohort, federation, weigh, sampled)

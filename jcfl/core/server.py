@@ -39,8 +39,9 @@ def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
     server = method.aggregate.server
     if server is not None:
         state = server.transformation().init(first["params"])
-        found["optimizer"] = trees.stack(state, k)
-        if method.trains_shared:
+        if not method.group.alone:
+            found["optimizer"] = trees.stack(state, k)
+        if sums_shared(method):
             found["shared_optimizer"] = trees.stack(state, 1)
     zeros = jax.tree.map(jnp.zeros_like, first["params"])
     if method.train.control:
@@ -84,6 +85,8 @@ def aggregate(
         bound: the averaging rule for the run; None for the weighted mean.
     """
     labels, weights, total = weighed(method, state, members, federation)
+    if method.group.alone:  # a client's own model is not sent, and so is not changed by a rule
+        bound = None
     rule = averaging.weighted_mean if bound is None else bound(bucket_key(state), federation, members.who)
     return rule(labels, weights, models, state.clusters), total
 
@@ -134,6 +137,8 @@ def after_server_step(
 ) -> State:
     """The cluster models and ω after the server's step; a model that nobody trained stays as it is.
 
+    Models of clients that are alone are those that the clients trained, because the server does not get them.
+
     Args:
         tied, private: layers that are averaged over all clusters, and layers that are not averaged at all.
     """
@@ -143,17 +148,17 @@ def after_server_step(
     if method.aggregate.absent:  # Ma 2023, eq. 7.6
         part = participation(method, state, sums, federation)
         new = jax.tree.map(lambda a, b: a + trees.wide(part, a) * (b - a), state.clusters, new)
-    clusters, server = stepped(method, state.clusters, new, sums.weight > 0, server, "optimizer")
+    clusters = new
+    if not method.group.alone:
+        clusters, server = stepped(method, state.clusters, new, sums.weight > 0, server, "optimizer")
     if private:
         clusters = parts.with_part(clusters, parts.part_of(state.clusters, private))
     share = sums.weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
     shared = mean = () if isinstance(clusters, HostRows) else trees.mean(share, clusters)
     if sums_shared(method):
-        shared = sums.shared
-        if "shared_optimizer" in server:
-            old, new = trees.stack(state.shared, 1), trees.stack(shared, 1)
-            stack, server = stepped(method, old, new, total[None] > 0, server, "shared_optimizer")
-            shared = trees.take(stack, 0)
+        old, new = trees.stack(state.shared, 1), trees.stack(sums.shared, 1)
+        stack, server = stepped(method, old, new, total[None] > 0, server, "shared_optimizer")
+        shared = trees.take(stack, 0)
     if private and not method.trains_shared:
         shared = parts.with_part(shared, parts.part_of(state.shared, private))
     if tied:
@@ -190,5 +195,5 @@ def with_new_controls(state: State, cohort: Cohort, federation: Federation, cont
     members = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
     change = optax.tree.sub(controls, trees.take(state.clients["control"], cohort.who))
     weights = jnp.where(cohort.present, 1 / jnp.maximum(members, 1)[label], 0.0)
-    control = trees.add_by(state.server["control"], jnp.maximum(label, 0), weights, change)
+    control = trees.add_by(state.server["control"], jnp.maximum(label, 0), weights, trees.counted(weights, change))
     return state.replace(server=state.server | {"control": control})

@@ -183,8 +183,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         if when.at > 0:
-            group_key = jax.random.fold_in(key, 1)
-            due = lambda: regrouped(key, group_key, state, federation)
+            due = lambda: regrouped(stream(key, Stream.SOLO), stream(key, Stream.FIT), state, federation)
             state = jax.lax.cond(state.clock == when.at, due, lambda: state)
         return with_newcomers(place, state, cohort, federation)
 

@@ -98,6 +98,11 @@ class L2(Distances):
         return lambda points, others: jnp.sqrt(kmeans.euclidean(points, others))
 
 
+def both_directions(distance: Distance) -> Distance:
+    """The mean of a distance of points from others and of others from points, which is symmetric."""
+    return lambda points, others: (distance(points, others) + distance(others, points).T) / 2
+
+
 @register("compare", "kl")
 @dataclass(frozen=True, kw_only=True)
 class KullbackLeibler(Distances):
@@ -131,8 +136,7 @@ class KullbackLeibler(Distances):
 
     def distance(self, context: Context, describe: Describe) -> Distance:
         """The mean of both directions."""
-        metric = super().distance(context, describe)
-        return lambda points, others: (metric(points, others) + metric(others, points).T) / 2
+        return both_directions(super().distance(context, describe))
 
 
 @register("compare", "svd_cosine")
@@ -189,6 +193,10 @@ class LayerDistance(Distances):
             )
         kernels = jax.eval_shape(lambda: describe.represent(context)(context.task.init(jax.random.key(0))))
         return layer_distance([kernel.shape for kernel in kernels])
+
+    def distance(self, context: Context, describe: Describe) -> Distance:
+        """The mean of both directions, which is symmetric."""
+        return both_directions(super().distance(context, describe))
 
 
 @register("compare", "matched")

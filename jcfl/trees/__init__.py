@@ -149,6 +149,11 @@ def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
     return jax.tree.map(lambda total, row: total.at[labels].add(row * wide(weights, row)), sums, rows)
 
 
+def counted(weights: Array, rows: Models) -> Models:
+    """The rows [c, ...] with zeros in place of those of weight 0, which need not be finite: 0 · ∞ is NaN."""
+    return jax.tree.map(lambda row: jnp.where(wide(weights != 0, row), row, jnp.zeros_like(row)), rows)
+
+
 def finite(stacked: Models) -> Array:
     """Whether every number of each of k models is finite. [k]"""
     leaves = [leaf for leaf in jax.tree.leaves(stacked) if jnp.issubdtype(leaf.dtype, jnp.floating)]

@@ -1,0 +1,120 @@
+"""What uploads that are left out, forged, partial or never sent may change, and what they may not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jcfl.core import robust
+from jcfl.core.local import Local
+from jcfl.errors import InputError, TrainingError
+from jcfl.types import Broadcast, Clients
+from tests.groups import run, state, two_groups, vector, vectors
+
+FEDERATION = two_groups()
+SCALED = {"attack": {"name": "scaled", "share": 0.25, "factor": 50.0, "flip_labels": False}}
+DIVERGES = {"engine": "general", "train": {"lr": 0.1, "epochs": 3}, "rounds": 3}
+"""Clients whose examples are scaled by 1e30 get models that are not finite by this."""
+
+
+def shared(*given, **more) -> np.ndarray:
+    """ω after a run. [d]"""
+    return vector(state(run(*given, **more)).shared)
+
+
+def test_a_dropped_client_leaves_no_trace_in_control_variates():
+    found = state(run(two_groups(scale={3: 1e30}), "scaffold", on_divergence="drop_client", **DIVERGES))
+    assert found.clients["dropped"].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
+    assert np.isfinite(vectors(found.server["control"])).all()
+
+
+@pytest.mark.parametrize("engine", ["general", "factored"])
+def test_a_client_that_is_not_there_may_diverge(engine):
+    """It fills up the cohort and trains with weight 0."""
+    gone = two_groups(scale={3: 1e30}, depart={3: 0})
+    found = run(gone, "ifca", clusters=2, **DIVERGES | {"engine": engine})
+    assert np.isfinite(vectors(state(found).clusters)).all()
+
+
+def test_an_update_that_is_not_finite_is_left_out():
+    found = run(two_groups(scale={3: 1e30}), "fedavg", {"name": "exclude"}, **DIVERGES)
+    assert state(found).clients["suspected"].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
+
+
+def test_clients_that_meet_no_sound_model_end_the_run_also_with_a_geometric_median():
+    models = {"w": jnp.array([[jnp.nan, 1.0], [3.0, 3.0]])}
+    found = robust.geometric_median(jnp.array([0, 1]), jnp.ones(2), models, {"w": jnp.full((2, 2), 7.0)})
+    np.testing.assert_array_equal(found["w"], [[np.nan, np.nan], [3.0, 3.0]])
+    with pytest.raises(TrainingError, match="training diverged"):
+        run(
+            two_groups(scale=dict.fromkeys(range(8), 1e30)),
+            *("fedavg", {"name": "robust", "rule": "geometric_median"}),
+            **DIVERGES,
+        )
+
+
+@pytest.mark.parametrize(
+    "defence", [{"name": "robust", "rule": "median"}, {"name": "exclude"}], ids=lambda one: one["name"]
+)
+def test_defences_hold_in_the_warm_up(defence):
+    warm = shared(FEDERATION, "ifca", {"name": "cam", "warmup": 3}, defence, clusters=2, rounds=3, **SCALED)
+    np.testing.assert_allclose(warm, shared(FEDERATION, "fedavg", defence, rounds=3, **SCALED), atol=1e-5)
+
+
+def test_the_global_model_of_clients_with_models_of_their_own_is_defended():
+    found = state(run(FEDERATION, "ditto", {"name": "exclude"}, rounds=3, **SCALED))
+    assert sorted(found.clients["suspected"].tolist()) == [0] * 6 + [3] * 2
+    np.testing.assert_allclose(
+        vector(found.shared), shared(FEDERATION, "fedavg", {"name": "exclude"}, rounds=3, **SCALED), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("more", [{"rate": 0.5}, {"server": "momentum", "server_lr": 0.1}], ids=["rate", "server"])
+@pytest.mark.parametrize("method", ["stocfl", "ditto", "fesem"])
+def test_the_server_goes_its_way_with_the_models_that_it_gets(method, more):
+    """The global model goes it too, as FedAvg's does; models that clients keep to themselves do not."""
+    how = {"name": "mean", "weights": "equally"} if method == "fesem" else {"name": "mean"}
+    given = {"stocfl": {"lam": 0.0}, "ditto": {"lam": 0.0}, "fesem": {"clusters": 2}}[method]
+    whole, part = (state(run(FEDERATION, method, rounds=1, aggregate=one, **given)) for one in (how, how | more))
+    same = shared(FEDERATION, "fedavg", rounds=1, aggregate={"name": "mean", **more})
+    np.testing.assert_allclose(vector(part.shared), same, atol=1e-5)
+    moved = np.abs(vectors(part.clusters) - vectors(whole.clusters)).max()
+    assert moved == 0 if method == "ditto" else moved > 1e-3
+
+
+def test_a_rule_does_not_change_models_that_are_not_sent():
+    bound = {"name": "robust", "rule": "norm_bound", "bound": 0.01}
+    plain, bounded = (state(run(FEDERATION, "ditto", *one, lam=0.0, rounds=2)) for one in ([], [bound]))
+    np.testing.assert_array_equal(vectors(plain.clusters), vectors(bounded.clusters))
+
+
+@pytest.mark.parametrize(
+    ("local", "steps"),
+    [
+        (Local(1.0, 1, None, 2, 0.0, 0.0), [5, 1]),
+        (Local(1.0, 3, None, 2, 0.0, 0.0), [15, 3]),
+        (Local(1.0, None, 10, 2, 0.0, 0.0), [5, 5]),
+        (Local(1.0, 2, None, "full", 0.0, 0.0), [1, 1]),
+    ],
+    ids=["epoch", "epochs", "steps", "full"],
+)
+def test_a_share_of_steps_is_a_share_of_the_client_s_own(local, steps):
+    """Of 20 and of 4 examples in batches of 2, half of the steps; the gradient counts them."""
+    count = lambda params, model, rows, sent, key: (-params["w"].sum(), {})
+    for size, expected in zip((20, 4), steps, strict=True):
+        data = Clients(jnp.zeros((20, 1)), jnp.zeros(20, int), jnp.arange(20) < size)
+        sent = Broadcast(jnp.int32(0), (), (), (), (), (), own={"work": jnp.asarray(0.5)})
+        start = {"params": {"w": jnp.zeros(1)}}
+        found = local.train(count, start, sent, data, jax.random.key(0))
+        assert float(found["params"]["w"][0]) == expected
+
+
+def test_partial_work_and_hidden_pulls_are_refused():
+    late = {"reliability": {"name": "random", "stragglers": 0.9, "late": "partial"}}
+    with pytest.raises(InputError, match="training one after another is not defined"):
+        run(FEDERATION, "fedavg", shared_update="sequential", **late)
+    with pytest.raises(InputError, match=r"cam adds the global model's logits, so the .* has no meaning"):
+        run(FEDERATION, "stocfl", {"name": "cam", "warmup": 1}, {"name": "cks", "lam": 0.5}, lam=0.0)
+    private = {"clip": 0.5, "noise": 4.0, "description_clip": 1.0, "description_noise": 4.0}
+    with pytest.raises(InputError, match="describes clients again after renew rounds with the noise of the first time"):
+        run(FEDERATION, "stocfl", renew=1, similarity="plain", privacy={"name": "gaussian", **private})
