@@ -73,12 +73,20 @@ def listed(kind: str) -> str:
     elif kind == "common":
         return options(facts.facts("scenario", "iid").common)
     elif kind == "keys":
-        fields = {key: field for key, field in config.Config.model_fields.items() if field.description}
-        rows = {key: f"{field.description}: {default({'default': field.default})}" for key, field in fields.items()}
-        link = lambda name: f"`{name}`"
+        return keys()
     else:
         rows = {name: registry.line(registry.find(kind, name)) for name in registry.names(kind)}
     return "\n".join(["| | |", "|---|---|", *(f"| {link(name)} | {cell(line)} |" for name, line in rows.items())])
+
+
+def keys() -> str:
+    """A table of the keys of a configuration that are no sections."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for key, field in config.Config.model_fields.items():
+        if field.description:
+            value = "null" if field.default is None else default({"default": field.default})
+            rows.append(f"| `{key}` | `{value}` | {cell(field.description)} |")
+    return "\n".join(rows)
 
 
 def options(rows: list[Option]) -> str:
@@ -157,10 +165,14 @@ def cell(text: str) -> str:
 
 
 def part(path: str, title: str = "") -> str:
-    """A file, or the part of it under a heading, its headings as low as they can be, its pictures as docs find them."""
+    """A file, or the part of it under a heading, its headings as low as they can be.
+
+    Its pictures, and its links to pages of the docs, lead there from the docs.
+    """
     beside = Path("..") / Path(path).parent
     text = (ROOT / path).read_text("utf-8")
     text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", lambda found: f"{found[1]}{beside.as_posix()}/", text)
+    text = text.replace("](docs/", "](")
     if not title:
         return text.partition("\n")[2] if text.startswith("# ") else text
     found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)

@@ -22,16 +22,16 @@ EngineName = Literal["auto", "general", "factored"]
 class Population(NamedTuple):
     """The clients of a run: the numbers that fix its shapes."""
 
-    clients: int  # m
-    groups: int  # true groups, at least 1
-    held_out: np.ndarray  # ids of the clients that never train
-    changes: bool  # whether clients arrive after the first round
-    departures: bool  # whether clients leave before the last round
-    participation: float  # share of the available clients that are sampled in a round
-    cohort: int  # s, the sampled clients of a round
-    shape: tuple[int, ...]  # of one example
-    width: int  # training examples of the largest client
-    classes: int
+    clients: int  #: m, the number of clients
+    groups: int  #: the number of true groups, at least 1
+    held_out: np.ndarray  #: [h] int, the numbers of the clients that never train
+    changes: bool  #: whether clients arrive after the first round
+    departures: bool  #: whether any client leaves the federation
+    participation: float  #: the share of the available clients that are sampled in a round, in (0, 1]
+    cohort: int  #: s, the number of sampled clients of a round
+    shape: tuple[int, ...]  #: the shape of one example
+    width: int  #: the number of training examples of the largest client
+    classes: int  #: c, the number of classes
 
     @property
     def eligible(self) -> int:
@@ -42,29 +42,29 @@ class Population(NamedTuple):
 class Resources(NamedTuple):
     """The memory and the devices of a run."""
 
-    chunk: int  # clients trained at a time
-    budget: int  # bytes that a round may take for its clients
-    room: int  # bytes of it for what is worked on at a time; less after memory has run out
-    devices: int = 1  # devices among which clients are distributed
-    tile: int | None = None  # clients of a cluster that the factored engine trains at a time; None: by a constant
-    states_on_host: bool = False  # whether models that clients keep are on the host, and rounds fetch the cohort's
+    chunk: int  #: how many clients are trained at a time
+    budget: int  #: bytes that a round may take for its clients
+    room: int  #: bytes of it for what is worked on at a time; less after memory has run out
+    devices: int = 1  #: the number of devices among which clients are distributed
+    tile: int | None = None  #: clients of a cluster that the factored engine trains at a time; None for its own choice
+    states_on_host: bool = False  #: whether models that clients keep are on the host, and rounds fetch the cohort's
 
 
 class Context(NamedTuple):
     """A run, as far as compiling a method depends on it."""
 
-    task: Task
-    trainer: Trainer
-    population: Population
-    resources: Resources
-    engine: EngineName = "auto"
-    engines: Sequence[Engine] = ()  # to choose from, the preferred ones first
-    build: Callable[..., Task] | None = None  # another model for the same data, by name and options
-    faults: Faults = Faults()
-    privacy: Privacy = Privacy()
-    tests_shared: bool = False  # whether evaluations test ω as well, for methods that train it
-    measures_quality: bool = False  # whether evaluations measure the quality of clusters, see `jcfl.core.measuring`
-    models_at: tuple[int, ...] = ()  # the rounds after which the clients' models are compared with each other
+    task: Task  #: the model and its loss
+    trainer: Trainer  #: how a client trains locally
+    population: Population  #: the clients
+    resources: Resources  #: memory and devices
+    engine: EngineName = "auto"  #: how clients train; by default whichever engine takes less time
+    engines: Sequence[Engine] = ()  #: engines to choose from besides the general one, the preferred ones first
+    build: Callable[..., Task] | None = None  #: makes another model for the same data, from a name and options
+    faults: Faults = Faults()  #: attackers, unreliable clients, and what is done with models that are not finite
+    privacy: Privacy = Privacy()  #: what is clipped, and how much noise is added
+    tests_shared: bool = False  #: whether evaluations test ω as well, for methods that train it
+    measures_quality: bool = False  #: whether evaluations measure the quality of clusters, see `jcfl.core.measuring`
+    models_at: tuple[int, ...] = ()  #: the rounds after which the clients' models are compared with each other
 
 
 def context(

@@ -20,9 +20,9 @@ CHECKED = 2**24
 class Examples:
     """Labelled examples, and their owners if the dataset has natural clients."""
 
-    x: np.ndarray  # [n, ...] uint8 pixels or float32 features
-    y: np.ndarray  # [n] int32
-    user: np.ndarray | None = None  # [n] int32, indices of natural clients, the same ones in train and test
+    x: np.ndarray  #: [n, ...] uint8 pixels (0 to 255) or float32 features
+    y: np.ndarray  #: [n] int32, the class of every example, from 0
+    user: np.ndarray | None = None  #: [n] int32, the natural client of every example, numbered as in the other half
 
     def __len__(self) -> int:
         return len(self.y)
@@ -32,13 +32,15 @@ class Examples:
 class Dataset:
     """A training and a test set of one learning task."""
 
-    name: str
-    train: Examples
-    test: Examples
-    classes: int
-    group_of_user: np.ndarray | None = None  # [users] int32, the true group of every natural client, where it is known
-    series: bool = False  # whether examples [n, t, c] are series of t steps, and not grey images [n, h, w]
-    id_of_user: np.ndarray | None = None  # [users] numbers or text, what natural clients are called; None: their number
+    name: str  #: what tables and messages call it
+    train: Examples  #: the examples to train on
+    test: Examples  #: the examples to test on; there may be none
+    classes: int  #: the number of classes
+    #: [users] int32, the true group of every natural client; None where groups are not known
+    group_of_user: np.ndarray | None = None
+    series: bool = False  #: whether examples [n, t, c] are series of t steps with c channels, not grey images [n, h, w]
+    #: [users] numbers or text, what natural clients are called; None if they are called by their numbers
+    id_of_user: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Refuse halves that are not of one task, and a number of classes that labels cannot have."""

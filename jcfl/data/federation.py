@@ -74,25 +74,26 @@ def federation(
     Args:
         dataset: the dataset, or several for a scenario that takes several (`hybrid`).
         scenario: the scenario's registered name.
-        seed: the seed of all random streams.
+        seed: the seed of all random streams, from 0 to 2**64 - 1.
         min_examples: the smallest number of (training, test) examples of a client; see `topped_up`. A client without
             test examples has weight 0 in a mean by size.
-        validation: the share of each client's training examples for validation; see `with_validation`. It is
+        validation: the share of each client's training examples for validation, in [0, 1); see `with_validation`. It is
             taken last, so `min_examples` counts these examples too.
-        mixing: the share of its examples that each client gives to a client of another true group; see `with_mixing`.
-            `min_examples` counts the examples before it.
-        held_out: the share of clients that never train, drawn from all groups in proportion.
-        arrivals: by round, the share of clients that arrive in this round; all others take part from round 0 on.
-        departures: by round, the share of clients that depart in this round.
-        drift: by round, the share of clients that exchange all their examples in pairs of two true groups; see
-            `with_drift`.
+        mixing: the share of its examples that each client gives to a client of another true group, in [0, 0.5); see
+            `with_mixing`. `min_examples` counts the examples before it.
+        held_out: the share of clients that never train, drawn from all groups in proportion, in [0, 1).
+        arrivals: by round (from 1), the share of clients that arrive in this round, in (0, 1]; all others take part
+            from round 0 on.
+        departures: by round (from 1), the share of clients that depart in this round, in (0, 1].
+        drift: by round (from 1), the share of clients that exchange all their examples in pairs of two true groups, in
+            (0, 1]; see `with_drift`.
         scale: `unit` for pixels in [0, 1]; `standard` for (pixel - 0.5) / 0.5 in every channel.
         resplit: training and test examples are combined and split again at random, with this share of every class for
             testing. By default the dataset's own split is used.
         **options: the scenario's own options, `clients` among them.
 
     Returns:
-        The federation with leaves in NumPy; see `place`.
+        The federation with leaves in NumPy, see `place`; shapes and dtypes are those of `jcfl.types.Federation`.
 
     Raises:
         InputError: an unknown option, a wrong value, or too little data for the request.
@@ -132,6 +133,12 @@ def federation(
 
 def place(federation: Federation) -> Federation:
     """The federation with its leaves on the default device.
+
+    Args:
+        federation: with leaves in NumPy or in JAX.
+
+    Returns:
+        The same federation with leaves in JAX; examples that stay on the host stay there.
 
     Raises:
         InputError: its arrays do not fit each other.

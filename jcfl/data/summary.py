@@ -66,7 +66,10 @@ def summary(federation: Federation, most: int = 20) -> str:
         table.insert(-1, f"... and {left_out} more groups")
     shape = " x ".join(str(length) for length in facts["shape"])
     title = f"{facts['name']}: {facts['examples']} examples of {shape}, {facts['classes']} classes"
-    note = "train, test, classes: smallest/median/largest of the group's clients; guess: accuracy of each client's mode"
+    note = (
+        "train, test, classes: smallest/median/largest of the group's clients; "
+        "guess: accuracy if each client predicts its most frequent class"
+    )
     return "\n".join([title, *table, note])
 
 

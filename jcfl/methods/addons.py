@@ -31,7 +31,12 @@ from jcfl.registry import register
 
 Weight = Annotated[float, Field(ge=0, json_schema_extra=SEARCH)]
 Temperature = Annotated[float, Field(gt=0, description="temperature τ of the softmax")]
-Parameters = Annotated[On, Field(description="which parameters")]
+Parameters = Annotated[
+    On,
+    Field(
+        description="which parameters: all (everything), the classifier (head), or all except the classifier (backbone)"
+    ),
+]
 
 
 def extended(method: Method, addons: Sequence[Mapping[str, Any]]) -> Method:

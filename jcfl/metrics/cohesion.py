@@ -10,7 +10,16 @@ from jcfl.types import Array
 
 
 def sizes(labels: ArrayLike, k: int, mask: ArrayLike = True) -> Array:  # [m] -> [k]
-    """The number of clients in every cluster (Ma 2023, Figures 7.3 and 7.4); a label of -1 leaves a client out."""
+    """The number of clients in every cluster (Ma 2023, Figures 7.3 and 7.4).
+
+    Args:
+        labels: the cluster of every client; a client whose label is not in [0, k), such as -1, is left out. [m] int
+        k: the number of cluster slots.
+        mask: false for further clients that are left out. [m] bool or a scalar
+
+    Returns:
+        The numbers, 0 for an empty cluster. [k] int32
+    """
     labels = jnp.asarray(labels, jnp.int32)
     kept = valid(labels, k) & jnp.asarray(mask, bool)
     return jnp.zeros(k, jnp.int32).at[labels].add(kept.astype(jnp.int32), mode="drop")
@@ -28,7 +37,8 @@ def clusterability(gradients: ArrayLike, labels: ArrayLike, weights: ArrayLike, 
         k: the number of cluster slots.
 
     Returns:
-        B, relative to the mean gradient's norm: 0 for equal gradients, NaN for an empty cluster. [k]
+        B, the distance divided by the mean gradient's norm. 0 for equal gradients, infinite where only the mean
+        gradient is zero, NaN for an empty cluster. [k] float
     """
     apart = apart_from_mean(gradients, labels, weights, k)
     spread = jnp.full(k, -1.0).at[apart.slot].max(apart.distance, mode="drop")
@@ -50,7 +60,7 @@ def gradient_diversity(gradients: ArrayLike, labels: ArrayLike, weights: ArrayLi
         labels, weights, k: as for `clusterability`.
 
     Returns:
-        δ², NaN for an empty cluster. [k]
+        δ², at least 0; NaN for an empty cluster. [k] float
     """
     apart = apart_from_mean(gradients, labels, weights, k)
     found = jnp.zeros(k).at[apart.slot].add(apart.share * apart.distance**2, mode="drop")
@@ -83,6 +93,14 @@ def learning_objective(losses: ArrayLike, labels: ArrayLike, weights: ArrayLike)
     """The learning objective 𝓕: the mean loss of clients under their cluster's model, weighted by ψ.
 
     Ma (2023), Equation 3.3a.
+
+    Args:
+        losses: the loss of every client under its cluster's model; it may be NaN where the client is left out. [m]
+        labels: the cluster of every client; one of -1 is left out. [m] int
+        weights: ψ, the number of training examples; clients with none are left out. [m]
+
+    Returns:
+        The mean, in the loss's unit; NaN if no client is left. [] float
     """
     return weighted_mean(jnp.asarray(losses), jnp.where(jnp.asarray(labels) >= 0, weights, 0))
 
@@ -95,8 +113,11 @@ def clustering_objective(vectors: ArrayLike, centres: ArrayLike, labels: ArrayLi
     Args:
         vectors: the vector that represents every client, such as its model. [m, p]
         centres: the vector that represents every cluster. [k, p]
-        labels: the cluster of every client, -1 for none. [m]
-        weights: ψ, the number of training examples. [m]
+        labels: the cluster of every client; one of -1 is left out. [m] int
+        weights: ψ, the number of training examples; clients with none are left out. [m]
+
+    Returns:
+        The mean, at least 0; NaN if no client is left. [] float
     """
     labels = jnp.asarray(labels, jnp.int32)
     distances = jnp.square(jnp.asarray(vectors) - jnp.asarray(centres)[labels]).sum(-1)
@@ -104,7 +125,18 @@ def clustering_objective(vectors: ArrayLike, centres: ArrayLike, labels: ArrayLi
 
 
 def cluster_gram(gram: ArrayLike, labels: ArrayLike, k: int) -> Array:  # [m, m], [m] -> [k, k]
-    """Inner products of the clusters' sums of vectors, from those of the clients; a label of -1 leaves a client out."""
+    """Inner products of the clusters' sums of vectors, from those of the clients.
+
+    The vector of a client is whatever describes it, such as its model or its gradient.
+
+    Args:
+        gram: the inner product of every two clients' vectors. [m, m]
+        labels: the cluster of every client; a client whose label is not in [0, k), such as -1, is left out. [m] int
+        k: the number of cluster slots.
+
+    Returns:
+        The inner product of every two clusters' sums, 0 for an empty cluster. [k, k] float
+    """
     labels = jnp.asarray(labels, jnp.int32)
     slots = jnp.where(valid(labels, k), labels, k)  # slot k does not exist, so its rows are dropped
     rows = jnp.zeros((k, labels.size)).at[slots].add(gram, mode="drop")
@@ -115,6 +147,14 @@ def objective(inner: ArrayLike, live: ArrayLike) -> Array:  # [k, k], [k] -> []
     """The sum of cosines over pairs of live clusters, from inner products of the clusters' sums or means.
 
     This is the objective of StoCFL (Zeng et al. 2023, https://arxiv.org/abs/2303.00897, Equation 2).
+
+    Args:
+        inner: the inner product of every two clusters' sums or means, such as `cluster_gram` returns. [k, k]
+        live: the clusters that count, usually those with clients. [k] bool
+
+    Returns:
+        The sum, each pair once, so at most k (k - 1) / 2 in size; 0 with fewer than two live clusters. A cosine with a
+        zero vector is 0. [] float
     """
     live = jnp.asarray(live)
     return jnp.where(jnp.triu(live[:, None] & live, 1), cosine(jnp.asarray(inner)), 0).sum()
@@ -123,7 +163,16 @@ def objective(inner: ArrayLike, live: ArrayLike) -> Array:  # [k, k], [k] -> []
 def within_between(gram: ArrayLike, labels: ArrayLike, k: int) -> tuple[Array, Array]:  # [m, m], [m] -> [], []
     """The mean cosine of two clients of one cluster, and of two clusters' centres (Ma 2023, Figure 3.4).
 
-    Either is NaN without a pair.
+    A cosine with a zero vector is 0, and every pair counts once.
+
+    Args:
+        gram: the inner product of every two clients' vectors, such as models. [m, m]
+        labels: the cluster of every client; a client whose label is not in [0, k), such as -1, is left out. [m] int
+        k: the number of cluster slots.
+
+    Returns:
+        The mean cosine over pairs of clients in one cluster, and that over pairs of clusters that have clients. Both
+        are in [-1, 1], and NaN if there is no such pair. [] float, [] float
     """
     gram, labels = jnp.asarray(gram), jnp.asarray(labels, jnp.int32)
     within = weighted_mean(cosine(gram), pairs_within(labels, k))
@@ -132,7 +181,14 @@ def within_between(gram: ArrayLike, labels: ArrayLike, k: int) -> tuple[Array, A
 
 
 def least_within(gram: ArrayLike, labels: ArrayLike, k: int) -> Array:  # [m, m], [m] -> []
-    """The least cosine of two clients of one cluster (Ma 2023, Figure 3.4); NaN without a pair."""
+    """The least cosine of two clients of one cluster (Ma 2023, Figure 3.4).
+
+    Args:
+        gram, labels, k: as for `within_between`.
+
+    Returns:
+        A cosine in [-1, 1], over all clusters; NaN if no cluster has two clients. [] float
+    """
     gram, labels = jnp.asarray(gram), jnp.asarray(labels, jnp.int32)
     pairs = pairs_within(labels, k)
     return jnp.where(pairs.any(), jnp.min(jnp.where(pairs, cosine(gram), jnp.inf)), jnp.nan)

@@ -15,16 +15,16 @@ def counts(
     Counts of several chunks of rows add up.
 
     Args:
-        clients: the owner of every test row. [r]
-        labels: its true class. [r]
-        predictions: its predicted class. [r]
+        clients: the owner of every test row, from 0 to m - 1. [r] int
+        labels: its true class, from 0 to c - 1. [r] int
+        predictions: its predicted class, from 0 to c - 1. [r] int
         m: the number of clients.
         c: the number of classes.
         weights: the weight of every row, such as 1 for real rows and 0 for padding. [r] or a scalar
 
     Returns:
-        The counts [m, 3, c], int32 unless the weights are floats. A row with an index out of range, such as a padding
-        of -1, is left out.
+        The counts [m, 3, c], int32 unless the weights are floats; along the middle axis are true positives, labels and
+        predictions. A row with an index out of range, such as a padding of -1, is left out.
     """
     clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
     hits = jnp.where(labels == predictions, weights, 0)
@@ -37,7 +37,15 @@ def counts(
 def confusion(
     clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike = 1
 ) -> Array:
-    """A confusion matrix [m, c, c] of every client, true classes in rows; the arguments are those of `counts`."""
+    """A confusion matrix of every client.
+
+    Args:
+        clients, labels, predictions, m, c, weights: as for `counts`.
+
+    Returns:
+        The matrices [m, c, c], with true classes in rows and predicted ones in columns; int32 unless the weights are
+        floats. A row with an index out of range is left out.
+    """
     clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
     return jnp.zeros((m, c, c), weights.dtype).at[clients, labels, predictions].add(weights, mode="drop")
 

@@ -10,19 +10,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The data of the clients from which a score is computed.
+    """The data of the clients from which a score is computed; n is here the number of these clients.
 
     >>> one = Evaluation(np.array([0]), np.array([-1]), np.array([[[1, 1], [1, 2], [2, 1]]]), np.ones(1), np.ones(1))
     >>> one.size, one.accuracy.round(3), one.f1.round(3)
     (array([3]), array([0.667]), array([0.667]))
     """
 
-    labels: np.ndarray  # [n] the cluster that serves the client; -1 for none yet
-    groups: np.ndarray  # [n] the client's true group; -1 where it is not known
-    counts: np.ndarray  # [n, 3, c] true positives, labels and predictions of every class among its test examples
-    losses: np.ndarray  # [n] the sum of the losses of its test examples
-    seen: np.ndarray  # [n] bool, whether it has taken part in a round
-    hostile: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))  # [n] whether it attacks
+    labels: np.ndarray  #: [n] int, the cluster that serves the client; -1 for none yet
+    groups: np.ndarray  #: [n] int, the client's true group; -1 where it is not known
+    counts: np.ndarray  #: [n, 3, c] int, true positives, labels and predictions of every class among its test examples
+    losses: np.ndarray  #: [n] float, the sum of the losses of its test examples
+    seen: np.ndarray  #: [n] bool, whether it has taken part in a round
+    #: [n] bool, whether it attacks; [0] if that is not known
+    hostile: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @cached_property
     def size(self) -> np.ndarray:
@@ -51,13 +52,30 @@ class Evaluation:
 
 
 def accuracy(counts: Any) -> np.ndarray:  # [..., 3, c] -> [...]
-    """The share of examples that are predicted right, NaN without examples."""
+    """The share of examples that are predicted right.
+
+    Args:
+        counts: true positives, labels and predictions of every class, as the function `counts` returns them for every
+            client. Sums of counts over clients give the accuracy on their examples together. [..., 3, c]
+
+    Returns:
+        A share in [0, 1], NaN without examples. [...] float64
+    """
     counts = np.asarray(counts)
     return ratio(counts[..., 0, :].sum(-1), counts[..., 1, :].sum(-1))
 
 
 def f1(counts: Any) -> np.ndarray:  # [..., 3, c] -> [...]
-    """The macro-F1 over the classes that are among the labels or the predictions, NaN without examples."""
+    """The macro-F1, the mean of F1 over the classes that are among the labels or the predictions.
+
+    F1 of a class is 2 · true positives / (labels + predictions), which is 0 without a true positive.
+
+    Args:
+        counts: as for `accuracy`. [..., 3, c]
+
+    Returns:
+        A number in [0, 1], NaN without examples. [...] float64
+    """
     counts = np.asarray(counts)
     occurrences = counts[..., 1, :] + counts[..., 2, :]
     classes = ratio(2 * counts[..., 0, :], occurrences, empty=0.0)

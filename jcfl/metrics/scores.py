@@ -143,19 +143,29 @@ def nmi(clients: Evaluation) -> float:
     return agreement.nmi(clients.labels, clients.groups)
 
 
-def add_percentile(share: int, title: str, places: tuple[Place, ...]) -> None:
+def add_percentile(share: int, title: str, places: tuple[Place, ...], meaning: str) -> None:
     """Register a percentile of the accuracy over clients that have test examples."""
 
-    @register_score(f"accuracy_p{share}", title=f"accuracy, {title}", unit="%", better="higher", places=places)
     def percentile(clients: Evaluation) -> float:
-        """The percentile of the clients' accuracies: the 5th, the 50th or the 95th."""
         there = clients.accuracy[clients.size > 0]
         return float(np.percentile(there, share)) if there.size else np.nan
 
+    percentile.__doc__ = meaning
+    register_score(f"accuracy_p{share}", title=f"accuracy, {title}", unit="%", better="higher", places=places)(
+        percentile
+    )
 
-add_percentile(5, "5th percentile", ("report",))
-add_percentile(50, "median client", ())
-add_percentile(95, "95th percentile", ())
+
+add_percentile(
+    5,
+    "5th percentile",
+    ("report",),
+    "The 5th percentile of the clients' accuracies: 5 % of the clients have a lower one.",
+)
+add_percentile(50, "median client", (), "The median of the clients' accuracies: half of the clients have a lower one.")
+add_percentile(
+    95, "95th percentile", (), "The 95th percentile of the clients' accuracies: 5 % of the clients have a higher one."
+)
 
 
 @register_score("accuracy_worst", title="accuracy, worst client", unit="%", better="higher", places=("report",))

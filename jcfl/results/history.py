@@ -57,23 +57,34 @@ class History:
     """All evaluations of a run, in NumPy.
 
     `history["accuracy_micro"]` has this metric of every seed at every evaluated round, `[seeds, e]`; it is NaN for
-    rounds that a seed has not reached.
+    rounds that a seed has not reached. `list(history.scores)` are the names of all metrics.
     """
 
-    name: str  # of the method
-    seeds: list[int]
-    rounds: np.ndarray  # [e], the rounds evaluated
-    scores: dict[str, np.ndarray]  # [seeds, e] each
-    labels: np.ndarray  # [seeds, e, m], the cluster that serves each client; -1: none yet
-    accuracy_clients: np.ndarray  # [seeds, e, m]
-    groups: np.ndarray  # [m], -1 where unknown; where data drift, those at the last evaluation
-    clusterability_clusters: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [seeds, e, k]: B
-    models: dict[tuple[int, int], dict[str, np.ndarray]] = field(default_factory=dict)  # by seed and round
-    summary: dict[str, Any] = field(default_factory=dict)  # as in summary.json
-    state: Any = None  # the final states, [seeds, ...]; None for a history read from files
-    others: dict[str, "History"] = field(default_factory=dict)  # of the methods compared with this one
-    folder: Path | None = None
-    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, int))  # [m], their ids; 0 .. m-1 unless given
+    name: str  #: the name of the method or of a sweep's point; of a run that was loaded, the name of its folder
+    seeds: list[int]  #: the seeds, in the order of the axis `seeds` of all arrays
+    rounds: np.ndarray  #: [e] int, the evaluated rounds, ascending, each the number of rounds trained before
+    scores: dict[str, np.ndarray]  #: every metric by its name, each [seeds, e] float64; NaN where there is no value
+    labels: np.ndarray  #: [seeds, e, m] int32, the cluster that serves each client; -1 for none yet
+    #: [seeds, e, m] float32, the accuracy of each client on its own test examples, in [0, 1]; NaN for a client without
+    #: test examples, and for rounds that a seed has not reached
+    accuracy_clients: np.ndarray
+    groups: np.ndarray  #: [m] int, the true groups, -1 where unknown; where data drift, those at the last evaluation
+    #: [seeds, e, k] float32, the clusterability B of each cluster, see `jcfl.metrics.clusterability`; k is 0 in a run
+    #: that did not measure it (`evaluate_quality`)
+    clusterability_clusters: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    #: how alike clients' models were, by (seed, round), in a run with `compare_models`; the arrays are described in
+    #: `jcfl.core.measuring.comparison`. Empty if the run was loaded
+    models: dict[tuple[int, int], dict[str, np.ndarray]] = field(default_factory=dict)
+    #: the content of summary.json, such as each metric's last value (mean and standard deviation over seeds) and times
+    #: in seconds; where training failed, `failed` is the reason
+    summary: dict[str, Any] = field(default_factory=dict)
+    #: the final states, one `jcfl.types.State` with NumPy arrays, [seeds, ...] each; None for a run that was loaded or
+    #: that failed, for the runs in `others`, and for those of a sweep or a search
+    state: Any = None
+    others: dict[str, "History"] = field(default_factory=dict)  #: the methods compared with this one, by their names
+    folder: Path | None = None  #: the folder of the run; None if nothing was written
+    #: [m] numbers or text, the ids of the clients; 0 .. m-1 where the user gave none
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
 
     def __post_init__(self) -> None:
         """Number the clients, where nobody has given them ids."""
@@ -81,6 +92,17 @@ class History:
             self.clients = np.arange(len(self.groups))
 
     def __getitem__(self, score: str) -> np.ndarray:
+        """One metric of every seed at every evaluated round.
+
+        Args:
+            score: its name, one of the keys of `scores`.
+
+        Returns:
+            The values, NaN for rounds that a seed has not reached. [seeds, e] float64
+
+        Raises:
+            KeyError: there is no metric of this name; the message lists those that there are.
+        """
         if score not in self.scores:
             raise KeyError(f"no score {score!r}; there are {', '.join(self.scores)}")
         return self.scores[score]
@@ -112,6 +134,11 @@ class History:
         Args:
             clients: whether to give instead, in a row for each client too, its id, its true group, its cluster and its
                 accuracy; -1 is an unknown group, and a client that has no cluster yet.
+
+        Returns:
+            The table. Its columns are `method`, `seed`, `round` and one for each score; with `clients` they are
+            `method`, `seed`, `round`, `client`, `group`, `cluster` and `accuracy`. It has the rows of the methods in
+            `others` too.
 
         Raises:
             InputError: pandas is not installed.

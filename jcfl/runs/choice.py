@@ -38,11 +38,14 @@ RESAMPLES = 1000
 class Choice(NamedTuple):
     """A number of clusters, and how certain the choice is."""
 
-    k: int
-    confidence: float  # the share of resamples of clients and seeds that lead to the same choice
-    margin: float  # the difference to the next best k, in accuracy or in the knee's height
-    scores: dict[int, tuple[float, float]]  # by k: mean and sample standard deviation over seeds; NaN for one seed
-    criterion: Criterion
+    k: int  #: the number of clusters
+    confidence: float  #: the share of resamples of clients and seeds that lead to the same choice, in [0, 1]
+    #: how much better k is than the next best number, in accuracy or in the knee's height; infinite without another
+    margin: float
+    #: mean and sample standard deviation over seeds, by the number of clusters, of the accuracy, in [0, 1], or of the
+    #: mean squared distance; the deviation is NaN for one seed
+    scores: dict[int, tuple[float, float]]
+    criterion: Criterion  #: what the choice was made by, `accuracy` or `distance`
 
 
 @keywords_checked
@@ -78,6 +81,9 @@ def choose_k(
         seed: of the sample, of the examples held back, and of the first run.
         seeds: how many runs there are for every k; with one run, `confidence` does not know how runs differ.
         **settings: the keys of a configuration that are used, as for `jcfl.run`.
+
+    Returns:
+        The chosen number `k`, and how certain the choice is.
 
     Raises:
         InputError: numbers of clusters that cannot be compared, a share out of range, a method without the option

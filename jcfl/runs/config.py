@@ -86,7 +86,10 @@ class Config(BaseModel):
         Field(description="when a model is not finite: stop, drop_client (leave its upload out), drop_cluster"),
     ] = "stop"
     checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
-    engine: Annotated[EngineName, Field(description="how clients train: auto, general, or factored (README)")] = "auto"
+    engine: Annotated[
+        EngineName,
+        Field(description="use of the exact shortcut: auto (if it is cheaper), general (never), factored (always)"),
+    ] = "auto"
     devices: Annotated[int | None, Field(ge=1, description="number of devices that share the clients; null: all")] = (
         None
     )
@@ -98,7 +101,14 @@ class Config(BaseModel):
         Literal["device", "host"] | None,
         Field(description="where clients' kept models are stored: device, host; null: device if they fit"),
     ] = None
-    chunk: Annotated[int | None, Field(ge=1, description="clients trained at a time; null: as many as fit")] = None
+    chunk: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="clients trained at a time; null: as many as fit into a quarter of the free memory, and on a "
+            "CPU into 4 MiB, but at least one",
+        ),
+    ] = None
     budget: Annotated[
         int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: from the free memory")
     ] = None

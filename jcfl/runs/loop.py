@@ -28,12 +28,13 @@ BLOCK = 1.0
 class Progress(NamedTuple):
     """How far a run has come."""
 
-    name: str  # of the method
-    seed: int  # the first of the seeds that run together
-    round: int  # of these seeds
-    done: int  # rounds, over all seeds
-    total: int  # rounds, over all seeds
-    scores: dict[str, float]  # of the last evaluation; empty before the first
+    name: str  #: the name of the method; in a sweep or a search it is `sweep` or `tune`
+    seed: int  #: the first of the seeds that run together; 0 where `workers` train
+    round: int  #: the number of rounds that these seeds have been trained; 0 where `workers` train
+    done: int  #: the rounds that have been trained, over all seeds and all points of a sweep
+    total: int  #: the rounds that are to be trained, counted in the same way
+    #: each metric at the last evaluation; empty before the first one, in a search, and where `workers` train
+    scores: dict[str, float]
 
 
 class Store(Protocol):

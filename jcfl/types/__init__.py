@@ -34,10 +34,10 @@ VOTER = -3
 class Split(struct.PyTreeNode):
     """The examples of every client: client i has `rows[start[i] : start[i] + size[i]]`."""
 
-    rows: Array  # [r] int32, indices into the pool
-    start: Array  # [m] int32
-    size: Array  # [m] int32
-    width: int = struct.field(pytree_node=False)  # the largest size
+    rows: Array  #: [r] int32, indices into the pool, the rows of each client next to each other
+    start: Array  #: [m] int32, the place in `rows` where the rows of each client begin
+    size: Array  #: [m] int32, the number of examples of each client
+    width: int = struct.field(pytree_node=False)  #: the largest size
 
     def owned(self, client: int) -> Array:
         """The rows of one client; the leaves are NumPy's, because the number of rows differs. [size[client]]"""
@@ -47,8 +47,9 @@ class Split(struct.PyTreeNode):
 class Drift(struct.PyTreeNode):
     """Which client's data every client has, by round: before `rounds[p]` those of `holds[p]`, from then on the next."""
 
-    rounds: Array  # [p] int32, ascending
-    holds: Array  # [p + 1, m] int32, each row a permutation of the clients: client i has the data of holds[p, i]
+    rounds: Array  #: [p] int32, ascending
+    #: [p + 1, m] int32, each row a permutation of the clients. In row p, client i has the data of client `holds[p, i]`.
+    holds: Array
 
 
 class Ids:
@@ -75,22 +76,25 @@ class Federation(struct.PyTreeNode):
     may stay on the host then.
     """
 
-    x: Array | OnHost  # [N, ...] uint8 pixels or float32 features
-    y: Array  # [N] int32
-    train: Split
-    test: Split
-    groups: Array  # [m] int32, the true group of every client; -1 where it is not known
-    held_out: Array  # [m] bool, clients that never train
-    arrive: Array  # [m] int32, the first round in which a client can be sampled
-    depart: Array  # [m] int32, the first round in which it no longer can
-    classes: int = struct.field(pytree_node=False)
-    mean: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))  # of the scaled pixels, by channel
+    x: Array | OnHost  #: [N, ...] uint8 pixels (0 to 255) or float32 features, the N examples of the pool
+    y: Array  #: [N] int32, the class of every example, from 0 to `classes - 1`
+    train: Split  #: the examples that each client trains on
+    test: Split  #: the examples that each client is tested on
+    groups: Array  #: [m] int32, the true group of every client; -1 where it is not known
+    held_out: Array  #: [m] bool, clients that never train
+    arrive: Array  #: [m] int32, the first round in which a client can be sampled
+    depart: Array  #: [m] int32, the first round in which it no longer can; 2**31 - 1 (`NEVER`) if it stays
+    classes: int = struct.field(pytree_node=False)  #: the number of classes
+    #: for each channel, what is subtracted from the examples before a model gets them; uint8 pixels are divided by 255
+    #: first
+    mean: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
+    #: for each channel, by what the examples are divided after that
     std: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
-    name: str = struct.field(pytree_node=False, default="")
-    hostile: Array | tuple[()] = ()  # [m] bool, the clients that attack; () where nobody does
-    validation: Split | tuple[()] = ()  # examples on which no client trains, to choose options by; () without any
-    drift: Drift | tuple[()] = ()  # how clients' data change between rounds; () where they do not
-    ids: Ids = struct.field(pytree_node=False, default=Ids())
+    name: str = struct.field(pytree_node=False, default="")  #: what tables and messages call the federation
+    hostile: Array | tuple[()] = ()  #: [m] bool, the clients that attack; () where nobody does
+    validation: Split | tuple[()] = ()  #: examples on which no client trains, to choose options by; () without any
+    drift: Drift | tuple[()] = ()  #: how clients' data change between rounds; () where they do not
+    ids: Ids = struct.field(pytree_node=False, default=Ids())  #: the ids that the user gave; see `clients`
 
     @property
     def clients(self) -> np.ndarray:
@@ -109,7 +113,7 @@ class Federation(struct.PyTreeNode):
 
     @property
     def splits(self) -> dict[str, Split]:
-        """Each split by its name: `train`, `test`, and `validation` where there is one."""
+        """Each split by its name; the names are `train`, `test`, and `validation` where there is one."""
         own = {} if isinstance(self.validation, tuple) else {"validation": self.validation}
         return {"train": self.train, "test": self.test} | own
 
@@ -140,10 +144,10 @@ class Federation(struct.PyTreeNode):
 class Clients(struct.PyTreeNode):
     """Examples of several clients, padded to one length; the rows under a false mask are never used."""
 
-    x: Any  # [s, n, ...] float
-    y: Array  # [s, n] int32
-    mask: Array  # [s, n] bool
-    weight: Array | tuple[()] = ()  # [s, n] what an example counts in the loss, where examples do not count alike
+    x: Any  #: [s, n, ...] float, the examples
+    y: Array  #: [s, n] int32, their classes
+    mask: Array  #: [s, n] bool, false for padding
+    weight: Array | tuple[()] = ()  #: [s, n] what an example counts in the loss, where examples do not count alike
 
     @property
     def size(self) -> Array:
@@ -158,8 +162,8 @@ class First(NamedTuple):
     `x [n, d] @ kernel [d, h] + bias [h]`; the layer itself is then not looked at.
     """
 
-    path: tuple[str, ...]  # of the layer among the parameters: its "kernel", and its "bias" if it has one
-    rest: Callable[..., tuple[Array, Model]]
+    path: tuple[str, ...]  #: the names that lead to the layer among the parameters; it has "kernel" and maybe "bias"
+    rest: Callable[..., tuple[Array, Model]]  #: the network without the layer, see above
 
 
 class Task(NamedTuple):
@@ -174,61 +178,61 @@ class Task(NamedTuple):
     trained without a kernel each.
     """
 
-    init: Callable[[Key], Model]
-    apply: Callable[..., tuple[Array, Model]]
-    features: Callable[..., Array]
-    loss: Callable[[Array, Array], Array]
-    head: tuple[str, ...]
-    name: str = ""
-    first: First | None = None
+    init: Callable[[Key], Model]  #: a new model
+    apply: Callable[..., tuple[Array, Model]]  #: logits [n, c] float, and the model
+    features: Callable[..., Array]  #: the representation before the head, [n, f] float
+    loss: Callable[[Array, Array], Array]  #: the loss of every example, [n] float
+    head: tuple[str, ...]  #: the entries of `model["params"]` that make up the classifier
+    name: str = ""  #: what tables and messages call the model
+    first: First | None = None  #: the first layer, if it is dense and takes the examples as they are
 
 
 class Cohort(struct.PyTreeNode):
     """The sampled clients of one round; if fewer clients are available than s, the rest is not present."""
 
-    who: Array  # [s] int32
-    present: Array  # [s] bool
+    who: Array  #: [s] int32, the numbers of the sampled clients
+    present: Array  #: [s] bool, whether this client takes part
 
 
 class Broadcast(struct.PyTreeNode):
     """What the server sends to one client."""
 
-    label: Array  # [] int32, the client's cluster
-    cluster: Model  # the model of that cluster
-    clusters: Models  # [k, ...] the models of all clusters
-    shared: Model  # the global model ω
-    shares: Array  # [k] the share of the examples that each cluster's clients hold
-    memory: Any  # what the grouping remembers
-    extra: Any = ()  # what the client computed from the broadcast before training
-    own: Any = struct.field(default_factory=dict)  # the client's own state from its last round, by name
-    live: Array | tuple[()] = ()  # [k] bool, the clusters that have members; () stands for all of them
-    mean: Model = ()  # the mean of the cluster models, weighted by `shares`, if a loss term needs it
-    server: Any = struct.field(default_factory=dict)  # what the server keeps for the client's cluster, by name
+    label: Array  #: [] int32, the client's cluster
+    cluster: Model  #: the model of that cluster
+    clusters: Models  #: [k, ...] the models of all clusters
+    shared: Model  #: the global model ω
+    shares: Array  #: [k] float, the share of the examples that each cluster's clients hold
+    memory: Any  #: what the grouping remembers
+    extra: Any = ()  #: what the client computed from the broadcast before training
+    own: Any = struct.field(default_factory=dict)  #: the client's own state from its last round, by name
+    live: Array | tuple[()] = ()  #: [k] bool, the clusters that have members; () stands for all of them
+    mean: Model = ()  #: the mean of the cluster models, weighted by `shares`, if a loss term needs it
+    server: Any = struct.field(default_factory=dict)  #: what the server keeps for the client's cluster, by name
 
 
 class Upload(struct.PyTreeNode):
     """What one client sends back: one model to be averaged in its cluster, one over the whole cohort."""
 
-    cluster: Model
-    shared: Model  # `()` where the global model is the mean of the cluster models
-    own: Any = struct.field(default_factory=dict)  # the client's new state, by name
+    cluster: Model  #: the model that is averaged in the client's cluster
+    shared: Model  #: the model that is averaged over the cohort; () where ω is the mean of the cluster models
+    own: Any = struct.field(default_factory=dict)  #: the client's new state, by name
 
 
 class State(struct.PyTreeNode):
     """Everything that is kept between rounds."""
 
-    clusters: Models  # [k, ...]
-    shared: Model
-    labels: Array  # [m] int32, the cluster of every client; -1 before it has one
-    seen: Array  # [m] bool, whether it has taken part
-    memory: Any  # whatever the grouping carries
-    round: Array  # [] int32, rounds since the run began
-    key: Key  # the run's key; every random stream is folded from it, see `jcfl.core.streams`
-    failed: Array  # [2] int32, round and cluster of the first model that is not finite; -1, -1 while all are
-    began: Array  # [] int32, the round in which the method's present phase began
-    clients: Any = struct.field(default_factory=dict)  # [m, ...] each: the states that clients keep, by name
-    server: Any = struct.field(default_factory=dict)  # [k, ...] each: what the server keeps beside a cluster's model
-    stopping: Any = ()  # what a stop condition keeps, see `jcfl.core.stopping`; () without one
+    clusters: Models  #: [k, ...] the models of the clusters
+    shared: Model  #: the global model ω
+    labels: Array  #: [m] int32, the cluster of every client; -1 before it has one
+    seen: Array  #: [m] bool, whether it has taken part in a round
+    memory: Any  #: whatever the grouping carries
+    round: Array  #: [] int32, rounds since the run began
+    key: Key  #: the run's key; every random stream is folded from it, see `jcfl.core.streams`
+    failed: Array  #: [2] int32, round and cluster of the first model that is not finite; (-1, -1) while all are finite
+    began: Array  #: [] int32, the round in which the method's present phase began
+    clients: Any = struct.field(default_factory=dict)  #: the states that clients keep, by name, each [m, ...]
+    server: Any = struct.field(default_factory=dict)  #: what the server keeps of each cluster, by name, each [k, ...]
+    stopping: Any = ()  #: what a stop condition keeps, see `jcfl.core.stopping`; () without one
 
     @property
     def ended(self) -> Array | int:
@@ -253,12 +257,12 @@ class Grouping(NamedTuple):
     model). `measures(state, federation) -> dict` adds metrics to an evaluation.
     """
 
-    init: Callable[..., State]
-    before: Callable[..., State]
-    after: Callable[..., State] | None
-    place: Callable[..., Array]
-    serve: Callable[..., Array]
-    measures: Callable[..., dict[str, Array]]
+    init: Callable[..., State]  #: the state before the first round
+    before: Callable[..., State]  #: the state before the clients of a round train
+    after: Callable[..., State] | None  #: the state after they have trained
+    place: Callable[..., Array]  #: the clusters of clients outside the training, [h] int32
+    serve: Callable[..., Array]  #: the clusters of all clients at evaluation, [m] int32; -1 for the global model
+    measures: Callable[..., dict[str, Array]]  #: further metrics by name
 
 
 class Algorithm(NamedTuple):
@@ -273,11 +277,12 @@ class Algorithm(NamedTuple):
     known before it: their examples are read ahead if they are in a file.
     """
 
-    init: Callable[[Key, Federation], State]
-    step: Callable[[State, Federation], State]
-    predict: Callable[[State, Federation], tuple[Array, Array]]
-    evaluate: Callable[[State, Federation], dict[str, Array]]
-    costs: Callable[[float], dict[str, float]]
-    engine: str = "general"
-    method: Any = None
+    init: Callable[[Key, Federation], State]  #: the state before the first round
+    step: Callable[[State, Federation], State]  #: the state after one more round
+    predict: Callable[[State, Federation], tuple[Array, Array]]  #: labels [m] int32, and logits [r, c] float
+    evaluate: Callable[[State, Federation], dict[str, Array]]  #: what scores are computed from, by name
+    costs: Callable[[float], dict[str, float]]  #: costs of a client-round by name; FedAvg's are 1
+    engine: str = "general"  #: how clients train, such as `general` or `factored`
+    method: Any = None  #: the `Method` that was compiled; None for an algorithm made in another way
+    #: the clients of the next round, as far as they are known; by default none
     sampled: Callable[[State, Federation], Cohort] = lambda state, federation: Cohort(state.labels[:0], state.seen[:0])

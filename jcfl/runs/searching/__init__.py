@@ -67,13 +67,15 @@ class Search(NamedTuple):
 class Tuning:
     """Every trial of every method, in their order."""
 
+    #: the trials of the first method, then those of the next. Each has `method` (its title), `values` by dotted key,
+    #: `history`, `rounds`, and its last `score`, the mean over seeds, NaN if it diverged
     trials: list[Trial]
-    search: Search
-    compilations: int  # how often a program was compiled
+    search: Search  #: what was searched, and how
+    compilations: int  #: how often a program was compiled
 
     @property
     def by(self) -> str:
-        """The score that decides which trial is best."""
+        """The name of the score, on validation examples, that decides which trial is best."""
         return self.search.by
 
     def best(self) -> dict[str, Trial]:
@@ -106,7 +108,13 @@ class Tuning:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per trial: method, number from 1, name of the run, whether it is the best, values and scores."""
+        """The search as a table, with one row for each trial.
+
+        Returns:
+            Rows with the keys `method`; `trial`, its number among those of the method, from 1; `run`, the name of its
+            run; `best`, whether it is the best of the method; `values`, by dotted key; `score`, NaN if it diverged; and
+            `rungs`, its `rounds` and `score` each time that trials were compared.
+        """
         best, rows = self.best(), []
         for title, trials in self.by_method().items():
             for number, trial in enumerate(trials, 1):
@@ -121,7 +129,12 @@ class Tuning:
         return {title: sum(rounds.values()) for title, rounds in found.items()}
 
     def test_scores(self) -> dict[str, dict[str, float]]:
-        """The same score on test examples of each method's best trial: mean and standard deviation over seeds."""
+        """The same score on test examples, of the best trial of each method.
+
+        Returns:
+            For each method's title the mean and the sample standard deviation of the last values over seeds, as
+            `{"mean": …, "std": …}`. The deviation is NaN for one seed.
+        """
         return {title: trial.history.summary[metrics.bare_name(self.by)] for title, trial in self.best().items()}
 
 
@@ -160,8 +173,12 @@ def tune(
             continues, also with more trials; complete trials are not run again.
         workers: the number of processes that train trials at a time, as for `jcfl.sweep`; needs `out`.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
-        on_progress: called about once a second.
+        on_progress: called with a `Progress` about once a second; it has no scores.
         **given: the configuration's keys, as for `jcfl.run`: method, compare, train, rounds, seeds, …
+
+    Returns:
+        All trials. `best()` has the best trial of each method by its title, and `configurations()` the configurations
+        with its options, which `jcfl.run` takes.
 
     Raises:
         InputError: an argument is wrong, there are no validation examples, or the folder holds something else; nothing

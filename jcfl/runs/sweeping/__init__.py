@@ -38,10 +38,11 @@ ASK = "keep a share of the training examples for it, such as scenario.validation
 class Sweep:
     """Every point of a sweep with its history."""
 
-    points: list[Point]
-    histories: list[History]  # of each point, in the same order
-    by: str  # the score that decides which is best
-    compilations: int  # how often a program was compiled
+    points: list[Point]  #: the points; each has a `name`, and its `values` by dotted key
+    #: the history of each point, in the same order; that of a point that diverged has `failed` in its `summary`
+    histories: list[History]
+    by: str  #: the score that decides which point is best
+    compilations: int  #: how often a program was compiled
 
     @property
     def chosen(self) -> str:
@@ -50,14 +51,25 @@ class Sweep:
         return f"{on} by {self.by}"
 
     def best(self) -> int | None:
-        """The point with the best mean score at the last evaluation, see `chosen`; None where none has one."""
+        """The number of the point with the best mean score over seeds at the last evaluation.
+
+        Returns:
+            Its place in `points` and `histories`, from 0. A point that diverged is never the best. None where no point
+            has the score.
+        """
         sign = -1 if metrics.score(self.by).better == "lower" else 1
         means = [sign * one.summary.get(self.by, {}).get("mean", math.nan) for one in self.histories]
         means = [math.nan if "failed" in one.summary else mean for mean, one in zip(means, self.histories, strict=True)]
         return None if np.isnan(means).all() else int(np.nanargmax(means))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per point: name, values, means and deviations of every score, seconds, failure."""
+        """The sweep as a table, with one row for each point.
+
+        Returns:
+            Rows with the keys `name`; `best`, whether this is the best point; `values`, by dotted key; every score, as
+            `{"mean": …, "std": …}` of its last values over seeds; `seconds` that the point took, compilation included;
+            and `failed`, the reason why training stopped, else None.
+        """
         best, rows = self.best(), []
         for index, (point, one) in enumerate(zip(self.points, self.histories, strict=True)):
             scores = {score: one.summary[score] for score in one.scores}
@@ -96,9 +108,13 @@ def sweep(
         workers: how many processes of this machine train points at a time, or jobs of a Slurm cluster,
             `"slurm:8,partition=gpu,time=60"`; needs `out`. By default this process trains them.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
-        on_progress: called about once a second.
+        on_progress: called with a `Progress` about once a second.
         progress: whether a bar is shown, as for `jcfl.run`.
         **given: the configuration's keys, as for `jcfl.run`: method, train, rounds, seeds, …
+
+    Returns:
+        All points with their histories; `best()` is the number of the best point. A point that diverged has the reason
+        as `failed` in its history's `summary`.
 
     Raises:
         InputError: a point is wrong; nothing has been trained or written.

@@ -16,22 +16,28 @@ from jcfl.view.plotting.style import histories, matched, ranked
 class Stability(NamedTuple):
     """The stability of clusters. A value that is not defined is NaN."""
 
-    seeds: np.ndarray  # [e], the adjusted Rand index (ARI) between the clusters of two seeds, mean over pairs of seeds
-    before: np.ndarray  # [seeds, e], the ARI between an evaluation and the one before it
-    churn: np.ndarray  # [seeds, e], the share of clients that changed their cluster since the evaluation before
+    seeds: np.ndarray  #: [e] the adjusted Rand index (ARI) between the clusters of two seeds, mean over pairs of seeds
+    before: np.ndarray  #: [seeds, e] the ARI between an evaluation and the one before it; NaN at the first
+    #: [seeds, e] the share of clients, in [0, 1], that changed their cluster since the evaluation before; NaN at the
+    #: first one
+    churn: np.ndarray
 
 
 class Cluster(NamedTuple):
     """The differences between a cluster and all other clients, after the last round."""
 
-    number: int  # as in the figures, 1 for the largest
-    clients: int
-    labels: np.ndarray  # [c], the share of its clients' training examples that has a label
-    rest: np.ndarray  # [c], the same of all other clients
-    association: float  # Cramér's V between an example's label and whether it is the cluster's, in [0, 1]
-    pictures: int  # how many of its clients have an image in federation.npz
-    image: np.ndarray | None  # [h, w, ch], the mean of these images; None where examples are not images
-    effect: np.ndarray | None  # [h, w], Cohen's d of each pixel against the images of other clients
+    number: int  #: its number, as in the figures; 1 for the largest cluster
+    clients: int  #: how many clients are in it
+    labels: np.ndarray  #: [c] the share of its clients' training examples that has a label, in [0, 1]
+    rest: np.ndarray  #: [c] the same of all other clients
+    #: Cramér's V between an example's label and whether it is the cluster's, in [0, 1]; NaN if all clients are in the
+    #: cluster, or if there is only one label
+    association: float
+    pictures: int  #: how many of its clients have an image in federation.npz
+    #: [h, w, ch] float, the mean of these images, in the units of the stored images; None if there are none
+    image: np.ndarray | None
+    #: [h, w] float, Cohen's d of each pixel against the images of other clients; None if either side has fewer than two
+    effect: np.ndarray | None
 
     @property
     def gaps(self) -> np.ndarray:
@@ -42,23 +48,25 @@ class Cluster(NamedTuple):
 class Move(NamedTuple):
     """A client that changed its cluster, and its last move."""
 
-    client: int  # its place in the history's arrays
-    id: Any  # what the user calls it; its place unless she gave ids
-    times: int  # how often it changed
-    round: int  # the evaluated round at which it was first seen in its new cluster
-    before: int  # the number of the cluster that it left
-    after: int
-    cosine_before: float  # mean cosine with the members of the cluster that it left, by gradients; NaN if not compared
-    cosine_after: float  # the same with the members of its new cluster
+    client: int  #: its place in the history's arrays, from 0
+    id: Any  #: what the user calls it; its place if the user gave no ids
+    times: int  #: how often it changed its cluster
+    round: int  #: the evaluated round at which it was first seen in its new cluster
+    before: int  #: the number of the cluster that it left, from 1
+    after: int  #: the number of its new cluster, from 1
+    #: the mean cosine of its gradient at the initial model with those of the members of the cluster that it left, in
+    #: [-1, 1]; NaN if they were not compared
+    cosine_before: float
+    cosine_after: float  #: the same with the members of its new cluster
 
 
 class Explanation(NamedTuple):
     """The result of `explain`."""
 
-    stability: Stability
-    clusters: list[Cluster]  # the largest first
-    moves: list[Move]  # the clients that moved most often first, of these the ones that moved last
-    labels: np.ndarray  # [c], the share of all clients' training examples that has a label
+    stability: Stability  #: how stable the clusters are, over rounds and over all seeds
+    clusters: list[Cluster]  #: the clusters of one seed after the last round, the largest first
+    moves: list[Move]  #: the clients that moved most often first, of these the ones that moved last
+    labels: np.ndarray  #: [c] the share of all clients' training examples that has a label, in [0, 1]
 
 
 def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
@@ -67,6 +75,10 @@ def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
     Args:
         run: a history or a folder.
         seed: the seed whose clusters are described; the first by default. Stability is that of all seeds.
+
+    Returns:
+        Stability over all seeds; the clusters and the moves of clients of one seed; and the share of each label. Of
+        several methods it is the first one that is explained.
 
     Raises:
         InputError: nothing has been evaluated, there is no such seed, or the run has no folder.
