@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jcfl
-from jcfl import data, metrics, models, trees
+from jcfl import cli, data, metrics, models, trees
+from jcfl.cli import training
 from jcfl.core import chunks, describing, pilot
 from jcfl.core.objective import mean_loss
 from jcfl.errors import InputError, Notice
@@ -142,7 +143,7 @@ def test_padding_after_a_client_s_examples_is_not_worked_on(real):
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_keeps_what_was_decided(federation, tmp_path):
+def test_a_run_keeps_what_was_decided(federation, tmp_path, monkeypatch):
     given = {"method": {"name": "stocfl", "tau": "auto", "clustering_only": True}, **SMALL}
     with pytest.warns(Notice, match=r"stocfl: auto is tau = 0\.\d+ \(4 clusters among 60 clients\)"):
         found = jcfl.run(federation, **given, out=tmp_path / "run")
@@ -154,6 +155,11 @@ def test_a_run_keeps_what_was_decided(federation, tmp_path):
     again = jcfl.run(federation, **{**given, "rounds": 4}, out=tmp_path / "run", resume=True)
     assert again.summary["decided"] == found.summary["decided"]
     assert jcfl.plotting.decision(again).axes
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(training, "train", lambda config, *rest: asked.append(config))
+    assert cli.status(["run", "run/config.yaml", "--set", "method.tau=0.9"]) == 0
+    assert asked[0].decided is None and asked[0].method.options["tau"] == 0.9  # by the user, and by no pilot
 
 
 def test_a_sweep_decides_its_points(federation):

@@ -119,6 +119,7 @@ def test_rotated_digits_are_four():
     [
         ({"ks": []}, "ks: expected at least 1"),
         ({"ks": [0, 2]}, "from 1 to 8"),
+        ({"ks": [True, 2]}, "expected a list of numbers from 1 to 8"),
         ({"ks": [2, 9]}, "from 1 to 8"),
         ({"ks": [2, 2, 3], "criterion": "distance"}, "at least 3 different"),
         ({"criterion": "purity"}, "'accuracy' or 'distance'"),

@@ -185,6 +185,10 @@ def test_embedding_at_earlier_rounds(one):
     assert [axes.get_title()[:10] for axes in shown.axes] == ["0 clusters", "2 clusters", "3 true gro"]
 
 
+def test_one_vector_has_a_place_too():
+    np.testing.assert_array_equal(cosines.principal_axes(np.ones((1, 1))), [[0.0, 0.0]])
+
+
 def test_principal_axes_are_those_of_the_vectors():
     psi = folders.vectors()
     found, expected = cosines.principal_axes(psi @ psi.T), PCA(2).fit_transform(psi)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ from jcfl.errors import InputError, TooLarge
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
-from jcfl.runs.reproducing import judging, outcomes, tables
+from jcfl.runs.reproducing import judging, outcomes, published, tables
 from jcfl.runs.reproducing.judging import Printed
 from jcfl.view import pages, reproduction
 from jcfl.view.plotting import style
@@ -284,6 +285,16 @@ def test_numbers_of_another_experiment_are_not_judged(made):
         ("name: ifca, clusters: 2", "name: ifca, clusterz: 2", "clusterz"),
         ("tables:\n", "tables: 5\nrows:\n", "expected tables: {NAME: {…}}, got 5"),
         ("  made-up:\n", "  empty: 5\n  made-up:\n", "expected tables: {NAME: {…}}"),
+        ("  made-up:\n", "  ../made-up:\n", "table '../made-up': expected a name that can be a file's, such as"),
+        ("laptop: {", "../laptop: {", "budget '../laptop': expected a name that can be a file's"),
+        (
+            "methods: {",
+            'methods: {"FedAvg,": {name: fedavg}, FedAvg_: {name: ifca}, ',
+            "would share a folder; rename one",
+        ),
+        ("[12, 40]", "[12, -40]", "expected [mean] or [mean, std] in the row 'FedAvg', got [12.0, -40.0]"),
+        ("[12, 40]", "[]", "expected [mean] or [mean, std] in the row 'FedAvg', got []"),
+        ("[12, 40]", "[.nan]", "expected [mean] or [mean, std] in the row 'FedAvg', got [nan]"),
     ],
 )
 def test_mistakes_in_a_file_end_in_one_line(made, capsys, old, new, said):
@@ -358,3 +369,11 @@ def test_an_interval_that_dwarfs_the_numbers_is_cut_at_the_panel(half, cut):
     assert high >= 1.0
     assert (low > 0.6 - half) == cut
     assert high - low < 1.5 * 0.6 + 1e-9
+
+
+def test_a_score_that_is_no_number_is_refused_and_none_is_no_number():
+    run = SimpleNamespace(scores={}, summary={"engine": "general", "moves": None}, seeds=[0, 1])
+    with pytest.raises(InputError, match="score 'engine': expected a number, got 'general'"):
+        outcomes.score(run, "engine", 1)
+    np.testing.assert_array_equal(outcomes.score(run, "moves", 1), [np.nan, np.nan])
+    np.testing.assert_array_equal(published.Ours(values=(None, 1.0)).values, [np.nan, 1.0])

@@ -32,7 +32,7 @@ def test_a_space_comes_from_the_options_or_from_the_user():
         "train.momentum": None,
         "train.keep_optimizer_state": None,
         "method.merge": None,
-        "train.epochs": [{"low": 1, "high": 5}],
+        "train.epochs": [{"low": 0.5, "high": 5.5}],
         "train.lr": np.array([0.1, 0.2]),
     }
     own, other = spaces(config.read(TWO), over).values()
@@ -49,6 +49,7 @@ def test_a_space_comes_from_the_options_or_from_the_user():
         ({"train.weight_decay": None}, "no lower and upper bound of its own; give values"),
         ({"train.lr": 0.1}, "expects a list of values"),
         ({"train.lr": [{"low": 0, "high": 1, "log": True}]}, "expected 0 < low < high"),
+        ({"train.epochs": [{"low": 1.2, "high": 1.4}]}, "there is no whole number from 1.2 to 1.4"),
         (["train.lr"], "expected {key: values"),
         ({}, "nothing to search for stocfl"),
     ],

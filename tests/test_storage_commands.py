@@ -1,5 +1,6 @@
 """What commands say of folders that they cannot write or read, and what `jcfl verify` says of those that they can."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -156,6 +157,10 @@ def test_verify_says_what_holds(tmp_path, capsys, monkeypatch):
     assert "accuracy_micro differs by up to 0." in said
     assert "device.kind was abacus, got cpu" in said
     assert cli.status(["verify", str(out), "--rerun", "--tolerance", "1"]) == 0
+    text = folder.text("metrics.jsonl")
+    folder.put_text("metrics.jsonl", re.sub(r'"loss": [^,}]+', '"loss": null', text))
+    assert cli.status(["verify", str(out), "--rerun", "--tolerance", "1"]) == 1  # a number beside none
+    assert "loss differs by up to inf" in capsys.readouterr().out
     capsys.readouterr()
     (out / "clusters.npz").unlink()
     assert cli.status(["verify", str(out), "--rerun"]) == 2

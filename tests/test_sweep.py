@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import jax
@@ -457,3 +458,32 @@ def test_a_sweep_on_two_devices_agrees_with_one():
     done = subprocess.run(command, env=os.environ | flags, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("agrees") == 2
+
+
+def test_a_point_that_changes_nothing_has_a_name_of_its_own(tmp_path):
+    assert point_names([{}, {"train.lr": 0.2}]) == ["unchanged", "lr=0.2"]
+    found = swept_walk([{}, {"method.drift": 2.0}], out=tmp_path / "s")
+    assert [one.name for one in found.points] == ["unchanged", "drift=2"]
+    assert sorted(place.name for place in (tmp_path / "s" / "runs").iterdir()) == ["drift=2", "unchanged"]
+
+
+def test_a_resumed_sweep_chooses_by_the_same_score(tmp_path):
+    over = {"method.drift": [1.0, 2.0]}
+    for resume in (False, True, True):
+        found = swept_walk(over, by=None if resume else "loss", out=tmp_path / "s", resume=resume)
+        assert found.by == json.loads((tmp_path / "s" / "sweep.json").read_text())["by"] == "loss"
+    assert points({"base": "quickstart", "over": {"train.lr": [0.1]}, "by": "loss"}, None).by == "loss"
+    with pytest.raises(InputError, match="unknown score to choose by 'los'"):
+        sweeping.sweep({"base": "quickstart", "over": {"train.lr": [0.1]}, "by": "los"})
+
+
+def test_a_score_that_a_file_has_as_null_is_never_the_best():
+    summaries = [{"loss": {"mean": None}}, {"loss": {"mean": 2.0}}, {}]
+    found = sweeping.Sweep([], [SimpleNamespace(summary=one) for one in summaries], "loss", 0)  # pyright: ignore
+    assert found.best() == 1
+
+
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_an_option_that_is_swept_twice_is_refused(command, capsys):
+    assert cli.status([command, "quickstart", "--over", "train.lr=0.1", "--over", "train.lr=0.2"]) == 2
+    assert "--over train.lr is given twice; give all its values at once" in capsys.readouterr().err

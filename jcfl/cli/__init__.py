@@ -1,5 +1,6 @@
 """The command line: `main` is the console script; each other module has some of the commands."""
 
+import errno
 import sys
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(status(arguments))
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a file that can take no more, such as the one that the output goes to."""
+
+
 def status(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status; an error that the user can mend is printed in one line.
 
@@ -36,6 +41,10 @@ def status(arguments: list[str] | None = None) -> int:
         return complain(str(error), error.status)
     except (KeyboardInterrupt, typer.Abort):
         return complain("interrupted", 130)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return complain(f"what is printed cannot be written: {error.strerror}", 2)
     except typer.TyperException as error:
         message = error.format_message()
         return complain(message, 2) if message else 2  # without a message, Typer has printed the help

@@ -2,7 +2,7 @@
 
 import importlib.resources
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,17 @@ def grid(over: Sequence[str] | None) -> dict[str, list[Any]] | None:
     """The grid that the options `--over` describe; None without any."""
     from jcfl.runs.sweeping.points import key_and_values
 
-    return dict(map(key_and_values, over or [])) or None
+    return once(map(key_and_values, over or [])) or None
+
+
+def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """What several options `--over` say, by key, each of which may be given once."""
+    found: dict[str, Any] = {}
+    for key, values in pairs:
+        if key in found:
+            raise InputError(f"--over {key} is given twice; give all its values at once: --over {key}=VALUE,VALUE")
+        found[key] = values
+    return found
 
 
 def destination(text: str) -> Path:

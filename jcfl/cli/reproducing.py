@@ -45,6 +45,7 @@ def reproduce(
     The same command continues where it was stopped; complete runs are not run again. It writes TABLE-BUDGET.md, .tex,
     .json and a figure.
     """
+    from jcfl.results import writable
     from jcfl.results.files import writing
     from jcfl.runs import bars, devices, reproducing
     from jcfl.runs.environment import use_cache
@@ -70,7 +71,7 @@ def reproduce(
     with writing(out):
         files = reproduction.write(found, out)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(writable(found), indent=2))
     elif not quiet:
         console.print(shown(found), highlight=False)
         console.print("; ".join(reproduction.tally(found, what) for what in found["counts"]), **PLAIN)

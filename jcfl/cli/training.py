@@ -84,7 +84,7 @@ def run(
             stem, config = "", resumed_configuration(resume, changes)
         else:
             stem, config = Path((names or [""])[0]).stem, configured(names, changes)
-            config = config.model_copy(update={"made_by": {"command": shlex.join(context.obj)}})
+            config = config.model_copy(update={"made_by": {"command": shlex.join(context.obj)}, "decided": None})
         config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
         train(config, resume or out, stem, resume is None, allow_versions, quiet, as_json)
 
@@ -207,7 +207,7 @@ def sweep(
         if not names:
             raise InputError("what to sweep over? Give a configuration, a preset, or a sweep's file")
         what, stem = names[0], f"{Path(names[0]).stem}-sweep"
-        settings = assigned(changes) | {"made_by": {"command": shlex.join(context.obj)}}
+        settings = assigned(changes) | {"made_by": {"command": shlex.join(context.obj)}, "decided": None}
     settings |= {"data_dir": str(data_dir)} if data_dir is not None else {}
     use_cache()
     if by is not None:

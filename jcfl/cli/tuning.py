@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stopped, Track, app
-from jcfl.cli.arguments import configured, destination, option_overrides, separated
+from jcfl.cli.arguments import configured, destination, once, option_overrides, separated
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,7 +103,7 @@ def axes(over: list[str] | None) -> dict[str, Any] | None:
     """What the options `--over` say to search; None without any."""
     from jcfl.runs.sweeping.points import key_and_values
 
-    return dict(key_and_values(text) if "=" in text else (text, None) for text in over or []) or None
+    return once(key_and_values(text) if "=" in text else (text, None) for text in over or []) or None
 
 
 def shown(found: Any, tested: dict[str, Any]) -> "Table":

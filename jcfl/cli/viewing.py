@@ -205,7 +205,7 @@ def report(
     text = page(plotting.histories(folders))
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8")
+        file.write_text(text, "utf-8", errors="backslashreplace")  # a folder's name may be no text
     bars.screen().print(f"Written to {file}", **PLAIN)
 
 

@@ -237,9 +237,9 @@ Unsampled = Annotated[
 class Vote(NamedTuple):
     """Independent runs that predict together with this one."""
 
-    copies: int  # how many
-    method: Any  # the `Method` that they run; None: this one
-    by: Ballot = "probabilities"
+    copies: int  #: how many runs predict with it
+    method: Any  #: the `Method` that they run; None for this one
+    by: Ballot = "probabilities"  #: what is averaged over the runs, class probabilities or logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +280,8 @@ ANSWERS = {
 class Phase(NamedTuple):
     """Rounds that go before the method's own."""
 
-    rounds: int
-    train: Literal["shared", "alone"]  # FedAvg for ω, or every client by itself and one grouping at the end
+    rounds: int  #: how many
+    train: Literal["shared", "alone"]  #: FedAvg for ω, or every client by itself and one grouping at the end
 
 
 QUESTIONS = ("describe", "compare", "group", "when", "train", "aggregate", "answer")

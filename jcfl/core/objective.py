@@ -51,9 +51,9 @@ def mean_of_rows(losses: Array, batch: Clients) -> Array:
 class Pull(NamedTuple):
     """(weight / 2) · ‖θ − reference‖², the reference held fixed during the local steps: a `Term` that is quadratic."""
 
-    to: Reference
-    weight: Array | float
-    on: Part
+    to: Reference  #: what the model is pulled to
+    weight: Array | float  #: how strongly, at least 0
+    on: Part  #: the parameters that are pulled
 
     def __call__(self, model: Model, batch: Clients, sent: Broadcast) -> Array:
         """The term's value. []"""

@@ -62,7 +62,7 @@ def round_bound(
         steps, clusterability, gradient_bound, gradient_variance, smoothness: as for `step_bound`.
 
     Returns:
-        NaN where the divisor is not above 0: then no number of rounds is enough.
+        The number of rounds; NaN where the divisor is not above 0, because then no number is enough.
     """
     rate, curve = jnp.asarray(rate), jnp.asarray(smoothness) * jnp.square(rate) / 2
     pull = rate * clusterability * jnp.square(jnp.asarray(gradient_bound))

@@ -194,7 +194,7 @@ def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
     if criterion not in ("accuracy", "distance"):
         raise InputError(f"criterion: expected accuracy or distance, got {criterion!r}")
     series = isinstance(ks, Sequence | np.ndarray) and getattr(ks, "ndim", 1) == 1 and len(ks) <= MOST
-    if not series or not all(isinstance(k, int | np.integer) for k in ks):
+    if not series or not all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in ks):
         raise InputError(f"ks: expected a list of numbers from 1 to {clients}, the clients sampled, got {shown(ks)}")
     ks = sorted({int(k) for k in ks})
     least = 3 if criterion == "distance" else 1

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+from pydantic import Field
 
 from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError, Unwritable
 from jcfl.nested import flat
@@ -43,7 +44,7 @@ def run(
     rounds: int | None = None,
     participation: float | None = None,
     evaluate_every: int | None = None,
-    seed: int | None = None,
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None,
     seeds: int | None = None,
     compare: Sequence[Any] | None = None,
     out: Path | str | None = None,

@@ -132,7 +132,7 @@ def compared(name: str, old: Folder, new: Folder) -> Figures:
 
 
 def note(gaps: dict[str, float], score: str, one: Any, two: Any) -> None:
-    """Note how far two values of a score are apart, if they are."""
+    """Note how far two values of a score are apart, if they are: infinitely, if only one of them is a number."""
     if not np.array_equal(one, two, equal_nan=True):
-        apart = np.abs(np.subtract(one, two))
-        gaps[score] = max(gaps.get(score, 0.0), float(np.where(np.isnan(one) & np.isnan(two), 0, apart).max()))
+        apart = np.where(np.isnan(one) & np.isnan(two), 0.0, np.abs(np.subtract(one, two)))
+        gaps[score] = max(gaps.get(score, 0.0), float(np.where(np.isnan(apart), np.inf, apart).max()))

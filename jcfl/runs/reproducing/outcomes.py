@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics, results
-from jcfl.errors import unknown
+from jcfl.errors import InputError, unknown
 from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.runs.reproducing import judging
@@ -88,7 +88,10 @@ def score(run: Any, name: str, last: int) -> np.ndarray:
     summary = flat(run.summary)
     if name not in summary:
         raise unknown("score", name, [*run.scores, *summary])
-    return np.full(len(run.seeds), float(summary[name]))
+    value = summary[name]
+    if isinstance(value, str | bool) or not isinstance(value, int | float | None):
+        raise InputError(f"score {name!r}: expected a number, got {value!r}")
+    return np.full(len(run.seeds), np.nan if value is None else float(value))
 
 
 def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:

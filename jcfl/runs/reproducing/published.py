@@ -1,16 +1,22 @@
 """Results of a table that were written before, on this machine or another one, to be shown beside new runs."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from jcfl import registry
 from jcfl.errors import InputError
 from jcfl.runs.reproducing.judging import Judgement, Verdict
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
+
+
+def number(value: Any) -> Any:
+    """A number of the file, in which None is none."""
+    return math.nan if value is None else value
 
 
 class Printed(BaseModel):
@@ -23,7 +29,7 @@ class Printed(BaseModel):
 class Ours(BaseModel):
     """Our numbers of a cell, one per seed. The file has their mean and interval too."""
 
-    values: tuple[float, ...]
+    values: tuple[Annotated[float, BeforeValidator(number)], ...]
 
 
 class Entry(BaseModel):

@@ -1,6 +1,7 @@
 """The papers' tables as experiments: which federation and which method stand behind every printed number."""
 
 import importlib.resources
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -250,15 +251,34 @@ def joined(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 2) -
     return found
 
 
+def is_printed(cell: tuple[float | None, ...]) -> bool:
+    """Whether a cell is a mean, or a mean and a standard deviation, either of which may be missing."""
+    given = [value for value in cell if value is not None]
+    return len(cell) in (1, 2) and all(map(math.isfinite, given)) and (cell[-1] or 0) * (len(cell) - 1) >= 0
+
+
 def sound(table: Table) -> Table:
     """A table whose labels are all known, and whose cells can be run or say why not."""
     given, printed = table.given, table.given.printed
+    for kind, names in (("table", [table.name]), ("budget", given.budgets)):
+        for name in names:
+            if name != title(name):
+                raise InputError(f"{kind} {name!r}: expected a name that can be a file's, such as {title(name)!r}")
+    for kind, names in (("federation", given.federations), ("method", given.methods)):
+        folders: dict[str, str] = {}
+        for name in names:
+            other = folders.setdefault(title(name).lower(), name)
+            if other != name:
+                raise InputError(f"{table.name}: the {kind}s {other!r} and {name!r} would share a folder; rename one")
     known = {"row": printed.rows, "column": printed.columns}
     for row, numbers in printed.rows.items():
         if len(numbers) != len(printed.columns):
             raise InputError(
                 f"{table.name}: {len(numbers)} numbers in the row {row!r} of {len(printed.columns)} columns"
             )
+        for cell in numbers:
+            if not is_printed(cell):
+                raise InputError(f"{table.name}: expected [mean] or [mean, std] in the row {row!r}, got {list(cell)}")
     for order in (*given.orders, *given.more_orders):
         for label in (order.above, order.below):
             if label not in printed.rows and label not in printed.columns:

@@ -263,7 +263,8 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     if training.files is not None:
         write(training.files, search, tuning)
     if not tuning.best():
-        raise TrainingError(f"every trial diverged; the first: {found[0].history.summary['failed']}")
+        reason = found[0].history.summary.get("failed", f"its {search.by} is not a number")
+        raise TrainingError(f"no trial has a score; the first: {reason}")
     return tuning
 
 

@@ -1,5 +1,6 @@
 """The search space of a method: what each of its options may be, by the option's own bounds or by the user's values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -134,6 +135,11 @@ def given_range(key: str, given: Mapping[str, Any], whole: bool) -> Range:
     if not found.low < found.high or (found.log and found.low <= 0):
         above = "0 < low < high" if found.log else "low < high"
         raise InputError(f"{key}: expected {above}, got low={found.low:g}, high={found.high:g}")
+    if whole:
+        low, high = math.ceil(found.low), math.floor(found.high)
+        if low > high:
+            raise InputError(f"{key}: there is no whole number from {found.low:g} to {found.high:g}")
+        return found._replace(low=low, high=high)
     return found
 
 

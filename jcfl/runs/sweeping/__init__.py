@@ -58,7 +58,8 @@ class Sweep:
             has the score.
         """
         sign = -1 if metrics.score(self.by).better == "lower" else 1
-        means = [sign * one.summary.get(self.by, {}).get("mean", math.nan) for one in self.histories]
+        found = [one.summary.get(self.by, {}).get("mean") for one in self.histories]  # None in files: not a number
+        means = [math.nan if mean is None else sign * mean for mean in found]
         means = [math.nan if "failed" in one.summary else mean for mean, one in zip(means, self.histories, strict=True)]
         return None if np.isnan(means).all() else int(np.nanargmax(means))
 
@@ -150,8 +151,13 @@ def carried_out(
 ) -> Sweep:
     """A sweep that has been trained, in a folder that this process has claimed; see `sweep`."""
     whole = whole._replace(points=[begun(folder if resume else None, point) for point in whole.points])
+    if by is None and folder is not None and (folder / "sweep.yaml").is_file():  # a resumed sweep
+        by = Folder(folder).yaml("sweep.yaml").get("by")
+    whole = whole._replace(by=by if by is not None else whole.by)
+    if whole.by is not None:
+        refuse_score(whole.by)
     training = Training(whole, folder, on_progress or (lambda progress: None), allow_versions)
-    by = chosen_score(by, training.check())
+    by = chosen_score(whole.by, training.check())
     if training.files is not None:
         training.files.renew()
         training.files.put_text("sweep.yaml", whole.text())

@@ -25,8 +25,11 @@ from jcfl.types import Federation, Task
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 """A grid, `{key: values}`, or a list of points, `[{key: value}]`; keys are dotted."""
 
-KEYS = ("base", "over")
+KEYS = ("base", "over", "by")
 """The keys that a sweep's file has beside a configuration's."""
+
+UNCHANGED = "unchanged"
+"""The name of a point that changes nothing, `{}`."""
 
 POINT = 2**15
 """Bytes that a point takes before it is trained, at the least: its configuration, checked and as text."""
@@ -46,10 +49,12 @@ class Points(NamedTuple):
 
     base: dict[str, Any]  # a configuration, not checked
     points: list[Point]
+    by: str | None = None  # the score that chooses the best point, if the user or the file says
 
     def text(self) -> str:
         """The sweep as a file that repeats it."""
         table = {**self.base, "over": [point.values for point in self.points]}
+        table |= {"by": self.by} if self.by is not None else {}
         return yaml.safe_dump(plain(table), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -58,7 +63,7 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
 
     Args:
         what: as for `jcfl.run`; a file or mapping may have the keys `base` (another file or a preset, whose keys its
-            own replace) and `over`.
+            own replace), `over`, and `by` (the score that chooses the best point).
         over: a grid, which is added to that of `what`, or a list, which replaces that of `what`. If one of the two is a
             grid and the other a list, every entry of the list is combined with the whole grid.
         **settings: the configuration's keys, as for `jcfl.run`.
@@ -67,7 +72,7 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
         InputError: an unknown key, a value out of bounds, no values, the same point twice, or an option of an object
             that the user passed in Python.
     """
-    base, own = base_and_over(what)
+    base, own, by = base_and_over(what)
     grid, entries = {}, []
     for axes in (own, over):
         if isinstance(axes, Mapping):
@@ -90,24 +95,24 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
         made = point_config(base, name, values)
         found.append(Point(name, values, made, objects_of(made, objects, others)))
     refuse_twins(found)
-    return Points(base, found)
+    return Points(base, found, by)
 
 
-def base_and_over(what: Any) -> tuple[dict[str, Any], Any]:
-    """The unchecked configuration in `what`, and what it says to sweep over."""
+def base_and_over(what: Any) -> tuple[dict[str, Any], Any, str | None]:
+    """The unchecked configuration in `what`, what it says to sweep over, and the score by which a point is the best."""
     if isinstance(what, Federation):
-        return config_of_federation(what), None
+        return config_of_federation(what), None, None
     if isinstance(what, Config):
-        return what.model_dump(), None
+        return what.model_dump(), None, None
     found = config.unchecked(what)
-    base, over = (found.pop(key, None) for key in KEYS)
+    base, over, by = (found.pop(key, None) for key in KEYS)
     if base is not None:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
         found = {**config.unchecked(beside if os.path.isfile(beside) else str(base)), **found}
     for key in found:
         if key not in Config.model_fields:
             raise unknown("key", key, (*KEYS, *Config.model_fields))
-    return found, over
+    return found, over, by
 
 
 def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> list[dict[str, Any]]:
@@ -222,7 +227,7 @@ def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     short = {key: own if last.count(own) == 1 else key for key, own in zip(keys, last, strict=True)}
     names = ["+".join(f"{short[key]}={label(value)}" for key, value in values.items()) for values in points]
     names = [re.sub(r"[^\w.=+-]+", "_", name).encode()[:LONGEST].decode(errors="ignore") for name in names]
-    return titles.unique([name.strip(".") for name in names])
+    return titles.unique([name.strip(".") or UNCHANGED for name in names])
 
 
 def label(value: Any) -> str:

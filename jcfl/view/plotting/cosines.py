@@ -184,7 +184,8 @@ def principal_axes(cosine: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(centred)
     values, axes = values[::-1][:2], vectors[:, ::-1][:, :2]
     signs = np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])  # the sign of an axis is arbitrary
-    return axes * signs * np.sqrt(np.maximum(values, 0))
+    found = axes * signs * np.sqrt(np.maximum(values, 0))
+    return np.pad(found, ((0, 0), (0, 2 - found.shape[1])))  # one client has no second axis
 
 
 def tsne(apart: np.ndarray, start: np.ndarray) -> np.ndarray:
