@@ -13,7 +13,7 @@ from jcfl import results
 from jcfl.core import measuring
 from jcfl.core.quality import quality
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from jcfl.methods.fesem import wecfl
 from jcfl.types import Clients, State
 from tests import plain, tiny
@@ -192,6 +192,9 @@ def test_a_run_measures_over_rounds_and_goes_on_bit_for_bit(tmp_path):
     tiny.same(results.models(read, 0, 2), whole.models[0, 2])
     with pytest.raises(InputError, match="not compared after round 4; it has those of rounds 1, 2"):
         results.models(read, 0, 4)
+    (tmp_path / "part" / "models" / "0-1.npz").unlink()
+    with pytest.warns(Notice, match=r"0-1.npz is missing; it can only be made by training again: delete .*checkpoints"):
+        jcfl.run(tiny.federation(), rounds=4, evaluate_every=2, out=tmp_path / "part", resume=True, **given)
 
 
 @pytest.mark.parametrize(

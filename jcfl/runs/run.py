@@ -87,6 +87,8 @@ class Run:
             )
         for name, fault in faults.items():
             again = "it is written again" if found else "training begins again"
+            if found and name.startswith("models/"):  # of rounds that are over
+                again = f"it can only be made by training again: delete {self.folder.path / 'checkpoints'}"
             warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
         self.records = [record for saved in found for record in saved.records]
         return bool(found)
