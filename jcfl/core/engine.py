@@ -262,10 +262,12 @@ def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> t
     if isinstance(clusters, HostRows):
         clusters = clusters.put(jnp.where(part.in_cluster > 0, part.label, clusters.count), rows.cluster)
     else:
-        clusters = trees.add_by(clusters, part.label, part.in_cluster, trees.counted(part.in_cluster, rows.cluster))
+        clusters = trees.add_by(
+            clusters, part.label, part.in_cluster, trees.where_weighted(part.in_cluster, rows.cluster)
+        )
     if not jax.tree.leaves(rows.shared):
         return clusters, common
-    shared = trees.counted(part.in_cohort, rows.shared)
+    shared = trees.where_weighted(part.in_cohort, rows.shared)
     lone = trees.add_by(trees.stack(common, 1), jnp.zeros_like(part.label), part.in_cohort, shared)
     return clusters, trees.take(lone, 0)
 

@@ -195,5 +195,7 @@ def with_new_controls(state: State, cohort: Cohort, federation: Federation, cont
     members = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
     change = optax.tree.sub(controls, trees.take(state.clients["control"], cohort.who))
     weights = jnp.where(cohort.present, 1 / jnp.maximum(members, 1)[label], 0.0)
-    control = trees.add_by(state.server["control"], jnp.maximum(label, 0), weights, trees.counted(weights, change))
+    control = trees.add_by(
+        state.server["control"], jnp.maximum(label, 0), weights, trees.where_weighted(weights, change)
+    )
     return state.replace(server=state.server | {"control": control})

@@ -149,7 +149,7 @@ def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
     return jax.tree.map(lambda total, row: total.at[labels].add(row * wide(weights, row)), sums, rows)
 
 
-def counted(weights: Array, rows: Models) -> Models:
+def where_weighted(weights: Array, rows: Models) -> Models:
     """The rows [c, ...] with zeros in place of those of weight 0, which need not be finite: 0 · ∞ is NaN."""
     return jax.tree.map(lambda row: jnp.where(wide(weights != 0, row), row, jnp.zeros_like(row)), rows)
 
