@@ -177,3 +177,17 @@ def test_verify_goes_into_every_run(tmp_path, capsys):
     shutil.rmtree(tmp_path / "runs" / "two")
     assert cli.status(["verify", str(tmp_path)]) == 2
     assert f"{tmp_path}/runs/two/checksums.json is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "tune"])
+def test_damaged_checksums_do_not_stop_what_goes_on(tmp_path, capsys, command):
+    """They are written again; until then, files are read without a check."""
+    small = ["scenario.clients=8", "method.name=majority", "rounds=1", "model.hidden=4", "compare=[]"]
+    more = {"sweep": ["--over", "seed=0,1"], "tune": ["--over", "train.lr=0.1,0.2", "--sampler", "grid"]}
+    out = tmp_path / "out"
+    words = [command, "quickstart", "-q", "--set", *small, "scenario.validation=0.2", *more.get(command, [])]
+    assert cli.status([*words, "--out", str(out)]) == 0
+    (out / "checksums.json").write_text("")
+    assert cli.status([command, "--resume", str(out)] if command != "tune" else [*words, "--out", str(out)]) == 0
+    assert "checksums.json is damaged" in capsys.readouterr().err
+    assert cli.status(["verify", str(out)]) == 0

@@ -237,7 +237,9 @@ def refuse_more(folder: Path, words: Sequence[str]) -> None:
         raise InputError(f"--resume DIR takes the sweep and the folder from DIR; leave out {', '.join(words)}")
     if not (folder / "sweep.yaml").is_file():
         raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it")
-    Folder(folder).content("sweep.yaml")
+    home = Folder(folder)
+    home.renew(says=False)  # the sweep says so
+    home.content("sweep.yaml")
 
 
 def draw_effect(found: Any, folder: Path) -> str:

@@ -135,6 +135,7 @@ class Checkpoints:
 
 def made(folder: Folder) -> dict[str, Any] | None:
     """What made the newest sound checkpoint in a folder; None where there is none."""
+    folder.renew(says=False)
     files = [file for file in folder.path.glob("checkpoints/*/*.npz") if file.stem.isdigit()]
     for file in sorted(files, key=lambda file: int(file.stem), reverse=True):
         with contextlib.suppress(Damaged):

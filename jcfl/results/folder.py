@@ -141,12 +141,17 @@ class Folder:
             self.known = True
             self.checksums.load()
 
-    def renew(self) -> None:
-        """As `know`, but where the checksums are damaged, say so and begin them again."""
+    def renew(self, says: bool = True) -> None:
+        """As `know`, but where the checksums are damaged, begin them again; files are then read without a check.
+
+        Args:
+            says: whether to say so.
+        """
         try:
             self.know()
         except Damaged as error:
-            warnings.warn(f"{error}; it is written again", Notice, stacklevel=2)
+            if says:
+                warnings.warn(f"{error}; it is written again", Notice, stacklevel=2)
 
     def reading(self, name: str) -> AbstractContextManager[None]:
         """Make one line of whatever reading a file raises, see `jcfl.results.files.reading`."""

@@ -273,7 +273,9 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
     if not (folder / "tune.json").exists():
         refuse_taken(folder)
         return
-    stored = Folder(folder).json("tune.json")
+    home = Folder(folder)
+    home.renew(says=False)
+    stored = home.json("tune.json")
     known = {key: stored.get(key, Search._field_defaults.get(key)) for key in record}
     old, new = (flat({**one, "trials": None}) for one in (known, record))
     changed = differences(old, new)

@@ -152,7 +152,9 @@ def carried_out(
     """A sweep that has been trained, in a folder that this process has claimed; see `sweep`."""
     whole = whole._replace(points=[begun(folder if resume else None, point) for point in whole.points])
     if by is None and folder is not None and (folder / "sweep.yaml").is_file():  # a resumed sweep
-        by = Folder(folder).yaml("sweep.yaml").get("by")
+        stored = Folder(folder)
+        stored.renew(says=False)
+        by = stored.yaml("sweep.yaml").get("by")
     whole = whole._replace(by=by if by is not None else whole.by)
     if whole.by is not None:
         refuse_score(whole.by)
