@@ -111,7 +111,6 @@ class Local(NamedTuple):
         optimizer = self.optimizer()
         batch, passes, total = schedule(self, data, key)
         share = sent.own.get("work") if isinstance(sent, Broadcast) else None  # of its steps that the client does
-        done, own = steps_done(self, data) if passes else (lambda turn: turn, total)
 
         def step(turn, carry):
             model, memory = carry
@@ -121,7 +120,10 @@ class Local(NamedTuple):
             updates, memory = optimizer.update(grads, memory, model["params"])
             new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
             new = trees.select(rows.mask.any(), new, carry) if passes else new
-            return new if share is None else trees.select(done(turn) < jnp.ceil(share * own), new, carry)
+            if share is None:
+                return new
+            done, own = steps_done(self, data, turn) if passes else (turn, total)
+            return trees.select(done < jnp.ceil(share * own), new, carry)
 
         return jax.lax.fori_loop(0, total, step, (start, memory))
 
@@ -334,15 +336,15 @@ def schedule(local: Local, data: Clients, key: Key):
     return batch, not local.steps, total
 
 
-def steps_done(local: Local, data: Clients) -> tuple[Callable[[Array], Array], Array]:
-    """How many steps a client has done before each turn of a round, and does in all.
+def steps_done(local: Local, data: Clients, turn: Array) -> tuple[Array, Array]:
+    """How many steps a client has done before a turn of a round, and how many it does in the whole round.
 
     In epochs, a smaller client has no step in some turns, because its pass ends before the longest one's.
     """
     n = data.mask.shape[0]
     b, total = local.rows_and_steps(n)
     own, longest = (data.size + b - 1) // b, -(-n // b)  # batches of one pass
-    return lambda turn: turn // longest * own + jnp.minimum(turn % longest, own), total // longest * own
+    return turn // longest * own + jnp.minimum(turn % longest, own), total // longest * own
 
 
 def is_zero(value: Any) -> bool:
