@@ -384,6 +384,19 @@ def test_costs_of_ifca_with_cam_are_the_theses(warmup, communication):
     assert costs["communication"] == pytest.approx(communication, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ifca"])
+def test_private_layers_are_not_counted_as_sent(name):
+    """Collins et al. 2021: the body alone is sent, so that FedAvg's unit shrinks by the head's share of parameters."""
+    setting = tiny.setting(data=tiny.federation((6,) * 10))
+    whole = tiny.built(name, setting)
+    algorithm = tiny.built(whole.method.with_train(private=("head",)), setting)
+    params = setting.context.task.init(jax.random.key(0))["params"]
+    share = 1 - trees.parameters(params["head"]) / trees.parameters(params)
+    assert 0 < share < 1
+    assert algorithm.costs(3)["communication"] == pytest.approx(share * whole.costs(3)["communication"], rel=1e-12)
+    assert algorithm.costs(3)["computation"] == whole.costs(3)["computation"]
+
+
 def test_costs_of_the_baselines():
     setting = tiny.setting(data=tiny.federation((6,) * 10))
     assert average(tiny.built("fedavg", setting), 1, 100) == {"storage": 1, "communication": 1, "computation": 1}

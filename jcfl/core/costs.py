@@ -4,34 +4,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jcfl import trees
+from jcfl.core import parts
 from jcfl.core.context import Context
 from jcfl.core.method import Method
-from jcfl.types import Algorithm
+from jcfl.types import Algorithm, Task
 
 
-def costs(method: Method, clusters: float) -> dict[str, float]:
+def costs(method: Method, clusters: float, task: Task | None = None) -> dict[str, float]:
     """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), those of the runs that vote included.
 
     Args:
         clusters: the number of clusters whose models a client may be sent.
+        task: whose model says how large private layers are. Without it they count as if they were sent.
 
     Returns:
         `storage`, `communication` and `computation`.
     """
     found, vote = without_votes(method, clusters), method.answer.vote
+    if task is not None:
+        found["communication"] *= sent_part(method, task)
     if vote is None:
         return found
-    more = found if vote.method is None else costs(vote.method, clusters)
+    more = found if vote.method is None else costs(vote.method, clusters, task)
     return {name: cost + vote.copies * more[name] for name, cost in found.items()}
 
 
+def sent_part(method: Method, task: Task) -> float:
+    """The part of a model's parameters that leaves a client: all but its private layers."""
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    private = parts.part_of(model, parts.names(task, method.train.private, "private"))
+    return 1 - trees.parameters(private) / trees.parameters(model)
+
+
 def without_votes(method: Method, clusters: float) -> dict[str, float]:
-    """The costs of one run alone.
+    """The costs of one run alone, as if private layers were sent too.
 
     A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
     Each loss term adds the models that are sent for it, and the passes of the client's data through them. Where the
-    logits of ω are added, one model more is sent, and the data pass through it. Parameters that are private count as if
-    they were sent. Descriptions are not counted; a client sends them once, or some numbers for each layer.
+    logits of ω are added, one model more is sent, and the data pass through it. Descriptions are not counted; a client
+    sends them once, or some numbers for each layer.
     """
     train = method.train
     if method.answer.model == "majority" or not train.active:

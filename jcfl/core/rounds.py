@@ -74,7 +74,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         found |= measuring.measures(method, context, client, state, federation)
         return found | grouping.measures(state, federation)
 
-    return Algorithm(init, step, predict, evaluate, partial(costs, method), way, method, sampled)
+    return Algorithm(init, step, predict, evaluate, partial(costs, method, task=context.task), way, method, sampled)
 
 
 def needs_uploads(grouping: Grouping, bound: Bound | None) -> bool:
