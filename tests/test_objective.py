@@ -105,3 +105,12 @@ def test_a_client_whose_own_cluster_is_alone_is_not_moved(name):
         value, gradient = slope(name, sent(live))
         assert value == 0
         assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("name", ["contrastive", "features", "logits"])
+@pytest.mark.parametrize("slots", [3, 5])
+def test_a_client_without_a_cluster_is_not_moved(name, slots):
+    """It has no cluster to be near to, and index -1 would take the last one, which may hold no cluster."""
+    value, gradient = slope(name, sent(jnp.arange(slots) < 3, label=-1, slots=slots))
+    assert value == 0
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))

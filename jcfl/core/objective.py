@@ -69,7 +69,8 @@ def proximal(to: Reference, weight: Array | float, on: Part | None = None) -> Pu
 def contrastive(weight: Array | float, temperature: Array | float, on: Part) -> Term:
     """−μ log of the softmax of cos(θ, Θ_k)/τ at the client's own cluster: near it, far from others (Ma 2023, eq. 4.3).
 
-    The softmax is taken over the slots that hold a cluster, which `sent.live` tells, and the client's own.
+    The softmax is taken over the slots that hold a cluster, which `sent.live` tells, and the client's own. A client
+    without a cluster (label -1), which may be fine-tuned, has nothing to be near to: its term is 0.
 
     Deviations:
         The thesis prints the softmax without −log; its minimum would be far from the client's own cluster.
@@ -78,7 +79,7 @@ def contrastive(weight: Array | float, temperature: Array | float, on: Part) -> 
     def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
         mine = on(model)
         near = jax.vmap(lambda other: cosine(mine, on(other)))(jax.lax.stop_gradient(sent.clusters))  # [k]
-        return -weight * jax.nn.log_softmax(near / temperature, where=rivals(sent, near.size))[sent.label]
+        return weight * attraction(near / temperature, rivals(sent, near.size), sent)
 
     return term
 
@@ -98,8 +99,7 @@ def contrastive_features(task: Task, weight: Array | float, temperature: Array |
         others = jax.vmap(seen, (0, None))(jax.lax.stop_gradient(sent.clusters), batch.x)  # [k, n, f]
         near = jax.vmap(jax.vmap(cosine), (None, 0))(mine, others)  # [k, n]
         among = rivals(sent, near.shape[0])[:, None]
-        losses = -jax.nn.log_softmax(near / temperature, axis=0, where=among)[sent.label]  # [n]
-        return weight * mean_of_rows(losses, batch)
+        return weight * mean_of_rows(attraction(near / temperature, among, sent), batch)
 
     return term
 
@@ -118,11 +118,17 @@ def distillation(task: Task, teacher: Reference, weight: Array | float, temperat
     return term
 
 
+def attraction(near: Array, among: Array, sent: Broadcast) -> Array:
+    """−log of the softmax of `near` at the client's own cluster; 0 where it has none. [k, ...] -> [...]"""
+    own = jnp.maximum(sent.label, 0)  # -1 would take the last slot
+    return jnp.where(sent.label >= 0, -jax.nn.log_softmax(near, axis=0, where=among)[own], 0.0)
+
+
 def rivals(sent: Broadcast, k: int) -> Array:
     """Which slots a contrast is taken over: those that hold a cluster, and always the client's own. [k] bool"""
     every = jnp.ones(k, bool)
     live = every if isinstance(sent.live, tuple) else sent.live
-    return live | (jnp.arange(k) == sent.label)
+    return live | (jnp.arange(k) == jnp.maximum(sent.label, 0))  # never none, which would make the softmax NaN
 
 
 def cosine(a: Any, b: Any) -> Array:
