@@ -8,11 +8,11 @@ the loaders that were provided, and imports the plug-ins, which are installed pa
 import importlib.metadata
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
-from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from jcfl.errors import InputError, shown, unknown
@@ -278,13 +278,39 @@ def parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     return (parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def sentence(error: ValidationError) -> str:
-    """The first complaint of a pydantic error, as one line: key, complaint, what was got."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # int[…] is a branch of a union
+def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """The first complaint of a pydantic error, as one line: key, complaint, what was got.
+
+    An unknown key comes before all others, because a key that is missing is often the same one, misspelled.
+
+    Args:
+        model: what was checked; the nearest of its keys is offered for an unknown one.
+    """
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(part for part in path if "[" not in part)  # int[…] is a branch of a union
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if model is not None and first["type"] == "extra_forbidden":
+        above, _, name = key.rpartition(".")
+        return f"{above}{': ' * bool(above)}{unknown('key', name, keys(model, path[:-1]))}"
     got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
     return f"{key}{': ' * bool(key)}{first['msg'][0].lower()}{first['msg'][1:]}{got}{more}"
+
+
+def keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys that a model knows at a path: those of the last model on the way, inside of mappings and lists too."""
+    for part in path:
+        inner = list(models(model.model_fields[part].annotation)) if part in model.model_fields else []
+        model = inner[0] if inner else model
+    return list(model.model_fields)
+
+
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The pydantic models in a type, such as that of `dict[str, Part]`."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models(inner)
 
 
 def schema(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:

@@ -283,6 +283,8 @@ def test_numbers_of_another_experiment_are_not_judged(made):
         ("[20]]", "]", "2 numbers in the row 'FedAvg' of 3 columns"),
         ("hours: 0.01,", "hours: much,", "budgets.laptop.hours"),
         ("name: ifca, clusters: 2", "name: ifca, clusterz: 2", "clusterz"),
+        ("minus: FedAvg}", "minu: FedAvg}", "unknown key 'minu'; did you mean 'minus'?"),
+        ("hours: 0.01,", "hour: 0.01,", "budgets.laptop: unknown key 'hour'; did you mean 'hours'?"),
         ("tables:\n", "tables: 5\nrows:\n", "expected tables: {NAME: {…}}, got 5"),
         ("  made-up:\n", "  empty: 5\n  made-up:\n", "expected tables: {NAME: {…}}"),
         ("  made-up:\n", "  ../made-up:\n", "table '../made-up': expected a name that can be a file's, such as"),

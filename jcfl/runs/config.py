@@ -297,7 +297,7 @@ def checked(settings: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:
-        raise InputError(registry.sentence(error)) from None
+        raise InputError(registry.sentence(error, Config)) from None
     if config.seed + config.seeds > 2**32:
         raise InputError(f"seeds: {config.seeds} from {config.seed} on go beyond {2**32 - 1}, the largest there is")
     late = [round for round in config.compare_models if round > config.rounds]

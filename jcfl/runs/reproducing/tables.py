@@ -231,7 +231,7 @@ def tables(stem: str, text: str, numbers: Mapping[str, Any]) -> Iterator[Table]:
         try:
             given = Definition.model_validate(joined(joined(printed, whole), own))
         except ValidationError as error:
-            raise InputError(f"{stem}, {name}: {registry.sentence(error)}") from None
+            raise InputError(f"{stem}, {name}: {registry.sentence(error, Definition)}") from None
         yield sound(Table(name, stem, given))
 
 
