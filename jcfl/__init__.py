@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jcfl.runs.choice import choose_k as choose_k
     from jcfl.runs.devices import use_cores as use_cores
     from jcfl.runs.environment import use_cache as use_cache
+    from jcfl.runs.experiment import federation as federation
     from jcfl.runs.experiment import run as run
     from jcfl.runs.searching import tune as tune
     from jcfl.runs.sweeping import sweep as sweep
@@ -24,6 +25,7 @@ _HOMES = {
     "History": "jcfl.results",
     "choose_k": "jcfl.runs.choice",
     "explain": "jcfl.view.plotting.explaining",
+    "federation": "jcfl.runs.experiment",
     "run": "jcfl.runs.experiment",
     "sweep": "jcfl.runs.sweeping",
     "tune": "jcfl.runs.searching",
@@ -39,6 +41,7 @@ __all__ = [
     "choose_k",
     "data",
     "explain",
+    "federation",
     "plotting",  # pyright: ignore[reportUnsupportedDunderAll]
     "register",
     "results",  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,8 +1,10 @@
 """Configurations: YAML in, overrides, refusals, YAML out."""
 
+import numpy as np
 import pytest
 import yaml
 
+import jcfl
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
 from jcfl.runs import config
@@ -183,3 +185,16 @@ def test_a_path_in_a_file_is_relative_to_that_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = config.loaded("there/mine.yaml")["data"]
     assert found == [{"name": "arrays", "path": "there/x.npz"}, {"name": "arrays", "path": "elsewhere.npz"}, "digits"]
+
+
+def test_the_federation_of_a_configuration_is_the_one_that_a_run_trains_on():
+    given = {"data": "digits", "scenario": {"name": "rotated", "clients": 8}}
+    made = jcfl.federation(given, scenario={"name": "rotated", "clients": 4, "seed": 5})
+    given["scenario"] = {"name": "rotated", "clients": 4, "seed": 5}
+    runs = [jcfl.run(what, method="majority", rounds=1) for what in (given, made)]
+    assert made.groups.shape == (4,)
+    np.testing.assert_array_equal(*[run.accuracy_clients[0, -1] for run in runs])
+    assert jcfl.federation(made) is made
+    for call in (jcfl.federation, jcfl.run):
+        with pytest.raises(InputError, match="unknown key 'sed'; did you mean 'seed'"):
+            call(given, method="majority", sed=3)

@@ -49,14 +49,14 @@ class Score:
     """
 
     name: str
-    title: str = ""  # in full, as on the axis of a plot
-    short: str = ""  # as the head of a column
-    unit: Literal["", "%", "clusters"] = ""  # "%": a share, shown times 100; "clusters": a whole number
-    better: Literal["higher", "lower"] | None = None  # None: neither
+    title: str = ""  #: in full, as on the axis of a plot
+    short: str = ""  #: as the head of a column
+    unit: Literal["", "%", "clusters"] = ""  #: "%": a share, shown times 100; "clusters": a whole number
+    better: Literal["higher", "lower"] | None = None  #: None: neither
     over: tuple[Over, ...] = OVER
     places: tuple[Place, ...] = ()
     function: Function | None = None
-    meaning: str = ""  # in one sentence
+    meaning: str = ""  #: in one sentence
 
     @property
     def scale(self) -> float:

@@ -23,7 +23,7 @@ from jcfl.results.writer import refuse_taken
 from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
 from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config, read
-from jcfl.runs.plan import Plan, config_and_objects, planned, smaller
+from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, smaller
 from jcfl.runs.provenance import differences, fingerprint, settings
 from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
@@ -103,6 +103,24 @@ def run(
         refuse_taken(folder)
     with devices.claimed(folder, new=not resume), watched as watch:
         return execute(plan, folder, watch, allow_versions=allow_versions)
+
+
+def federation(what: Federation | Config | Mapping[str, Any] | str | Path, **settings: Any) -> Federation:
+    """The federation that `jcfl.run` trains on when it is called with the same configuration.
+
+    >>> import jcfl
+    >>> jcfl.federation("quickstart").groups.shape
+    (100,)
+
+    Args:
+        what: a configuration, as `jcfl.run` takes it, but a method is not needed; a federation is returned as it is.
+        **settings: keys of a configuration, such as data, scenario and data_dir, which replace those of `what`.
+
+    Raises:
+        InputError: an argument is wrong, or the data are missing or damaged.
+    """
+    config, objects = config_and_objects(what, {"method": "majority"} | settings)  # which it does not depend on
+    return federation_of(config) if objects.federation is None else objects.federation
 
 
 def resumed(folder: Path, config: Config | None = None) -> Config:
