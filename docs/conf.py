@@ -1,8 +1,10 @@
 """How Sphinx builds the documentation: sphinx-build -W docs site."""
 
+import inspect
 import re
 import shutil
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,26 @@ with_notebooks()
 
 def setup(app: Any) -> None:
     """Escape docstrings that are not reStructuredText, write formulas as MathML, refuse a site with missing pages."""
+    app.connect("autodoc-before-process-signature", without_constraints)
     app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("env-before-read-docs", lambda app, env, names: parts.refuse_missing(env.found_docs))
 
 
+def without_constraints(app: Any, object: Any, bound: bool) -> None:
+    """Show `int` in place of `Annotated[int, FieldInfo(…)]`; the bounds are in the text."""
+    if inspect.isfunction(object):
+        object.__annotations__ = typing.get_type_hints(object)
+
+
 def plain(app: Any, what: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
-    """Escape the characters of a docstring that reStructuredText would take for markup."""
+    """Escape the characters of a docstring that reStructuredText would take for markup.
+
+    Napoleon takes what is before a colon in the first line of what is returned for its type, so a dash goes there.
+    """
     for i, line in enumerate(lines):
+        if i and lines[i - 1].strip() == "Returns:":
+            line = lines[i] = line.replace(": ", " – ", 1)
         if not line.lstrip().startswith((">>>", "...")):
             lines[i] = re.sub(r"(?<![`*\w])([*|])(?=\S)|(?<=\S)\|(?![`\w])|(?<=\w)_(?=\W)(?!`)", r"\\\g<0>", line)
 
