@@ -114,6 +114,12 @@ def test_rotated_digits_are_four():
     assert found.margin > 0.01
 
 
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_an_example_is_left_on_each_side_whatever_share_is_held_back(share):
+    found = choice.sample(np.random.default_rng(0), tiny.federation((2, 3, 9)), 3, share)
+    assert (found.train.size >= 1).all() and (found.test.size >= 1).all()
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

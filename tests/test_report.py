@@ -15,7 +15,7 @@ import pytest
 from jcfl import cli, results
 from jcfl.errors import InputError
 from jcfl.view import plotting
-from jcfl.view.report import numbers, page
+from jcfl.view.report import clients, numbers, page
 from tests import folders
 
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\"'&{{7*7}}"
@@ -150,6 +150,31 @@ def test_clients_are_all_there(comparison, text):
     accuracy = np.load(comparison[0].folder / "runs" / comparison[0].name / "clusters.npz")["accuracy_clients"]
     shown = [row[titles.index(f"accuracy, {comparison[0].name}")] for row in data["rows"]]
     np.testing.assert_allclose(shown, accuracy[:, -1].mean(0), atol=1e-5)
+
+
+def test_a_client_without_a_cluster_has_none_in_the_table(tmp_path):
+    labels = folders.moving()
+    labels[-1, :3] = -1
+    run = plotting.histories([folders.run(tmp_path / "run", labels=labels)])[0]
+    found = clients.table([run], ["run"])
+    place = [column["title"] for column in found["columns"]].index("cluster")
+    shown = [row[place] for row in found["rows"]]
+    assert shown[:3] == [None] * 3 and {*shown[3:]} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (numbers.seconds(179.7), "3 min 0 s"),
+        (numbers.seconds(119.97), "2 min 0 s"),
+        (numbers.size(999_960), "1.0 MB"),
+        (numbers.size(999.7), "1.0 kB"),
+        (numbers.plain(999.7), "1000"),
+        (numbers.plain(0.0123), "0.0123"),
+    ],
+)
+def test_numbers_are_rounded_before_their_unit_is_chosen(text, expected):
+    assert text == expected
 
 
 def test_runs_that_stopped_say_so(tmp_path):

@@ -261,6 +261,34 @@ def test_rounds_are_counted_until_clusters_are_final():
     assert outcomes.rounds_until(run, "groups").tolist() == [3, 1]
 
 
+def test_clusters_are_the_groups_only_once_every_client_has_one():
+    """ARI leaves out clients without a cluster, so it is 1 as soon as the first few are right."""
+    labels = np.array([[[0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 0, 1]]])
+    run = History("a", [0], np.array([1, 2, 3]), {}, labels, np.zeros(0), np.array([0, 1, 0, 1]))
+    assert outcomes.rounds_until(run, "groups").tolist() == [3]
+    run.labels = np.full_like(labels, -1)
+    assert outcomes.rounds_until(run, "still") == ("not reproduced", "not within 3 rounds with 1 of 1 seeds")
+
+
+def test_a_score_that_is_not_defined_is_not_judged(made):
+    table, budget = tables.find("made.yaml"), tables.find("made.yaml").budget("laptop")
+    scores = {"accuracy_micro": np.array([[0.12], [np.nan]])}
+    run = History("a", [0, 1], np.array([2]), scores, np.zeros((2, 1, 8)), np.zeros(0), np.zeros(8))
+    found = outcomes.values(table, ("FedAvg", "rotated"), budget, {("rotated", "FedAvg"): run})
+    assert found == ("not judged", "the score is not defined with 1 of 2 seeds")
+
+
+def test_counts_have_a_limit_of_their_own():
+    """Five points of a percentage are 0.05 of a share, and nothing that a number of clusters or rounds has."""
+    cells = (("S1", "percent"), ("S-fig8", "clusters"), ("T-text", "rounds"))
+    limits = {"percent": 5.0, "clusters": 4.0, "rounds": 4.0}
+    for name, kind in cells:
+        found = [TABLES[name].widest(cell, Printed(8.0, None, 0.5)) for cell, _ in TABLES[name].cells()]
+        assert limits[kind] in found
+    assert judging.number([8, 8, 8, 8, 9], Printed(8.0, None, 0.5), 4.0).verdict == "reproduced"
+    assert judging.number([2, 11], Printed(8.0, None, 0.5), 4.0).verdict == "not judged"
+
+
 def test_numbers_of_another_experiment_are_not_judged(made):
     table = tables.find("made.yaml")
     judged = lambda name: outcomes.entry(

@@ -225,7 +225,8 @@ def sweep(
         print((folder / "sweep.json").read_text("utf-8"), end="")
     elif not quiet:
         console.print(display.sweep_table(found), highlight=False)
-        console.print(f"The point marked * is {found.chosen}.", **PLAIN)
+        marked = f"The point marked * is {found.chosen}." if found.best() is not None else f"No point has {found.by}."
+        console.print(marked, **PLAIN)
         console.print(f"Written to {folder}{drawn}", **PLAIN)
 
 

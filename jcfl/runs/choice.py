@@ -178,7 +178,7 @@ def sample(rng: np.random.Generator, federation: Federation, clients: int, held_
         raise InputError("no client that trains has two training examples, one to train on and one to judge by")
     who = np.sort(rng.choice(eligible, min(clients, eligible.size), replace=False))
     mixed = [rng.permutation(before.owned(client)) for client in who]
-    apart = np.array([max(1, round(held_back * len(mine))) for mine in mixed])
+    apart = np.array([int(np.clip(round(held_back * len(mine)), 1, len(mine) - 1)) for mine in mixed])
     learnt = [mine[number:] for mine, number in zip(mixed, apart, strict=True)]
     judged = [mine[:number] for mine, number in zip(mixed, apart, strict=True)]
     pool = np.concatenate([*learnt, *judged])

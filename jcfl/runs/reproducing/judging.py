@@ -17,6 +17,9 @@ CERTAINTY = 0.95
 WIDEST = 0.05
 """Half of the widest interval that a number is judged by, as a share; 5 points of a percentage."""
 
+WIDEST_COUNT = 0.5
+"""The same for a count, such as that of clusters or rounds, in units of the printed count."""
+
 
 class Printed(NamedTuple):
     """A number in a paper's table, in the unit of the table."""

@@ -78,7 +78,11 @@ def values(
     if part.until is not None:
         return rounds_until(runs[0], part.until)
     whole = [score(run, part.score or "accuracy_micro", budget.last or table.given.last) for run in runs]
-    return table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
+    found = table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
+    lost = int((~np.isfinite(found)).sum())
+    if lost:
+        return Judgement("not judged", f"the score is not defined with {lost} of {len(found)} seeds")
+    return found
 
 
 def score(run: Any, name: str, last: int) -> np.ndarray:
@@ -99,8 +103,9 @@ def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
     labels = np.asarray(run.labels)  # [seeds, e, m]
     if event == "groups":
         there = np.array([[metrics.ari(own, run.groups) == 1 for own in seed] for seed in labels])
+        there &= (labels[..., run.groups >= 0] >= 0).all(-1)  # ARI leaves out clients without a cluster
     else:
-        there = (labels == labels[:, -1:]).all(-1)
+        there = (labels == labels[:, -1:]).all(-1) & (labels >= 0).any(-1)
         there[:, -1] &= there[:, -2:].all(-1)  # clusters that changed in the last round may go on changing
     lasting = np.logical_and.accumulate(there[:, ::-1], axis=1).sum(1)  # evaluations at the end
     if not lasting.all():
@@ -117,7 +122,7 @@ def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgem
         ours = spread(found)
         judgement = Judgement("not judged", f"the budget changes what is trained: {', '.join(budget.altered)}")
     else:
-        ours, judgement = spread(found), judging.number(list(found), printed, table.widest(cell))
+        ours, judgement = spread(found), judging.number(list(found), printed, table.widest(cell, printed))
     return {
         "printed": {"mean": printed.mean, "std": printed.std},
         "ours": ours,

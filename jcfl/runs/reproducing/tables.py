@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jcfl import metrics, registry
 from jcfl.errors import InputError, shown, unknown
 from jcfl.runs.config import Config, checked, overridden
-from jcfl.runs.reproducing.judging import WIDEST, Printed
+from jcfl.runs.reproducing.judging import WIDEST, WIDEST_COUNT, Printed
 from jcfl.runs.yamltext import parsed
 
 NUMBERS = "printed.yaml"
@@ -136,9 +136,11 @@ class Table(NamedTuple):
         part = self.part(cell)
         return metrics.score(part.score or "accuracy_micro").scale if part.scale is None else part.scale
 
-    def widest(self, cell: Cell) -> float:
+    def widest(self, cell: Cell, printed: Printed) -> float:
         """Half of the widest interval by which a cell is judged, in the unit of the table."""
-        return WIDEST * self.scale(cell)
+        part = self.part(cell)
+        counted = part.until is not None or metrics.score(part.score or "accuracy_micro").unit == "clusters"
+        return WIDEST_COUNT * printed.mean if counted else WIDEST * self.scale(cell)
 
     def doubts(self, cell: Cell) -> list[str]:
         """Why a cell is suspect; empty for most."""

@@ -37,7 +37,8 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
     grouped = [i for i in alike if runs[i].labels.size and runs[i].labels.max() > 0]
     for i in grouped[:GROUPED]:
         of = f", {titles[i]}" if len(runs) > 1 else ""
-        columns.append(column(f"cluster{of}", "name", ranked(runs[i].labels[0])[-1] + 1, True))
+        last = ranked(runs[i].labels[0])[-1]
+        columns.append(column(f"cluster{of}", "name", np.where(last < 0, -1, last + 1), True))
     for i in alike:
         of = f", {titles[i]}" if len(runs) > 1 else ""
         columns.append(column(f"accuracy{of}", "share", last_accuracy(runs[i])))

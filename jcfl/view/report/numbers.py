@@ -141,7 +141,8 @@ def seconds(value: float | None) -> str:
     """
     if value is None:
         return "–"
-    return f"{value:.1f} s" if value < 120 else f"{value // 60:.0f} min {value % 60:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{value:.1f} s" if round(value, 1) < 120 else f"{minutes} min {rest} s"
 
 
 def size(value: float | None, unit: str = "B") -> str:
@@ -152,13 +153,14 @@ def size(value: float | None, unit: str = "B") -> str:
     """
     if value is None:
         return "–"
-    power = min(int(math.log10(max(value, 1)) // 3), 5)
-    return f"{value / 1000**power:.{min(power, 1)}f} {('', 'k', 'M', 'G', 'T', 'P')[power]}{unit}"
+    shown = [round(value / 1000**power, min(power, 1)) for power in range(6)]
+    power = next((power for power, one in enumerate(shown) if one < 1000), 5)
+    return f"{shown[power]:.{min(power, 1)}f} {('', 'k', 'M', 'G', 'T', 'P')[power]}{unit}"
 
 
 def plain(value: float | None) -> str:
     """A number with three digits."""
-    return "–" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return "–" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 NEUTRAL = ("made_by", "compare", "examples", "chunk", "budget", "autotune", "tuned", "chosen_by", "decided", "data_dir")
