@@ -22,6 +22,7 @@ def run(
     groups=GROUPS,
     held=None,
     clients=(),
+    costs=None,
     **scores,
 ):
     """Write a run: accuracies grow with the round and the seed, labels are given or those of `moving`."""
@@ -58,7 +59,7 @@ def run(
         folder.models(record)
     folder.federation(lambda: held or federation(groups))
     if complete:
-        costs = {
+        costs = (costs or {}) | {
             "storage": 2,
             "communication": 2,
             "computation": 2,

@@ -13,6 +13,7 @@ from jcfl import cli
 from jcfl.errors import InputError
 from jcfl.view import comparing, plotting, statistics
 from jcfl.view.comparing import matching, tables
+from jcfl.view.report import numbers
 from tests import folders
 
 DEMSAR = """.763 .768 .771 .798  .599 .591 .590 .569  .954 .971 .968 .967  .628 .661 .654 .657  .882 .888 .886 .898
@@ -133,11 +134,11 @@ def test_seeds_of_one_method_may_be_in_several_folders(two, tmp_path):
     assert found(*runs)["metrics"][0]["ranks"]["methods"] == ["a_b", "fedavg", "local", "ifca"]
 
 
-def drawn(path, level, seed, more=0):
+def drawn(path, level, seed, more=0, settings=None, **changes):
     """A run of one seed, which drew the federation too: every client holds an example more for each seed."""
-    held = folders.federation() | {"test": folders.federation()["test"] + seed + more}
+    held = folders.federation() | {"test": folders.federation()["test"] + seed + more} | changes
     scenario = {"scenario": {"name": "rotated", "seed": seed}, "seed": seed}
-    return write(path, level, [seed], settings=scenario, held=held)
+    return write(path, level, [seed], settings=scenario | (settings or {}), held=held)
 
 
 def test_seeds_may_have_a_federation_each(tmp_path):
@@ -153,8 +154,9 @@ def test_seeds_may_have_a_federation_each(tmp_path):
     rows = {row["method"]: row for row in federation["rows"]}
     assert np.allclose(rows["a_b"]["values"], 0.9 + NOISE)
     clients = comparing.clients(block)
-    assert comparing.of_clients(block, comparing.kept(block)).shape == (len(SEEDS) * clients["a_b"].shape[1],)
-    assert rows["a_b"]["worse_off"]["local"] == np.mean(clients["a_b"] < clients["local"])
+    ours, local = (comparing.of_clients(block, clients[name]) for name in ("a_b", "local"))
+    assert ours.shape == (len(SEEDS) * (folders.CLIENTS - 1),)  # one is held out
+    assert rows["a_b"]["worse_off"]["local"] == np.mean(ours < local)
     assert "of each of 6 federations, one a seed" in "".join(grid.note for grid in tables.grids(result))
     drawn(tmp_path / "other" / "local", 0.8, 0, more=1)
     with pytest.raises(InputError, match="their clients hold other examples, though both were drawn by the seed 0"):
@@ -265,7 +267,106 @@ def test_clients_weigh_as_in_the_metric(tmp_path):
     assert cli.status(["run", *words.split(), "--set", "scenario.departures={1: 0.4}"]) == 0
     (block,) = matching.blocks(plotting.histories([tmp_path / "run"]))
     for name, weigh in comparing.WEIGHTS.items():
-        weights = weigh(comparing.kept(block)[0])  # of either seed, which share the federation
+        tested = comparing.tested(block)[0]  # of either seed, which share the federation
+        weights = weigh(block.entries[0].examples[0, tested])
         for one in block.entries:
-            mean = comparing.clients(block)[one.method] @ weights / weights.sum()
+            mean = comparing.clients(block)[one.method][:, tested] @ weights / weights.sum()
             assert np.allclose(mean, one.scores[name][:, -1], atol=1e-6)
+
+
+def test_options_that_differ_between_the_seeds_of_a_method_are_refused(tmp_path):
+    """A federation for every seed: each seed is alone on its own, where a second set of options is not seen."""
+    for seed, clusters in ((0, 2), (1, 4)):
+        method = {"method": {"name": "ifca", "clusters": clusters, "tau": seed}}
+        drawn(tmp_path / f"ifca-{seed}" / "ifca", 0.9, seed, settings=method)
+        drawn(tmp_path / f"local-{seed}" / "local", 0.8, seed)
+    places = [tmp_path / f"{name}-{seed}" / name for seed in (0, 1) for name in ("ifca", "local")]
+    with pytest.raises(
+        InputError, match=r"other options than the same method elsewhere: method\.clusters is 2 here, 4"
+    ):
+        found(*places)
+    drawn(tmp_path / "again" / "ifca", 0.9, 1, settings={"method": {"name": "ifca", "clusters": 2, "tau": 1}})
+    found(*places[:2], tmp_path / "again" / "ifca", places[3])  # tau was auto: it is decided for each federation
+
+
+def test_a_run_that_was_continued_and_stopped_is_not_complete(tmp_path):
+    write(tmp_path / "a_b", 0.9)
+    write(tmp_path / "other", 0.8, settings={"rounds": 600})  # its summary is of the 8 rounds before
+    (run,) = plotting.histories([tmp_path / "other"])
+    assert numbers.state(run) == ("unfinished", "metrics up to round 8 of 600")
+    with pytest.raises(
+        InputError, match=r"other: the run is not complete and cannot be compared; go on with `jcfl run"
+    ):
+        found(tmp_path / "a_b", tmp_path / "other")
+
+
+def test_each_of_several_federations_has_its_own_tested_clients(tmp_path):
+    """Client i of one seed is not client i of another one, and may be held out there."""
+    outside = [np.arange(folders.CLIENTS) >= 15, np.arange(folders.CLIENTS) < 15]
+    for seed in (0, 1):
+        for name, level in (("a_b", 0.9), ("local", 0.8)):
+            drawn(tmp_path / f"{name}-{seed}" / name, level, seed, held_out=outside[seed])
+    places = [tmp_path / f"{name}-{seed}" / name for seed in (0, 1) for name in ("a_b", "local")]
+    (federation,) = found(*places)["metrics"][0]["federations"]
+    assert federation["clients"] == 15
+    accuracies = {
+        name: np.stack(
+            [plotting.histories([tmp_path / f"{name}-{seed}" / name])[0].accuracy_clients[0, -1] for seed in (0, 1)]
+        )
+        for name in ("a_b", "local")
+    }
+    ours, local = (np.stack([values[0, :15], values[1, 15:]]) for values in accuracies.values())
+    row, other = federation["rows"]
+    assert np.isclose(row["worst_decile"], np.percentile(ours, 10, axis=1).mean())
+    assert np.isclose(row["worse_off"]["local"], (ours < local).mean())
+    low, high = other["difference"]["clients"]
+    assert low < (local - ours).mean() < high
+
+
+def test_no_client_in_all_of_them_is_no_reason_to_fail(tmp_path):
+    held = folders.federation() | {"held_out": np.ones(folders.CLIENTS, bool)}
+    for name, level in (("a_b", 0.9), ("local", 0.8)):
+        write(tmp_path / name, level, held=held)
+    result = found(tmp_path / "a_b", tmp_path / "local")
+    row, other = result["metrics"][0]["federations"][0]["rows"]
+    assert (
+        row["worst_decile"] is None and row["worse_off"] == {"local": None} and other["difference"]["clients"] is None
+    )
+    assert all("nan" not in cell.text for grid in tables.grids(result) for line in grid.rows for cell in line)
+
+
+def test_costs_are_those_of_the_rounds_that_were_trained(tmp_path):
+    """Of 8 rounds 4 are a warm-up, which costs as FedAvg's; one seed ended training after round 5."""
+    more = {"warmup_rounds": 4}
+    trained = [[2, 4, 6, 8], [2, 4, 5, 5]]
+    write(tmp_path / "a_b", 0.9, [0, 1], costs=more, trained_rounds=trained)
+    write(tmp_path / "local", 0.8, [0, 1])
+    ours, local = found(tmp_path / "a_b", tmp_path / "local", target=0.65)["metrics"][0]["federations"][0]["rows"]
+    after = (2 * 8 - 4) / 4  # computation, after the warm-up, so that the mean over all rounds is 2
+    assert ours["passes"] == 15 * np.mean([4 + after * 4, 4 + after * 1]) and local["passes"] == 15 * 2 * 8
+    late = (4000 * 8 - 2000 * 4) / 4  # bytes; a model has 1000, and goes down and up
+    assert ours["bytes"] == 15 * np.mean([2000 * 4 + late * 4, 2000 * 4 + late])
+    assert ours["to_target"]["rounds"] == 4 and ours["to_target"]["passes"] == 15 * 4
+    (run,) = plotting.histories([tmp_path / "a_b"])
+    assert numbers.total(run) == ours["bytes"]
+
+
+def test_what_a_search_left_to_be_decided_may_be_any_value(tmp_path):
+    settings = tuned(0.1) | {"method": {"name": "a_b", "tau": 0.25}}
+    settings["chosen_by"]["values"]["method.tau"] = "auto"
+    write(tmp_path / "a_b", 0.9, settings=settings)
+    write(tmp_path / "other", 0.8, settings=tuned(0.5))
+    assert found(tmp_path / "a_b", tmp_path / "other")["baseline"] == "a_b"
+
+
+def test_rounding_of_scores_breaks_no_ties():
+    """Scores are float32 shares of a test set: equal differences of counts differ in the eighth digit."""
+    counts = np.array([1, 6, -2, 3, 4, 6, 2])
+    base = np.array([300, 317, 322, 301, 330, 311, 309])
+    share = lambda counts: (counts / 360).astype(np.float32).astype(float)
+    gaps = statistics.gap(share(base + counts), share(base))
+    assert statistics.paired_test(gaps, 1).p == statistics.paired_test(counts.astype(float), 1).p
+    assert statistics.paired_test(statistics.gap(share(base + 3), share(base)), 9) == ("t", 0)
+    scores = np.float32([[315, 334, 322, 301, 330]]).T / np.float32(360)
+    means = [scores[order].astype(float).mean() for order in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3])]
+    assert statistics.ranks(np.array([[*means, 0.5], [*means[::-1], 0.5]])).mean.tolist() == [1.5, 1.5, 3]

@@ -151,6 +151,17 @@ def test_effect_has_an_option_on_its_axis_and_a_line_for_each_other(several):
     assert sum(len(container.lines[0].get_xydata()) for container in left) == 3
 
 
+def test_effect_has_a_line_for_each_method(tmp_path):
+    """Names, and options that only one method has, tell runs apart too."""
+    for i, (name, lr) in enumerate(itertools.product(("stocfl", "local"), (0.01, 0.1))):
+        more = {"method": {"name": name} | ({"tau": 0.5} if name == "stocfl" else {}), "train": {"lr": lr}}
+        folders.run(tmp_path / f"run{i}", settings=more, accuracy_micro=[[0, 0, 0, 0.1 * i]] * 2)
+    shown = plotting.effect([tmp_path / f"run{i}" for i in range(4)], scores=["accuracy_micro"])
+    assert labels_in(shown.legends[0]) == ["stocfl", "local"]
+    points = [container.lines[0].get_xydata().tolist() for container in shown.axes[0].containers]
+    np.testing.assert_allclose(points, [[[0.01, 0], [0.1, 0.1]], [[0.01, 0.2], [0.1, 0.3]]])
+
+
 def test_embedding_says_which_clients_have_no_cluster(one):
     run = results.load(one)
     run.labels = run.labels.copy()

@@ -71,11 +71,15 @@ def average(algorithm: Algorithm, clusters: float, rounds: int) -> dict[str, flo
         rounds: of the whole run.
     """
     costs = algorithm.costs(clusters)
-    phases = algorithm.method.before if algorithm.method is not None else ()
-    warm = min(sum(phase.rounds for phase in phases), rounds)
-    share = warm / rounds if rounds else 0.0
+    share = warmup(algorithm, rounds) / rounds if rounds else 0.0
     mixed = ("communication", "computation")
     return {name: share + (1 - share) * cost if name in mixed else cost for name, cost in costs.items()}
+
+
+def warmup(algorithm: Algorithm, rounds: int) -> int:
+    """How many of a run's rounds are those before the method's own, which cost as FedAvg's."""
+    phases = algorithm.method.before if algorithm.method is not None else ()
+    return min(sum(phase.rounds for phase in phases), rounds)
 
 
 def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jcfl import results, trees
-from jcfl.core.costs import average, in_bytes, operations
+from jcfl.core.costs import average, in_bytes, operations, warmup
 from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.metrics import moves
@@ -220,6 +220,8 @@ class Run:
         size = trees.parameters(model) * 4
         one = operations(self.plan.context, np.asarray(self.plan.federation.train.size))
         flop = {"flop": costs["computation"] * one} if "computation" in costs else {}
+        warm = warmup(self.algorithm, self.plan.config.rounds)
+        phases = {"warmup_rounds": warm} if warm else {}
         return {
             "method": self.method,
             "engine": self.algorithm.engine,
@@ -230,5 +232,5 @@ class Run:
             "rounds_per_s": speed,
             "clients_per_s": speed and speed * self.plan.context.population.cohort,
             "peak_memory_bytes": peak_memory(),
-            "costs": costs | flop | {"model_bytes": size} | in_bytes(costs, size),
+            "costs": costs | phases | flop | {"model_bytes": size} | in_bytes(costs, size),
         }

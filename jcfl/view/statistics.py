@@ -36,6 +36,28 @@ class Ranks(NamedTuple):
     critical: float  # Nemenyi's critical difference of two mean ranks at LEVEL
 
 
+DIGITS = 6
+"""Decimals of scores of at most 1 that are not rounding errors of float32."""
+
+
+def exact(values: np.ndarray, largest: float) -> np.ndarray:
+    """Values without the rounding errors of scores, which are float32, so that equal differences of counts are ties.
+
+    >>> exact(np.array([0.01666671, 0.01666665]), 0.9).tolist()
+    [0.016667, 0.016667]
+
+    Args:
+        values: scores, or differences of scores.
+        largest: the largest score.
+    """
+    return np.round(values, DIGITS - math.ceil(math.log10(largest)) if largest > 0 else DIGITS)
+
+
+def gap(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Differences of pairs of scores, for a test. [n]"""
+    return exact(one - other, float(np.abs([one, other]).max()))
+
+
 def interval(differences: np.ndarray, weights: np.ndarray | None = None) -> Interval | None:
     """The bootstrap interval of a mean, by expanded percentiles (Hesterberg 2015): plain ones are too narrow for few.
 
@@ -99,8 +121,9 @@ def paired_test(differences: np.ndarray, tests: int) -> Outcome | None:
     if name == "Wilcoxon":
         found: Any = stats.wilcoxon(differences)
         return Outcome(name, float(found.pvalue))
-    with np.errstate(divide="ignore"):  # of equal differences
-        t = abs(np.mean(differences)) / (np.std(differences, ddof=1) / math.sqrt(n))
+    if np.ptp(differences) == 0:
+        return Outcome(name, 0.0)  # the limit of the t test; the deviation is a rounding error
+    t = abs(np.mean(differences)) / (np.std(differences, ddof=1) / math.sqrt(n))
     return Outcome(name, float(2 * special.stdtr(n - 1, -t)))
 
 
@@ -138,6 +161,7 @@ def ranks(scores: np.ndarray) -> Ranks:
     from scipy import stats
 
     b, k = scores.shape
+    scores = np.stack([exact(row, float(np.abs(row).max())) for row in scores])
     mean = stats.rankdata(-scores, axis=1).mean(0)
     with np.errstate(invalid="ignore"):  # where all scores are equal
         statistic, p = stats.friedmanchisquare(*scores.T)

@@ -78,11 +78,11 @@ def values(
     if part.until is not None:
         return rounds_until(runs[0], part.until)
     whole = [score(run, part.score or "accuracy_micro", budget.last or table.given.last) for run in runs]
-    found = table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
-    lost = int((~np.isfinite(found)).sum())
+    ours = table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
+    lost = int((~np.isfinite(ours)).sum())
     if lost:
-        return Judgement("not judged", f"the score is not defined with {lost} of {len(found)} seeds")
-    return found
+        return Judgement("not judged", f"the score is not defined with {lost} of {len(ours)} seeds")
+    return ours
 
 
 def score(run: Any, name: str, last: int) -> np.ndarray:

@@ -102,7 +102,7 @@ class Tuning:
         found = {}
         for title, trial in self.best().items():
             how = {key: getattr(self.search, key) for key in ("sampler", "trials", "halving", "by")}
-            chosen = Chosen(values=plain(trial.values), **how)
+            chosen = Chosen(values=trial.checked(), **how)
             update = {"made_by": {}, "tuned": None, "decided": None, "chosen_by": chosen}
             found[title] = trial.point.config.model_copy(update=update)
         return found
@@ -120,7 +120,7 @@ class Tuning:
             for number, trial in enumerate(trials, 1):
                 about = {"method": title, "trial": number, "run": trial.point.name, "best": trial is best.get(title)}
                 scores = [{"rounds": rounds, "score": score} for rounds, score in trial.scores.items()]
-                rows.append(about | {"values": plain(trial.values), "score": trial.score, "rungs": scores})
+                rows.append(about | {"values": trial.checked(), "score": trial.score, "rungs": scores})
         return rows
 
     def rounds(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jcfl import metrics
 from jcfl.errors import InputError, Notice
+from jcfl.nested import flat, plain
 from jcfl.results import History
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
@@ -27,6 +28,11 @@ class Trial(NamedTuple):
     point: Point  # with all rounds; trials with the same values have the same one
     history: History
     scores: dict[int, float]  # by the rounds after which trials were compared: mean over seeds; NaN if it had diverged
+
+    def checked(self) -> dict[str, Any]:
+        """Its values as the configuration has them, plain: a number that YAML reads as text, such as 1e-2, is one."""
+        config = flat(self.point.config.model_dump())
+        return {key: config.get(key, plain(value)) for key, value in self.values.items()}
 
     @property
     def rounds(self) -> int:

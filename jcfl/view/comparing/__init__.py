@@ -64,7 +64,7 @@ def one_metric(blocks: Sequence[Block], name: str, baseline: str, target: float 
         {
             "federation": block.federation,
             "seeds": block.entries[0].seeds,
-            "clients": int(tested(block).sum()),
+            "clients": round(tested(block).sum(1).mean()),
             "drawn_anew": block.drawn_anew,
             "tuned": {one.method: one.chosen for one in block.entries if one.budget},
             "budget": block.entries[0].budget,
@@ -87,39 +87,50 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
         For each `method` its `values` per seed, their `mean`, `std` and `interval`; `best`: whether it is not
         significantly worse than the best one (None: one seed cannot tell); `difference` from the baseline, see
         `differences`; `worst_decile`: the accuracy that nine clients in ten exceed; `worse_off`: the share of clients
-        with a lower accuracy than by each reference; `bytes`, `passes` and `flop` of a seed's run; `pareto`: whether no
-        method has a better mean for as few bytes; `to_target`, see `until`.
+        with a lower accuracy than by each reference, both None if no client is tested; `bytes`, `passes` and `flop` of
+        a seed's run; `pareto`: whether no method has a better mean for as few bytes; `to_target`, see `until`.
     """
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
     best = list(last)[int(np.argmax(sign(name) * means))]
     behind, apart = differences(block, name, best), differences(block, name, baseline)
-    spent = np.array([one.bytes.mean() for one in block.entries])
+    spent = np.array([one.bytes[:, -1].mean() for one in block.entries])
     pareto = statistics.front(spent, sign(name) * means)
     held = clients(block)
     return [
         {
             "method": one.method,
             "values": last[one.method].tolist(),
-            "mean": float(mean),
+            "mean": float(score),
             "std": known(float(results.deviation(last[one.method]))),
             "interval": statistics.interval(last[one.method]),
             "best": is_best(behind.get(one.method)) if len(one.seeds) > 1 else None,
             "difference": apart.get(one.method),
-            "worst_decile": float(np.percentile(held[one.method], 10, axis=1).mean()),
+            "worst_decile": worst_decile(block, held[one.method]),
             "worse_off": {
-                other: float((of_clients(block, held[one.method]) < of_clients(block, held[other])).mean())
+                other: known(mean(of_clients(block, held[one.method]) < of_clients(block, held[other])))
                 for other in REFERENCES
                 if other in held and other != one.method
             },
             "bytes": known(cost),
-            "passes": known(one.passes.mean()),
-            "flop": known(one.flop.mean()),
+            "passes": known(one.passes[:, -1].mean()),
+            "flop": known(one.flop[:, -1].mean()),
             "pareto": bool(efficient) if not np.isnan(spent).any() else None,
             "to_target": None if target is None else until(one, name, target),
         }
-        for one, mean, cost, efficient in zip(block.entries, means, spent, pareto, strict=True)
+        for one, score, cost, efficient in zip(block.entries, means, spent, pareto, strict=True)
     ]
+
+
+def mean(values: np.ndarray) -> float:
+    """The mean, NaN of no values."""
+    return float(values.mean()) if values.size else math.nan
+
+
+def worst_decile(block: Block, accuracies: np.ndarray) -> float | None:
+    """The 10th percentile of the tested clients' accuracies [seeds, m], averaged over seeds; None if none is tested."""
+    tested_ones = [own[mask] for own, mask in zip(accuracies, tested(block), strict=True)]
+    return float(np.mean([np.percentile(own, 10) for own in tested_ones])) if all(map(len, tested_ones)) else None
 
 
 def known(value: float) -> float | None:
@@ -143,8 +154,10 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
     entries = {one.method: one for one in block.entries}
     held, base = clients(block), entries.pop(baseline)
     gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
-    tests, corrected = statistics.paired_tests(list(gaps.values()))
-    weights = WEIGHTS[name](of_clients(block, kept(block))) if name in WEIGHTS else None
+    tests, corrected = statistics.paired_tests(
+        [statistics.gap(one.scores[name][:, -1], base.scores[name][:, -1]) for one in entries.values()]
+    )
+    weights = WEIGHTS[name](of_clients(block, base.examples)) if name in WEIGHTS else None
     return {
         method: {
             "mean": float(gap.mean()),
@@ -161,24 +174,23 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
 
 
 def tested(block: Block) -> np.ndarray:
-    """The clients that metrics are taken over, and that have an accuracy by every method. [m]"""
-    return np.all([(one.examples > 0).all(0) & ~np.isnan(one.clients.sum(0)) for one in block.entries], 0)
+    """The clients that metrics are taken over, and that have an accuracy by every method, of each seed. [seeds, m]
 
-
-def kept(block: Block) -> np.ndarray:
-    """The examples for testing of these clients. [seeds, m]"""
-    return block.entries[0].examples[:, tested(block)]
+    Where all seeds share the clients, a client counts that is tested in every seed.
+    """
+    found = np.all([(one.examples > 0) & ~np.isnan(one.clients) for one in block.entries], 0)
+    return found if block.drawn_anew else np.tile(found.all(0), (len(found), 1))
 
 
 def of_clients(block: Block, values: np.ndarray) -> np.ndarray:
-    """Values [seeds, m] of clients: means over seeds [m], or all [seeds * m] where each seed has its own clients."""
-    return values.ravel() if block.drawn_anew else values.mean(0)
+    """Values [seeds, m] of the tested clients: means over seeds, or all of them where each seed has its own clients."""
+    mask = tested(block)
+    return values[mask] if block.drawn_anew else values[:, mask[0]].mean(0)
 
 
 def clients(block: Block) -> dict[str, np.ndarray]:
-    """The accuracy of these clients, [seeds, m] by method."""
-    mask = tested(block)
-    return {one.method: one.clients[:, mask].astype(float) for one in block.entries}
+    """The accuracies of all clients, [seeds, m] by method."""
+    return {one.method: one.clients.astype(float) for one in block.entries}
 
 
 def until(one: Entry, name: str, target: float) -> dict[str, Any]:
@@ -189,14 +201,10 @@ def until(one: Entry, name: str, target: float) -> dict[str, Any]:
         The round is the first that was evaluated with the target reached.
     """
     there = sign(name) * one.scores[name] >= sign(name) * target  # [seeds, e]
-    reached, whole = there.any(1), max(int(one.rounds[-1]), 1)
-    rounds = one.rounds[there.argmax(1)][reached]
-    spent = {key: known((getattr(one, key)[reached] * rounds / whole).mean()) if rounds.size else None for key in SPENT}
-    return {
-        "reached": int(reached.sum()),
-        "rounds": float(rounds.mean()) if rounds.size else None,
-        **spent,
-    }
+    reached = np.flatnonzero(there.any(1))
+    first = there.argmax(1)[reached]
+    spent = {key: known(mean(getattr(one, key)[reached, first])) for key in SPENT}
+    return {"reached": len(reached), "rounds": known(mean(one.rounds[first])), **spent}
 
 
 def ranks(federations: Sequence[dict[str, Any]], sign: int) -> dict[str, Any] | None:

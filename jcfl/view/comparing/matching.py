@@ -12,7 +12,7 @@ from jcfl import metrics, results
 from jcfl.errors import InputError, unknown
 from jcfl.nested import flat
 from jcfl.results import History
-from jcfl.view.report.numbers import NEUTRAL, piece_name, total
+from jcfl.view.report.numbers import NEUTRAL, piece_name, spent, state
 
 FEDERATION = ("data", "scenario", "attack", "reliability")
 """The sections that make a federation: its clients, and what happens to them."""
@@ -31,6 +31,7 @@ class Entry(NamedTuple):
     where: str  # its folder
     title: str  # of the federation
     options: dict[str, Any]  # of the method, flat
+    decided: list[str]  # those of them that were `auto`
     federation: dict[str, Any]  # flat, with a fingerprint of what the clients hold
     settings: dict[str, Any]  # all others, flat; FREE ones are left out
     chosen: dict[str, Any]  # the options that a search chose, flat; empty without one
@@ -40,9 +41,9 @@ class Entry(NamedTuple):
     scores: dict[str, np.ndarray]  # [seeds, e] each
     clients: np.ndarray  # [seeds, m], the accuracy of each client at the end
     examples: np.ndarray  # [seeds, m], for testing; 0 of a client that is held out, or not there in the last round
-    bytes: np.ndarray  # [seeds], exchanged in the whole run; NaN where it is not known
-    passes: np.ndarray  # [seeds], computed in the whole run, in client-rounds of FedAvg; NaN where it is not known
-    flop: np.ndarray  # [seeds], the same in floating-point operations
+    bytes: np.ndarray  # [seeds, e], exchanged until each evaluation; NaN where it is not known
+    passes: np.ndarray  # [seeds, e], computed until then, in client-rounds of FedAvg; NaN where it is not known
+    flop: np.ndarray  # [seeds, e], the same in floating-point operations
 
 
 class Block(NamedTuple):
@@ -109,7 +110,7 @@ def entry(run: History) -> Entry:
     Raises:
         InputError: it failed, or is not complete.
     """
-    if "failed" in run.summary or not run.summary:
+    if state(run) is not None:
         why = run.summary.get("failed", f"go on with `jcfl run --resume {run.folder}`")
         raise InputError(f"{run.folder}: the run is not complete and cannot be compared; {why}")
     held, config = results.federation(run), results.settings(run)
@@ -118,14 +119,13 @@ def entry(run: History) -> Entry:
         sha.update(held[name].astype(np.int64).tobytes())
     last = run.rounds[-1]
     here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
-    costs, seeds = run.summary.get("costs") or {}, len(run.seeds)
     search = config.get("chosen_by") or {}
-    spent = [total(run.summary, costs, of) for of in ("communication_bytes", "computation", "flop")]
     return Entry(
         str(run.summary.get("method", run.name)),
         str(results.home(run)),
         ", ".join(piece_name(config.get(key)) for key in FEDERATION[:2]),
         flat({"method": config.get("method")}),
+        [f"method.{name}" for name in (run.summary.get("decided") or {}).get("values", {})],
         flat({key: config.get(key) for key in FEDERATION}) | {EXAMPLES: sha.hexdigest()[:8]},
         flat({key: value for key, value in config.items() if key not in (*FREE, *FEDERATION)}),
         search.get("values", {}),
@@ -134,8 +134,8 @@ def entry(run: History) -> Entry:
         run.seeds,
         run.scores,
         run.accuracy_clients[:, -1],
-        np.tile(np.where(here, held["test"].sum(1), 0), (seeds, 1)),
-        *(np.full(seeds, np.nan if one is None else one) for one in spent),
+        np.tile(np.where(here, held["test"].sum(1), 0), (len(run.seeds), 1)),
+        *(spent(run, cost) for cost in ("communication_bytes", "computation", "flop")),
     )
 
 
@@ -209,6 +209,11 @@ def refuse_mismatch(entries: Sequence[Entry]) -> None:
         found = next(filter(None, (differences(several[0].chosen, one, "chosen") for one in several)), "")
         if found:
             raise InputError(f"{several[0].where} has other values than the same method elsewhere: {found}")
+        decided = list(itertools.chain(*(one.decided for one in several)))  # for the clients of each federation
+        fixed = [one._replace(options=without(one.options, decided)) for one in several]
+        found = next(filter(None, (differences(fixed[0].options, one, "options") for one in fixed)), "")
+        if found:
+            raise InputError(f"{several[0].where} has other options than the same method elsewhere: {found}")
         twice = [seed for seed in seeds[name] if seeds[name].count(seed) > 1]
         if twice:
             places = " and ".join(one.where for one in several if twice[0] in one.seeds)
@@ -232,7 +237,7 @@ def refuse_mismatch(entries: Sequence[Entry]) -> None:
 def refuse_changed(one: Entry) -> None:
     """Refuse an option whose value is not the one that a search chose, though the run says that it was tuned."""
     held = one.settings | one.options
-    for key, value in one.chosen.items():
+    for key, value in without(one.chosen, one.decided).items():
         if held.get(key, value) != value:
             raise InputError(
                 f"{one.where}: the search chose {key} = {value}, and the run has {held[key]}; expected the tuned "

@@ -97,14 +97,12 @@ def effect(
     key = key or max(varied, key=lambda name: len(set(varied[name])))
     if key not in varied:
         raise unknown("option that differs between the runs:", key, varied)
-    others = [name for name in varied if name != key]
-    hues = [tuple(varied[name][i] for name in others) for i in range(len(runs))]
+    hues = apart_from(key, [options(results.settings(run)) for run in runs])
     scores = [name for name in scores or shown_scores(runs, "effect") if any(has_score(run, name) for run in runs)]
     shown, axes = panels(len(scores), columns, 2.2)
     for score, axis in zip(scores, axes, strict=True):
-        for index, hue in enumerate(sorted(set(hues))):
-            name = ", ".join(f"{option_name(other)} = {value:g}" for other, value in zip(others, hue, strict=True))
-            chosen = [i for i, own in enumerate(hues) if own == hue and has_score(runs[i], score)]
+        for index, name in enumerate(dict.fromkeys(hues)):
+            chosen = [i for i, own in enumerate(hues) if own == name and has_score(runs[i], score)]
             chosen.sort(key=lambda i: varied[key][i])
             last = [runs[i][score][:, -1] for i in chosen]
             x, mean = [varied[key][i] for i in chosen], [np.nanmean(values) for values in last]
@@ -226,9 +224,37 @@ def has_score(run: History, score: str) -> bool:
 
 
 def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a configuration under dotted names: those of its pieces, `rounds` and `participation`."""
-    table = flat({key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings})
+    """The numbers among the options of a configuration."""
+    table = options(settings)
     return {key: float(v) for key, v in table.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a configuration's pieces under dotted names, `rounds` and `participation`."""
+    return flat({key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings})
+
+
+def apart_from(key: str, tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What runs differ in besides one option, in words; empty for runs that differ in nothing else.
+
+    An option is named only if those before it do not tell the same runs apart: of two methods the names are enough.
+    """
+    every = dict.fromkeys(name for table in tables for name in table if name != key)
+    names = sorted(every, key=lambda name: not name.endswith(".name"))
+    found: list[tuple[tuple[str, Any], ...]] = [() for _ in tables]
+    for name in names:
+        finer = [(*own, (name, table.get(name))) for own, table in zip(found, tables, strict=True)]
+        if len(set(map(str, finer))) > len(set(map(str, found))):
+            found = finer
+    return [", ".join(said(name, value) for name, value in own if value is not None) for own in found]
+
+
+def said(name: str, value: Any) -> str:
+    """An option and its value; of a piece the name alone."""
+    if name.endswith(".name"):
+        return str(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{option_name(name)} = {f'{value:g}' if number else value}"
 
 
 def differing(settings: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

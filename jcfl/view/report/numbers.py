@@ -46,8 +46,11 @@ def state(run: History) -> tuple[str, str] | None:
     """Why a run is not complete, as a word and a sentence; None if it is complete."""
     if "failed" in run.summary:
         return "failed", str(run.summary["failed"])
+    last, rounds = run.rounds.max(initial=0), results.settings(run).get("rounds", run.summary.get("rounds"))
     if not run.summary:
-        return "unfinished", f"metrics up to round {run.rounds.max(initial=0)}"
+        return "unfinished", f"metrics up to round {last}"
+    if run.summary.get("rounds", rounds) != rounds:  # it was continued for more rounds, and stopped
+        return "unfinished", f"metrics up to round {last} of {rounds}"
     return None
 
 
@@ -90,7 +93,7 @@ def best_of(runs: Sequence[History], name: str) -> set[int]:
         return set()
     sign = -1 if one.better == "lower" else 1
     top = max(last, key=lambda i: sign * last[i].mean())
-    gaps = {i: values - last[top] for i, values in last.items() if i != top}
+    gaps = {i: statistics.gap(values, last[top]) for i, values in last.items() if i != top}
     _, p = statistics.paired_tests(list(gaps.values()))
     worse = {i for i, value in zip(gaps, p, strict=True) if value < statistics.LEVEL}
     return last.keys() - worse if worse else set()
@@ -106,31 +109,56 @@ def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
         "peak memory": lambda one, _: size(one.get("peak_memory_bytes")),
         "one model": lambda _, cost: size(cost.get("model_bytes")),
         "sent, a client-round": lambda _, cost: size(cost.get("communication_bytes")),
-        "sent in all, a seed": lambda one, cost: size(total(one, cost)),
+        "sent in all, a seed": lambda one, _: size(one["sent"]),
         "storage, x FedAvg": lambda _, cost: plain(cost.get("storage")),
         "communication, x FedAvg": lambda _, cost: plain(cost.get("communication")),
         "computation, x FedAvg": lambda _, cost: plain(cost.get("computation")),
     }
     rows = [
-        (label, [(text(run.summary, run.summary.get("costs") or {}), False) for text in columns.values()])
+        (
+            label,
+            [
+                (text(run.summary | {"sent": total(run)}, run.summary.get("costs") or {}), False)
+                for text in columns.values()
+            ],
+        )
         for label, run in zip(titles, runs, strict=True)
         if run.summary
     ]
     return {"columns": list(columns), "rows": rows}
 
 
-def total(summary: Mapping[str, Any], cost: Mapping[str, float], of: str = "communication_bytes") -> float | None:
-    """What all client-rounds of the run of one seed cost together: by default the bytes that were exchanged.
+def total(run: History) -> float | None:
+    """The bytes that the clients of one seed exchange in the run, as a mean over seeds; None if they are not known."""
+    sent = spent(run, "communication_bytes")[:, -1:]
+    return None if not sent.size or np.isnan(sent).any() else float(sent.mean())
+
+
+def spent(run: History, cost: str) -> np.ndarray:
+    """What all client-rounds cost together, from the beginning until each evaluation.
+
+    The summary has the mean over all rounds, of which those of a warm-up cost as FedAvg's. Rounds after the end of
+    training, where a stop condition ended it, cost nothing.
 
     Args:
-        summary: the run's.
-        cost: of a client-round, as in the summary.
-        of: which cost.
+        run: the run.
+        cost: communication_bytes, computation or flop.
+
+    Returns:
+        The costs, NaN where they are not known. [seeds, e]
     """
-    speeds = summary.get("clients_per_s"), summary.get("rounds_per_s")
-    if not all(speeds) or of not in cost:
-        return None
-    return cost[of] * round(speeds[0] / speeds[1]) * summary["rounds"]  # pyright: ignore
+    trained = np.asarray(run.scores.get("trained_rounds", np.tile(run.rounds, (len(run.seeds), 1))), float)
+    costs: Mapping[str, float] = run.summary.get("costs") or {}
+    clients, speed = (run.summary.get(f"{what}_per_s") or 0.0 for what in ("clients", "rounds"))
+    if not speed or cost not in costs:
+        return np.full(trained.shape, np.nan)
+    cohort, rounds, warm = round(clients / speed), run.summary["rounds"], costs.get("warmup_rounds", 0)
+    if cost == "communication_bytes":
+        plain = 2 * costs["model_bytes"]
+    else:
+        plain = costs[cost] / costs["computation"] if costs["computation"] else 0.0
+    after = (costs[cost] * rounds - plain * warm) / max(rounds - warm, 1)
+    return cohort * (plain * np.minimum(trained, warm) + after * np.maximum(trained - warm, 0))
 
 
 def seconds(value: float | None) -> str:
