@@ -16,7 +16,7 @@ from jcfl.data.federation import federation
 from jcfl.grouping import kmeans
 from jcfl.runs import compiling, config, experiment, needs, plan
 from jcfl.runs.loop import Interrupted
-from jcfl.runs.objects import Objects
+from jcfl.runs.objects import Objects, config_of_federation
 from jcfl.runs.run import Run
 from jcfl.types import Clients
 from tests import tiny
@@ -33,7 +33,13 @@ BASE = {
 def planned(**changes):
     """The plan of a run on the tiny federation."""
     federation = tiny.federation()
-    settings = {**plan.config_of_federation(federation), "method": "fedavg", "model": "linear", "rounds": 1, **changes}
+    settings = {
+        **config_of_federation(federation),
+        "method": "fedavg",
+        "model": "linear",
+        "rounds": 1,
+        **changes,
+    }
     return plan.planned(config.read(settings), Objects(federation=federation))
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
+import jcfl
 from jcfl import results
 from jcfl.core import local
 from jcfl.core.method import Phase
 from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
-from jcfl.methods import fedavg, majority
+from jcfl.methods import fedavg, majority, stocfl
 from jcfl.runs import config, experiment, loop, programs
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Algorithm
@@ -242,7 +243,7 @@ def test_a_users_module_and_names_together(tmp_path):
         tiny.federation(), method="majority", model=Net(), train={"lr": 0.5, "steps": 1}, rounds=2, out=tmp_path / "run"
     )
     assert 0 <= found["accuracy_micro"][0, -1] <= 1
-    with pytest.raises(InputError, match="only Python can repeat it"):
+    with pytest.raises(InputError, match="was passed in Python; pass it again"):
         planned(config.read(tmp_path / "run" / "config.yaml"))
     whole = {"scenario": {"name": "iid", "clients": 4}, "method": fedavg(), "model": Net(), "train": local.sgd(lr=0.5)}
     _, objects = config_and_objects(whole, {})
@@ -262,7 +263,7 @@ def test_compared_methods_have_folders_of_their_own(tmp_path):
     out = tmp_path / "run"
     found = walked(compare=["majority"], out=out)
     table = json.loads((out / "comparison.json").read_text())
-    assert list(table) == ["given", "majority"]
+    assert list(table) == ["walk", "majority"]
     assert table["majority"] == json.loads((out / "runs" / "majority" / "summary.json").read_text())
     assert found.others["majority"].rounds.tolist() == [5, 10, 12]
     assert not (out / "metrics.jsonl").exists()
@@ -273,12 +274,12 @@ def test_compared_methods_have_folders_of_their_own(tmp_path):
 def test_a_history_shows_its_last_scores_and_becomes_a_table(monkeypatch):
     found = walked(seeds=2, compare=["majority"])
     line = repr(found)
-    assert len(line) < 400 and line.startswith("<History: given; 2 seeds; round 12; accuracy ") and "majority" in line
+    assert len(line) < 400 and line.startswith("<History: walk; 2 seeds; round 12; accuracy ") and "majority" in line
     page = found._repr_html_()
     assert page.count("<tr>") == 3 and "<th>majority</th>" in page and " ± " in page
     table = found.to_dataframe()
     assert len(table) == 2 * 2 * found.rounds.size
-    one = table[(table["method"] == "given") & (table["seed"] == 1)]
+    one = table[(table["method"] == "walk") & (table["seed"] == 1)]
     np.testing.assert_array_equal(one["round"], found.rounds)
     np.testing.assert_array_equal(one["accuracy_micro"], found["accuracy_micro"][1])
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -359,3 +360,48 @@ def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     errors.append("INTERNAL: something else")
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         experiment.run(tiny.federation(), method=walk, rounds=5)
+
+
+class Other(nn.Module):
+    """A module with an option."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10)(nn.Dense(self.width)(x.reshape(len(x), -1)))
+
+
+@pytest.mark.parametrize(
+    ("section", "before", "after", "said"),
+    [
+        ("method", stocfl(tau=0.9), stocfl(tau=0.1), r"method\.value\.group was Merge\(tau=0\.9.*got Merge\(tau=0\.1"),
+        ("model", Other(3), Other(4), "model.value.width was 3, got 4"),
+        ("train", local.sgd(lr=0.1), local.sgd(lr=0.2), "train.value"),
+    ],
+)
+def test_a_run_goes_on_with_the_same_objects_only(tmp_path, section, before, after, said):
+    given = {"method": "majority", "model": tiny.task(), "out": tmp_path / "run"}
+    found = experiment.run(tiny.federation(), **given | {section: before}, rounds=0)
+    assert found.name == ("stocfl" if section == "method" else "majority")
+    assert experiment.run(tiny.federation(), **given | {section: before}, rounds=0, resume=True).rounds.tolist() == [0]
+    with pytest.raises(InputError, match=said):
+        experiment.run(tiny.federation(), **given | {section: after}, rounds=0, resume=True)
+
+
+def test_methods_to_compare_may_be_objects():
+    given = {"model": tiny.task(), "rounds": 1}
+    found = experiment.run(tiny.federation(), method="fedavg", compare=[majority(), "local"], **given)
+    alone = experiment.run(tiny.federation(), method="majority", **given)
+    assert list(found.others) == ["majority", "local"]
+    np.testing.assert_array_equal(found.others["majority"].accuracy_clients, alone.accuracy_clients)
+
+
+@pytest.mark.parametrize(
+    "given", [{"scenario": "dirichlet"}, {"data": "mnist"}, {"scenario": {"name": "given", "held_out": 0.2}}]
+)
+def test_what_makes_a_federation_is_refused_beside_one(given):
+    with pytest.raises(InputError, match=f"{next(iter(given))}.* has no effect beside a federation"):
+        experiment.run(tiny.federation(), method="majority", **given)
+    with pytest.raises(InputError, match=r"scenario\.held_out has no effect beside a federation"):
+        jcfl.sweep(tiny.federation(), {"scenario.held_out": [0, 0.25]}, method="majority")

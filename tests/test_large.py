@@ -13,7 +13,7 @@ from numpy.lib.format import open_memmap
 import jcfl
 from jcfl import InputError, cli
 from jcfl.data import from_arrays, from_clients, mapped, write_gaussian
-from jcfl.runs import ahead, devices, needs, plan
+from jcfl.runs import ahead, devices, needs, objects, plan
 from jcfl.runs.config import read
 from jcfl.runs.objects import Objects
 from jcfl.runs.provenance import fingerprint
@@ -131,7 +131,7 @@ def test_a_program_asks_for_rows_one_by_one_or_by_lanes():
 
 
 def planned(federation, **given):
-    settings = {**plan.config_of_federation(federation), "method": "fedavg", "model": "linear", "rounds": 1, **given}
+    settings = {**objects.config_of_federation(federation), "method": "fedavg", "model": "linear", "rounds": 1, **given}
     return plan.planned(read(settings), Objects(federation=federation))
 
 

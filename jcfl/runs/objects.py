@@ -1,7 +1,10 @@
 """Objects that a user passes in Python, where a configuration has a name."""
 
-from collections.abc import Mapping
-from inspect import signature
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from inspect import isfunction, signature
 from typing import Any, NamedTuple
 
 from jcfl.core.context import Context
@@ -9,6 +12,7 @@ from jcfl.core.local import Trainer
 from jcfl.core.method import Method
 from jcfl.errors import InputError, shown
 from jcfl.runs.sections import PLACEHOLDER, Piece
+from jcfl.runs.titles import FOLDER
 from jcfl.types import Algorithm, Federation
 
 OBJECT_SECTIONS = ("method", "model", "train")
@@ -18,6 +22,15 @@ PLAIN = (str, int, float, list, Mapping, Piece, type(None))
 """What a configuration's file can have in place of a piece, right or wrong; anything else is an object from Python."""
 
 
+LONGEST = 200
+"""Characters of a field that a configuration keeps."""
+
+
+def config_of_federation(federation: Federation) -> dict[str, Any]:
+    """The settings of a run on a federation that a user passed in Python."""
+    return {"data": PLACEHOLDER, "scenario": {"name": PLACEHOLDER, "federation": federation.name}, "method": "stocfl"}
+
+
 class Objects(NamedTuple):
     """Objects that a user passed in Python, in place of a name."""
 
@@ -25,6 +38,11 @@ class Objects(NamedTuple):
     method: Any = None  # a Method, or a function of the context that returns a Method or an Algorithm
     model: Any = None  # a Task or a Flax module
     train: Any = None  # as `jcfl.core.local.Local`
+    compare: Mapping[int, Any] | None = None  # methods among those to compare, by their place, from 0
+
+    def of_method(self, place: int) -> "Objects":
+        """The objects for one of a configuration's methods: 0 is the main one, 1 the first to compare with it."""
+        return self if place == 0 else self._replace(method=(self.compare or {}).get(place - 1))
 
 
 def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
@@ -32,13 +50,54 @@ def objects_and_settings(given: dict[str, Any]) -> tuple[Objects, dict[str, Any]
     objects = Objects()
     for section in OBJECT_SECTIONS:
         value = given.get(section)
-        if isinstance(value, PLAIN):
-            continue
-        objects = objects._replace(**{section: value})
-        given = given | {
-            section: {"name": PLACEHOLDER, "object": getattr(value, "__qualname__", type(value).__qualname__)}
-        }
+        if not isinstance(value, PLAIN):
+            objects = objects._replace(**{section: value})
+            given = given | {section: placeholder(section, value)}
+    others = given.get("compare")
+    if isinstance(others, Sequence) and not isinstance(others, str):
+        found = {place: value for place, value in enumerate(others) if not isinstance(value, PLAIN)}
+        known = [placeholder("method", one) if i in found else one for i, one in enumerate(others)]
+        objects, given = objects._replace(compare=found or None), given | {"compare": known}
     return objects, given
+
+
+def placeholder(section: str, thing: Any) -> dict[str, Any]:
+    """What a configuration says of an object, so that a run is not resumed with another one.
+
+    Returns:
+        `name`; of a method its own name as `label`; `object`: its class, or the name of a function; `value`: its
+        fields, or how it writes itself. The code of a function is not known.
+    """
+    kind = getattr(thing, "__qualname__", type(thing).__qualname__)
+    name = thing.name if isinstance(thing, Method) else getattr(thing, "__name__", "")
+    label = {"label": name} if section == "method" and FOLDER.fullmatch(str(name)) else {}
+    told = {} if isfunction(thing) or isinstance(thing, type) else {"value": fields(thing)}
+    return {"name": PLACEHOLDER, **label, "object": kind, **told}
+
+
+def fields(thing: Any) -> Any:
+    """The fields of a dataclass, such as a Method or a Flax module, as text; of another object its representation."""
+    if dataclasses.is_dataclass(thing):
+        return {field.name: written(getattr(thing, field.name)) for field in dataclasses.fields(thing) if field.repr}
+    return written(thing)
+
+
+def written(value: Any) -> str:
+    """How a value writes itself, without addresses, which differ between processes; of a long text a hash ends it."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", shown(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def refuse_unused(config: Any, objects: Objects) -> None:
+    """Refuse data and a scenario beside a federation that a user passed in Python: they would have no effect."""
+    held = {"data": config.data, "scenario": config.scenario}
+    for section, piece in held.items() if objects.federation is not None else ():
+        more = [] if isinstance(piece, tuple) or not piece.is_placeholder else [*piece.options.keys() - {"federation"}]
+        if more or isinstance(piece, tuple) or not piece.is_placeholder:
+            raise InputError(
+                f"{'.'.join([section, *more[:1]])} has no effect beside a federation; leave it out, or give it to the "
+                "function that makes the federation, as in jcfl.data.from_clients(…, validation=0.1)"
+            )
 
 
 def made_by_function(make: Any, context: Context) -> Method | Algorithm:
@@ -73,3 +132,14 @@ def checked_trainer(train: Any) -> Any:
     if isinstance(train, type) or not isinstance(train, Trainer):
         raise InputError(f"train: expected a mapping of options, or a trainer, got {shown(train)}")
     return train
+
+
+def registered_name(piece: Piece, section: str) -> str:
+    """A piece's name.
+
+    Raises:
+        InputError: it is the placeholder of an object, which only the user's program has.
+    """
+    if piece.is_placeholder:
+        raise InputError(f"{section}: this run used a {section} that was passed in Python; pass it again to jcfl.run")
+    return piece.name

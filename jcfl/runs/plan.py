@@ -24,9 +24,17 @@ from jcfl.runs.config import KINDS, Config, checked, loaded
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
-from jcfl.runs.objects import Objects, checked_trainer, made_by_function, objects_and_settings
+from jcfl.runs.objects import (
+    Objects,
+    checked_trainer,
+    config_of_federation,
+    made_by_function,
+    objects_and_settings,
+    refuse_unused,
+    registered_name,
+)
 from jcfl.runs.provenance import common, fingerprint
-from jcfl.runs.sections import PLACEHOLDER, Method, Piece, Trainer, Tuned
+from jcfl.runs.sections import Method, Piece, Trainer, Tuned
 from jcfl.types import Algorithm, Federation, Task
 from jcfl.types.target import target
 
@@ -70,12 +78,9 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
     else:
         base = loaded(what)
     more, settings = objects_and_settings({**base, **given})
-    return checked(settings), more._replace(federation=objects.federation)
-
-
-def config_of_federation(federation: Federation) -> dict[str, Any]:
-    """The settings of a run on a federation that a user passed in Python."""
-    return {"data": PLACEHOLDER, "scenario": {"name": PLACEHOLDER, "federation": federation.name}, "method": "stocfl"}
+    config, objects = checked(settings), more._replace(federation=objects.federation)
+    refuse_unused(config, objects)
+    return config, objects
 
 
 def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
@@ -347,21 +352,13 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
 def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
     """The algorithms of a configuration's methods, by title."""
     alone = {title: config.model_copy(update={"method": method}) for title, method in config.methods.items()}
-    return {title: algorithm_by_options(one, context, objects)({}) for title, one in alone.items()}
+    return {
+        title: algorithm_by_options(one, context, objects.of_method(place))({})
+        for place, (title, one) in enumerate(alone.items())
+    }
 
 
 def state_bytes(algorithm: Algorithm, federation: Federation) -> tuple[int, int]:
     """How many bytes an algorithm's state takes on the device, and how many its clients' states take on the host."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
     return bytes_of(state), onhost.row_bytes(state)
-
-
-def registered_name(piece: Piece, section: str) -> str:
-    """A piece's name.
-
-    Raises:
-        InputError: it is the placeholder of an object, which only the user's program has.
-    """
-    if piece.is_placeholder:
-        raise InputError(f"{section}: this was a run in Python with a {section} of its own; only Python can repeat it")
-    return piece.name

@@ -30,7 +30,7 @@ from jcfl.runs.workers import Workers
 from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
 
-ASK = "keep a share of the training examples for it, such as scenario.validation=0.1"
+ASK = "keep a share of the training examples for it: scenario.validation=0.1, or from_clients(…, validation=0.1)"
 """What to do where there are no validation examples."""
 
 

@@ -15,8 +15,7 @@ from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.nested import plain
 from jcfl.runs import config, titles
 from jcfl.runs.config import Config, checked, overridden
-from jcfl.runs.objects import OBJECT_SECTIONS, Objects, objects_and_settings
-from jcfl.runs.plan import config_of_federation
+from jcfl.runs.objects import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings, refuse_unused
 from jcfl.runs.sections import OPTIONAL, PLACEHOLDER
 from jcfl.runs.titles import LONGEST
 from jcfl.runs.yamltext import refuse_endless, value_of
@@ -83,7 +82,8 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
             raise InputError(f"over: expected {{key: values}} or a list of points, got {shown(axes)}")
     below, base = objects_and_settings(base)
     above, settings = objects_and_settings(settings)
-    objects = Objects(*(new if new is not None else old for old, new in zip(below, above, strict=True)))
+    below, above = (one._asdict() for one in (below, above))
+    objects = Objects(**{key: above[key] if above[key] is not None else below[key] for key in OBJECT_SECTIONS})
     if isinstance(what, Federation):
         objects = objects._replace(federation=soundness.checked(what))
     base = overridden(base, [(key.split("."), value) for key, value in settings.items()])
@@ -93,6 +93,7 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
     found = []
     for name, values, others in zip(names, chosen, own, strict=True):
         made = point_config(base, name, values)
+        refuse_unused(made, objects)
         found.append(Point(name, values, made, objects_of(made, objects, others)))
     refuse_twins(found)
     return Points(base, found, by)
@@ -233,7 +234,7 @@ def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
 def label(value: Any) -> str:
     """A value as a part of a point's name; a piece is written as its name and its options."""
     if isinstance(value, Mapping) and value.get("name") == PLACEHOLDER:
-        return label(value.get("object", PLACEHOLDER))
+        return label(value.get("label", value.get("object", PLACEHOLDER)))
     if isinstance(value, Mapping):
         return "_".join(label(item) if key == "name" else f"{key}_{label(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
