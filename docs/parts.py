@@ -20,7 +20,8 @@ from jcfl.runs.automatic import with_stand_ins
 from jcfl.runs.plan import settled
 from jcfl.runs.reproducing.tables import Table, shipped
 from jcfl.view import facts
-from jcfl.view.options import Option, default
+from jcfl.view.options import Option
+from jcfl.view.options import keys as described_keys
 
 registry.load()
 ROOT = Path(__file__).parents[1]
@@ -81,12 +82,8 @@ def listed(kind: str) -> str:
 
 def keys() -> str:
     """A table of the keys of a configuration that are no sections."""
-    rows = ["| key | default | meaning |", "|---|---|---|"]
-    for key, field in config.Config.model_fields.items():
-        if field.description:
-            value = "null" if field.default is None else default({"default": field.default})
-            rows.append(f"| `{key}` | `{value}` | {cell(field.description)} |")
-    return "\n".join(rows)
+    rows = [f"| `{row.name}` | `{row.default}` | {cell(row.text)} |" for row in described_keys(config.Config)]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
 
 
 def options(rows: list[Option]) -> str:

@@ -1,6 +1,7 @@
 """jcfl: clustered federated learning at scale, in JAX."""
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from jcfl import registry as registry
@@ -32,7 +33,6 @@ _HOMES = {
     "use_cache": "jcfl.runs.environment",
     "use_cores": "jcfl.runs.devices",
 }
-_MODULES = {"data": "jcfl.data", "plotting": "jcfl.view.plotting", "results": "jcfl.results"}
 
 __all__ = [
     "History",
@@ -57,10 +57,12 @@ registry.provide(lambda: importlib.import_module("jcfl.runs.pieces"))
 
 def __getattr__(name: str) -> Any:
     """Import a module or a function at its first use: `jcfl --version` should not wait for JAX."""
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "plotting":
+        return importlib.import_module("jcfl.view.plotting")
+    if not name.startswith("_") and importlib.util.find_spec(f"jcfl.{name}") is not None:  # `jcfl.models`
+        return importlib.import_module(f"jcfl.{name}")
     raise AttributeError(f"module 'jcfl' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
 
 

@@ -72,6 +72,10 @@ def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")
 
 
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
+
 def printable(text: str) -> str:
     r"""The text with escapes in place of the characters that a terminal obeys or hides: control, bidirectional, ESC.
 
@@ -82,11 +86,15 @@ def printable(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it; what cannot be written out, such as a number of 5,000 digits, as its type."""
+    """A value as an error shows it; of arrays and other long texts the beginning.
+
+    What cannot be written out, such as a number of 5,000 digits, is shown as its type.
+    """
     try:
-        return repr(value)
+        text = " ".join(repr(value).split())
     except Exception:  # a user's class may raise anything
         return f"a value of the type {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def refuse_beyond_memory(what: str, need: int, instead: str, room: int | None = None) -> None:

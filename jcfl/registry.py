@@ -13,6 +13,7 @@ from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
 from jcfl.errors import InputError, shown, unknown
@@ -24,6 +25,9 @@ KINDS = (
     "data", "scenario", "model", "train", "attack", "reliability", "privacy", "stop", "track",
 )  # fmt: skip
 """Every kind of piece that a configuration can name."""
+
+INTERNAL = ("federation",)
+"""Kinds that only jcfl registers: the options of all scenarios."""
 
 RANGES: dict[str, tuple[Any, Any]] = {"int": (-(2**31), 2**31 - 1), "float": (-3.4028234e38, 3.4028234e38)}
 """The least and the largest number that an array can hold, int32 or float32, by the name of pydantic's type."""
@@ -53,10 +57,15 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
     when a cell is run twice.
 
     Raises:
-        InputError: another module has registered this name.
+        InputError: there is no such kind, an option has no annotation, or another module has registered this name.
     """
+    if kind == "score":
+        raise InputError(f"score {name!r}: expected jcfl.metrics.register_score, which registers scores")
+    if kind not in KINDS + INTERNAL:
+        raise unknown("kind of piece", kind, KINDS)
 
     def put(function: Function) -> Function:
+        refuse_bare(f"{kind} {name!r}", function)
         table = _TABLES.setdefault(kind, {})
         if name in table and table[name].__module__ != function.__module__:
             both = f"{origin(table[name])} and {origin(function)}"
@@ -66,6 +75,21 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
         return function
 
     return put
+
+
+def refuse_bare(what: str, function: Callable[..., Any]) -> None:
+    """Refuse a function with an option that has no annotation, by which its values would be checked.
+
+    Raises:
+        InputError: the line has an annotation that may fit.
+    """
+    for option in inspect.signature(function).parameters.values():
+        if option.kind is option.KEYWORD_ONLY and option.annotation is option.empty:
+            default = "" if option.default is option.empty else f" = {shown(option.default)}"
+            like = {"": "int", " = None": "int | None"}.get(default, type(option.default).__name__)
+            raise InputError(
+                f"{what}: option {option.name!r} needs an annotation, such as {option.name}: {like}{default}"
+            )
 
 
 def provide(loader: Callable[[], object]) -> None:
@@ -322,6 +346,6 @@ def entry(parameter: inspect.Parameter) -> dict[str, Any]:
     """One option's JSON schema; a type that JSON cannot say is left open."""
     try:
         said = TypeAdapter(parameter.annotation, config=ConfigDict(arbitrary_types_allowed=True)).json_schema()
-    except PydanticSchemaGenerationError:
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
         said = {}
     return said | ({} if parameter.default is parameter.empty else {"default": parameter.default})

@@ -228,6 +228,11 @@ def test_files_are_written(two, tmp_path, capsys):
         ({"settings": {"scenario": {"name": "iid"}}}, {}, r"only a_b.*scenario\.name is rotated here, iid in"),
         ({"groups": folders.GROUPS[::-1]}, {}, "fingerprint is"),
         ({}, {"names": ["acuracy_micro"]}, "did you mean 'accuracy_micro'"),
+        (
+            {"accuracy_p5": np.full((6, 4), 0.5)},
+            {"names": ["accuracy"]},
+            "unknown metric 'accuracy'; did you mean 'accuracy_micro'",
+        ),
         ({"ari": np.full((6, 4), np.nan)}, {"names": ["ari"]}, "other has no ari after its last round"),
         ({}, {"names": ["clusters"]}, "unknown metric 'clusters'"),
         ({}, {"baseline": "fedavgg"}, "Known: a_b, other"),
@@ -370,3 +375,33 @@ def test_rounding_of_scores_breaks_no_ties():
     scores = np.float32([[315, 334, 322, 301, 330]]).T / np.float32(360)
     means = [scores[order].astype(float).mean() for order in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3])]
     assert statistics.ranks(np.array([[*means, 0.5], [*means[::-1], 0.5]])).mean.tolist() == [1.5, 1.5, 3]
+
+
+def test_a_federation_from_python_has_its_own_name(tmp_path):
+    settings = {"data": {"name": "given"}, "scenario": {"name": "given", "federation": "hospitals"}}
+    for name in ("a_b", "other"):
+        write(tmp_path / name, 0.9, settings=settings)
+    result = found(tmp_path / "a_b", tmp_path / "other")
+    assert result["metrics"][0]["federations"][0]["federation"] == "hospitals"
+    assert next(iter(tables.grids(result))).columns == ["hospitals"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "tests", "said"),
+    [
+        (1, 1, "With one seed there is no test and no interval over seeds, and nothing is bold."),
+        (2, 1, "With 2 seeds and 1 test, the smallest possible p-value of a Wilcoxon signed-rank test is 0.5 after"),
+        (2, 2, "With 2 seeds and 2 tests, the smallest possible p-value of a Wilcoxon signed-rank test is 1 after"),
+        (2, 2, " Holm's correction. Therefore p is from a paired t test, which assumes normal differences."),
+        (10, 3, "With 10 seeds, p is from a two-sided Wilcoxon signed-rank test of the differences seed by seed."),
+    ],
+)
+def test_the_note_says_which_test_it_is(seeds, tests, said):
+    assert said in tables.told_test(seeds, tests)
+
+
+@pytest.mark.parametrize(("metric", "said"), [("accuracy_micro", "higher accuracy"), ("loss", "lower loss")])
+def test_the_note_says_what_is_on_the_front(two, metric, said):
+    note = list(tables.grids(found(two / "rotated", names=[metric])))[-1].note
+    front = f"On the Pareto front: no other method with at most as many bytes has a {said}, and none with fewer bytes"
+    assert f"{front} has the same." in note

@@ -103,6 +103,12 @@ def test_unknown_scores_figures_and_options_are_refused(one, several):
         plotting.embedding([one, one])
 
 
+def test_a_score_is_offered_by_its_title(tmp_path):
+    run = folders.run(tmp_path / "run", accuracy_p5=np.full((2, 4), 0.5))
+    with pytest.raises(InputError, match="unknown score 'accuracy'; did you mean 'accuracy_micro'"):
+        plotting.curves(run, scores=["accuracy"])
+
+
 def test_privacy_has_epsilon_on_its_axis_and_a_line_for_each_method(tmp_path):
     """Points are in the order of ε; a run without privacy is a level line."""
     spent = lambda epsilon: [[epsilon / 2] * 3 + [epsilon]] * 2
@@ -389,6 +395,17 @@ def test_files_are_what_their_ending_says_and_the_same_every_time(one, tmp_path,
         assert file == tmp_path / name / f"curves.{kind}"
         assert file.read_bytes().startswith(start)
     assert (tmp_path / "a" / f"curves.{kind}").read_bytes() == file.read_bytes()
+
+
+def test_a_known_ending_is_the_format(one, tmp_path):
+    shown = plotting.curves(one)
+    saved = lambda *given: [file.name for file in plotting.save(shown, *given)]
+    assert saved(tmp_path / "x.pdf") == ["x.pdf"]
+    assert saved(str(tmp_path / "y.svg"), ["svg"]) == ["y.svg"]
+    assert saved(tmp_path / "z") == ["z.png", "z.pdf"]
+    assert saved(tmp_path / "lam=0.5") == ["lam=0.5.png", "lam=0.5.pdf"]
+    assert saved(tmp_path / "z.pdf", ["png", "pdf"]) == ["z.pdf.png", "z.pdf.pdf"]
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_names_may_hold_anything(tmp_path):

@@ -1,6 +1,8 @@
 """What Python programs pass: wrong types end in one `InputError`; a fault of a user's own function shows as it is."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import jcfl
 from jcfl import InputError, data, results
 from jcfl.methods import fedavg
 from jcfl.runs import choice
-from tests import tiny
+from tests import folders, tiny
 
 RUN = {"method": "fedavg", "model": "linear", "rounds": 1}
 
@@ -114,3 +116,33 @@ def test_a_fault_of_a_user_s_own_function_shows_as_it_is():
 
     with pytest.raises(RuntimeError, match="mine"):
         jcfl.run(tiny.federation(), **{**RUN, "method": broken})
+
+
+@pytest.mark.parametrize("name", ["core", "methods", "metrics", "models", "types", "plotting", "results"])
+def test_packages_are_reached_by_their_names(name):
+    code = f"import sys, jcfl; assert 'jax' not in sys.modules; print(jcfl.{name}.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() in (f"jcfl.{name}", f"jcfl.view.{name}")
+
+
+def test_what_is_no_package_is_no_attribute():
+    for name in ("modles", "__main__", "_models"):
+        with pytest.raises(AttributeError, match=f"module 'jcfl' has no attribute '{name}'; it has History"):
+            getattr(jcfl, name)
+
+
+def test_a_table_has_the_method_not_the_folder(tmp_path):
+    pytest.importorskip("pandas", reason="tables need the extra `test`")
+    found = results.load(folders.run(tmp_path / "uneqrun", name="ifca"))
+    assert found.name == "uneqrun"
+    assert set(found.to_dataframe()["method"]) == set(found.to_dataframe(clients=True)["method"]) == {"ifca"}
+    unfinished = results.load(folders.run(tmp_path / "cut", name="ifca", complete=False))
+    assert set(unfinished.to_dataframe()["method"]) == {"cut"}
+
+
+def test_a_metric_that_a_history_lacks_is_told_by_its_title(tmp_path):
+    found = results.load(folders.run(tmp_path / "run"))
+    with pytest.raises(KeyError, match="no score 'accuracy'; did you mean 'accuracy_micro'"):
+        found["accuracy"]
+    with pytest.raises(KeyError, match="no score 'zebra'; there are accuracy_micro, "):
+        found["zebra"]

@@ -1,7 +1,9 @@
 """Options derived from signatures."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 from pydantic import Field
 
@@ -9,7 +11,6 @@ from jcfl import registry
 from jcfl.errors import InputError
 
 
-@registry.register("toy", "shape")
 def shape(
     first: int,
     *,
@@ -23,6 +24,12 @@ def shape(
 
     More.
     """
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    """A table of a kind that no configuration names."""
+    monkeypatch.setitem(registry._TABLES, "toy", {"shape": shape})
 
 
 def test_defaults_are_filled_in_and_text_is_converted():
@@ -50,6 +57,42 @@ def test_what_is_wrong_is_said_in_one_line(given, said):
 def test_unknown_names_get_the_nearest():
     with pytest.raises(InputError, match="unknown toy 'shap'; did you mean 'shape'"):
         registry.find("toy", "shap")
+
+
+def test_a_misspelled_kind_is_refused():
+    with pytest.raises(InputError, match=r"unknown kind of piece 'metod'; did you mean 'method'\? Known: addon, "):
+        registry.register("metod", "q")
+    with pytest.raises(InputError, match=r"jcfl\.metrics\.register_score"):
+        registry.register("score", "q")
+
+
+@pytest.mark.parametrize(
+    ("default", "example"),
+    [(2, "k: int = 2"), (0.5, "k: float = 0.5"), ("a", "k: str = 'a'"), (None, "k: int | None = None")],
+)
+def test_an_option_without_an_annotation_is_refused(default, example):
+    def made(*, k=default):
+        """A method."""
+
+    with pytest.raises(InputError) as error:
+        registry.register("method", "un")(made)
+    assert str(error.value) == f"method 'un': option 'k' needs an annotation, such as {example}"
+    assert "un" not in registry.names("method")
+
+
+def test_a_required_option_without_an_annotation_is_refused():
+    def made(*, k, **more):
+        """A method."""
+
+    with pytest.raises(InputError, match=r"option 'k' needs an annotation, such as k: int$"):
+        registry.register("method", "un")(made)
+
+
+def test_a_type_that_json_cannot_say_is_left_open():
+    def made(*, k: Callable[[], int] | None = None, a: np.ndarray | None = None):
+        """A method."""
+
+    assert registry.schema(made) == {"k": {"default": None}, "a": {"default": None}}
 
 
 def test_schema_and_description():

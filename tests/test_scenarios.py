@@ -1,5 +1,7 @@
 """Every scenario against its definition."""
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from jcfl.data.dataset import Dataset, Examples
 from jcfl.data.federation import federation
 from jcfl.data.partition import client_groups
 from jcfl.data.rotation import rotated_images
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 
 
 def numbered(train, test, classes=10, name="numbered", shape=(4, 4)):
@@ -222,6 +224,50 @@ def test_natural_leaves_out_small_users_and_draws_among_the_others():
         federation(data, "natural", clients=5)
 
 
+def of_sizes(train, test):
+    """A dataset in which user i has `train[i]` training and `test[i]` test examples."""
+
+    def half(sizes):
+        user = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+        return Examples(np.zeros((len(user), 1), np.float32), np.zeros(len(user), np.int32), user)
+
+    names = np.array([f"u{i}" for i in range(len(train))])
+    return Dataset("users", half(train), half(test), 1, id_of_user=names)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "least", "said"),
+    [
+        ([4, 30, 30], [9, 9, 9], (10, 2), "1 of 3 .* fewer than 10 training or 2 test .*=[1, 1] keeps 3"),
+        ([4, 30, 30], [9, 1, 9], (10, 2), "2 of 3 .* fewer than 10 training or 2 test .*=[1, 1] keeps 3"),
+        ([4, 30, 30], [0, 9, 9], (10, 2), "1 of 3 .* and are left out; scenario.min_examples=[1, 0] keeps 3"),
+        ([4, 30, 0], [0, 9, 9], (1, 1), "2 of 3 .* and are left out; scenario.min_examples=[1, 0] keeps 2"),
+        (
+            [4, 30, 0],
+            [0, 9, 9],
+            (1, 0),
+            "1 of 3 clients have fewer than 1 training or 0 test examples and are left out",
+        ),
+    ],
+)
+def test_natural_says_how_many_users_it_leaves_out(train, test, least, said):
+    pattern = said.replace("[", r"\[").replace("]", r"\]")
+    with pytest.warns(Notice, match=f"^{pattern}$") as caught:
+        federation(of_sizes(train, test), "natural", min_examples=least)
+    assert len(caught) == 1
+    with warnings.catch_warnings(action="error"):
+        federation(of_sizes([30, 30], [9, 9]), "natural", min_examples=least)
+
+
+def test_natural_says_which_users_have_nothing_to_train_or_test_on():
+    apart = of_sizes([5, 5, 0], [0, 0, 5])
+    with pytest.raises(InputError, match=r"2 without test examples, such as 'u0'") as error:
+        federation(apart, "natural", min_examples=(1, 1))
+    assert "none of the 3 users" in str(error.value) and "1 without training examples, such as 'u2'" in str(error.value)
+    with pytest.raises(InputError, match=r"at most 1, got 2.*1 with fewer than 10 training examples, such as 'u1'"):
+        federation(of_sizes([10, 5], [2, 2]), "natural", clients=2)
+
+
 def test_natural_sets_test_examples_aside():
     data = numbered(700, 0)
     made = federation(data, "natural", test_fraction=0.3)
@@ -295,7 +341,7 @@ def test_refused_datasets():
         federation(labelled(100, 2), "rotated")
     with pytest.raises(InputError, match="square images, got 4 by 6"):
         federation(numbered(600, 200, shape=(4, 6)), "rotated", clients=8)
-    with pytest.raises(InputError, match="labelled has none"):
+    with pytest.raises(InputError, match=r"labelled has none: .* an array clients"):
         federation(labelled(100, 2), "natural")
 
 

@@ -104,3 +104,33 @@ def test_clients_that_are_not_there_are_left_out():
     assert (found["held_out_accuracy_micro"], found["held_out_loss"], found["held_out_clusters"]) == (0, 1.5, 1)
     assert "held_out_seen" not in found and "held_out_norm" not in found
     np.testing.assert_array_equal(found["accuracy_clients"], 1 - np.arange(8) % 2)
+
+
+def test_rounds_are_whole_numbers_under_a_title_of_their_own():
+    score = metrics.score("trained_rounds")
+    assert (score.title, score.short, score.unit, score.digits) == ("rounds trained", "rounds", "rounds", 0)
+    summary = {"seeds": 1, "wall_s": 1.0}
+    summary |= {name: {"mean": number, "std": 0.0} for name, number in (("clusters", 4.0), ("trained_rounds", 30.0))}
+    table = display.table({"stocfl": summary})
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["clusters"] == ["4"] and cells["rounds"] == ["30"]
+
+
+@pytest.mark.parametrize("place", ["terminal", "report"])
+def test_no_two_columns_of_a_table_have_the_same_head(place):
+    heads = [one.short for one in metrics.scores(place).values()]
+    assert len(set(heads)) == len(heads)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("accuracy", "accuracy_micro"),
+        ("held_out_accuracy", "held_out_accuracy_micro"),
+        ("F1", "f1_micro"),
+        ("adjusted_rand_index", "ari"),
+        ("acuracy", None),
+    ],
+)
+def test_a_metric_is_known_by_its_title(text, meant):
+    assert metrics.by_title(text, metrics.score_names()) == meant

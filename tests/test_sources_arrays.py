@@ -1,4 +1,7 @@
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 from flax import linen as nn
 
@@ -6,7 +9,7 @@ import jcfl
 from jcfl import registry
 from jcfl.data import federation, from_arrays, from_clients, label_counts, load, place
 from jcfl.data.partition import Partition, pool
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 
 RNG = np.random.default_rng(4)
 X, Y = RNG.integers(0, 256, (30, 4, 4, 3), np.uint8), np.arange(30) % 3
@@ -91,8 +94,27 @@ def test_an_npz_with_its_own_test_set(tmp_path):
     with pytest.raises(InputError, match=r"b\.npz: x_test and y_test go together"):
         load("arrays", tmp_path, path="b.npz")
     np.savez(tmp_path / "c.npz", x=X, labels=Y)
-    with pytest.raises(InputError, match=r"c\.npz: no array 'y'; it has x"):
+    with pytest.raises(InputError, match=r"c\.npz: no array 'y'; it has x, labels$"):
         load("arrays", tmp_path, path="c.npz")
+    np.savez(tmp_path / "d.npz", X=X, Y=Y, clients=CLIENTS)
+    with pytest.raises(InputError, match=r"d\.npz: no array 'x'; it has X, Y, clients$"):
+        load("arrays", tmp_path, path="d.npz")
+    (tmp_path / "folder").mkdir()
+    for name in ("Y", "X"):
+        np.save(tmp_path / "folder" / f"{name}.npy", Y)
+    with pytest.raises(InputError, match=r"folder: no array 'x'; it has X, Y$"):
+        load("arrays", tmp_path, path="folder")
+
+
+def test_a_file_of_another_kind_is_told_what_is_expected(tmp_path):
+    (tmp_path / "mine.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(
+        InputError, match=r"mine\.csv: expected an \.npz file, or a folder of \.npy files, got .* ends in '\.csv'"
+    ):
+        load("arrays", tmp_path, path="mine.csv")
+    np.savez(tmp_path / "mine.npz", x=X, y=Y)
+    (tmp_path / "mine.npz").rename(tmp_path / "mine.zip")
+    assert len(load("arrays", tmp_path, path="mine.zip").train) == 24
 
 
 @pytest.mark.parametrize("source", ["arrays", "medmnist"])
@@ -114,8 +136,21 @@ def test_damaged_members_and_pickled_objects_are_refused_by_name(tmp_path):
     with pytest.raises(InputError, match=r"corrupt file .*bits\.npz"):
         load("arrays", tmp_path, path="bits.npz")
     np.savez(path, x=X, y=np.array([{}] * 30, dtype=object))
-    with pytest.raises(InputError, match=r"corrupt file .*bits\.npz.*allow_pickle"):
+    with pytest.raises(
+        InputError, match=r"bits\.npz: array 'y' holds Python objects; save it as .*np\.asarray\(y\.tol"
+    ):
         load("arrays", tmp_path, path="bits.npz")
+
+
+def test_ids_of_pandas_are_told_how_to_be_saved(tmp_path):
+    ids = pd.DataFrame({"who": CLIENTS})["who"]
+    np.savez(tmp_path / "mine.npz", x=X, y=Y, clients=np.asarray(ids, object))
+    with pytest.raises(
+        InputError, match=r"'clients' holds Python objects; save it as text: clients=np.asarray\(ids, str"
+    ):
+        load("arrays", tmp_path, path="mine.npz")
+    np.savez(tmp_path / "mine.npz", x=X, y=Y, clients=np.asarray(ids, str))
+    assert load("arrays", tmp_path, path="mine.npz").id_of_user.tolist() == ["ann", "bob", "zoe"]
 
 
 def med(tmp_path, name, channels, classes, **more):
@@ -196,7 +231,11 @@ def test_a_value_that_cannot_be_trained_on_is_named_with_its_client(make, change
         ({"x": "pixels"}, r"examples have the shape \(\)"),
         ({"x": [[None]] * 30}, "examples are object"),
         ({"y": 3}, r"labels have the shape \(\)"),
-        ({"y": ["cat"] * 30}, "labels are <U3; expected whole numbers"),
+        ({"y": ["cat", None] * 15}, "labels are of the types NoneType and str; expected whole numbers from 0, or text"),
+        ({"y": ["cat", 3.0, "dog"] * 10, "classes": 2}, "labels are of the types float and str"),
+        ({"y": ["1", "2", "10"] * 10}, r"numbers as text, such as '1'; expected numbers: np\.asarray\(y, float\)"),
+        ({"y": ["cat", "dog", ""] * 10}, "10 labels are empty text"),
+        ({"y": ["cat", "dog", "eel"] * 10, "classes": 2}, "labels are 3 different texts; expected at most classes=2"),
         ({"y": [1 << 70] * 30}, "labels are object"),
         ({"clients": 7}, "clients' ids have the shape"),
         ({"clients": [[1]] * 30}, r"clients' ids have the shape \(30, 1\)"),
@@ -215,6 +254,70 @@ def test_a_value_that_cannot_be_trained_on_is_named_with_its_client(make, change
 def test_arguments_of_other_kinds_are_refused(make, change, said):
     with pytest.raises(InputError, match=said):
         make(**given() | change)
+
+
+TEXTS = np.array(["dog", "ant", "cat"])[Y]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda y: y,
+        list,
+        lambda y: y.astype(object),
+        lambda y: y.astype("S"),
+        lambda y: y.astype("S").astype(object),
+        lambda y: y[:, None],
+        pd.Series,
+        pd.Categorical,
+        lambda y: pd.Series(y, dtype="string"),
+        lambda y: np.array(y, np.dtypes.StringDType()),
+    ],
+)
+def test_labels_that_are_text_are_numbered_in_alphabetical_order(kind):
+    want = np.array([2, 0, 1])[Y]
+    made = from_clients(X, kind(TEXTS), CLIENTS)
+    assert made.classes == 3 and np.array_equal(
+        made.y[made.train.rows], from_clients(X, want, CLIENTS).y[made.train.rows]
+    )
+    data = from_arrays(X, kind(TEXTS), CLIENTS, (X[:4], kind(np.array(["bee", "dog"])[[0, 1, 0, 0]]), CLIENTS[:4]))
+    assert data.classes == 4 and data.test.y.tolist() == [1, 3, 1, 1] and set(data.train.y) == {0, 2, 3}
+
+
+def test_text_in_files_is_numbered_and_numbers_as_text_only_where_nothing_is_in_doubt(tmp_path, monkeypatch):
+    np.savez(tmp_path / "mine.npz", x=X, y=TEXTS, clients=CLIENTS)
+    assert load("arrays", tmp_path, path="mine.npz").classes == 3
+    assert np.array_equal(from_arrays(X, Y.astype(str)).train.y, from_arrays(X, Y).train.y)
+    np.save(tmp_path / "x.npy", X / np.float32(255))
+    rows = from_clients(np.load(tmp_path / "x.npy", mmap_mode="r"), TEXTS, CLIENTS)
+    assert np.array_equal(rows.y, np.array([2, 0, 1])[Y])
+    with pytest.raises(InputError, match="labels to train on are text, those to test on are int64; expected one kind"):
+        from_arrays(X, TEXTS, test=(X, Y))
+    with pytest.raises(InputError, match="are text, those to test on are bytes"):
+        from_arrays(X, TEXTS, test=(X, TEXTS.astype("S")))
+
+
+def test_labels_without_a_zero_are_noticed_unless_the_number_of_classes_is_given():
+    with pytest.warns(
+        Notice, match=r"^from_arrays: the labels are 1 to 3, so there are 4 classes, and no .* label 0; "
+    ):
+        assert from_arrays(X, Y + 1).classes == 4
+    with warnings.catch_warnings(action="error"):
+        from_arrays(X, Y + 1, classes=4)
+        from_arrays(X, Y)
+
+
+def test_clients_without_training_or_test_examples_are_named():
+    with pytest.raises(
+        InputError, match=r"1 without training examples, such as 'eve', 3 without test examples, such as 'ann'"
+    ):
+        from_clients(X, Y, CLIENTS, x_test=X[:2], y_test=Y[:2], clients_test=["eve"] * 2)
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(InputError, match=r"1 of 4 have .* such as 'eve' \(0 training and 2 test examples\)"),
+    ):
+        ids = ["ann", "bob", "zoe", "eve", "eve"]
+        from_clients(X, Y, CLIENTS, x_test=X[:5], y_test=Y[:5], clients_test=ids)
 
 
 @pytest.mark.parametrize("share", ["half", None, float("nan"), [1], (1,), (1, 2, 3, 4)])

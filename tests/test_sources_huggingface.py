@@ -103,6 +103,27 @@ def test_lists_and_text_are_examples_and_labels(tmp_path):
     assert grey.shape == (2, 3, 1) and set(grey.train.y) == {7, 8, 9}
 
 
+def test_columns_of_numbers_are_the_features_of_a_table(tmp_path):
+    """As pandas writes them: f0, f1, … beside the label and the client."""
+    kinds = {"f0": pa.float64(), "f1": pa.int64(), "f2": pa.bool_(), "f3": pa.decimal128(5, 2)}
+    whole = {name: pa.array(np.arange(12) % 2 + 0.0).cast(pa.int8()).cast(kind) for name, kind in kinds.items()}
+    whole |= {"label": np.arange(12) % 3, "who": [f"c{i // 4}" for i in range(12)]}
+    flat(tmp_path / "a.parquet", **whole)
+    given = {"path": "a.parquet", "y": "label", "clients": "who"}
+    data = load("huggingface", tmp_path, **given, x=["f0", "f1", "f2", "f3"], share=0.25)
+    assert data.shape == (4,) and data.train.x.dtype == np.float32 and data.classes == 3
+    rows = np.concatenate([data.train.x, data.test.x])
+    assert np.array_equal(rows, np.repeat(rows[:, :1], 4, 1)) and rows[:, 0].sum() == 6
+    assert load("huggingface", tmp_path, **given, x=["f1"]).shape == (1,)
+    with pytest.raises(
+        InputError, match=r"0 columns .* give x, one of f0 \(float64\), .* as a list, x: \[f0, f1, …\]$"
+    ):
+        load("huggingface", tmp_path, **given)
+    flat(tmp_path / "b.parquet", **whole | {"f1": [1e300] + [0.5] * 11})
+    with pytest.raises(InputError, match="example 0 of client 'c0' has a NaN or infinite value"):
+        load("huggingface", tmp_path, **given | {"path": "b.parquet"}, x=["f0", "f1"])
+
+
 def test_arrays_and_named_clients(tmp_path):
     kinds = {"a": datasets.Array2D((2, 3), "uint8"), "who": datasets.ClassLabel(names=["ann", "bob"])}
     table = {"a": RNG.integers(0, 9, (4, 2, 3)).tolist(), "who": [0, 1, 0, 1], "y": [0, 1, 1, 0]}
@@ -177,7 +198,15 @@ def test_a_path_may_be_beside_the_configuration_and_is_else_said_to_be_missing(r
         ({"x": "picture"}, "unknown column of .*'picture'.*Known: character, hsf_id, image, writer_id"),
         ({"x": "image", "y": "image"}, "'image' holds struct.*expected numbers or text"),
         ({"y": "hsf_id", "classes": 3}, r"out of range 0\.\.2"),
-        ({"y": "writer_id", "x": "hsf_id"}, "expected .*n, "),
+        (
+            {"y": "writer_id", "x": "hsf_id"},
+            r"column 'hsf_id' holds int64; expected images or lists, or columns of numbers as a list, x: \[hsf_id\]",
+        ),
+        ({"x": ["hsf_id", "picture"]}, "unknown column of .*'picture'"),
+        ({"x": ["hsf_id", "writer_id"]}, "column 'writer_id' holds string; expected numbers"),
+        ({"x": ["hsf_id", "character"], "y": "character"}, "column 'character' is both y and one of x"),
+        ({"x": []}, "x: tuple should have at least 1 item"),
+        ({"x": 3}, "x: "),
         ({"x": "image", "clients": "image"}, "'image' holds struct"),
         (
             {"x": "image", "y": None, "clients": "character"},

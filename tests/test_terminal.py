@@ -241,3 +241,54 @@ def test_no_colour_where_none_is_wanted():
     there = console(_environ={"NO_COLOR": "1", "TERM": "xterm-256color"})
     there.print(display.page(facts.facts("method", "stocfl")))
     assert "\x1b[3" not in there.file.getvalue()  # bold may be there, colours not
+
+
+@pytest.mark.parametrize(
+    ("progress", "seeds", "said"),
+    [
+        (Progress("fedavg", 0, 0, 0, 4, {}), 1, "compiling"),
+        (Progress("fedavg", 0, 4, 4, 4, {}), 1, "round 4/4"),
+        (Progress("fedavg", 0, 2, 6, 12, {}), 3, "round 2/4, 3 seeds"),
+        (Progress("fedavg", 0, 3, 3, 12, {}), 3, "round 3/4 of seed 0, 3/12 in all"),
+        (Progress("fedavg", 1, 1, 5, 12, {}), 3, "round 1/4 of seed 1, 5/12 in all"),
+        (Progress("fedavg", 0, 0, 0, 0, {}), 3, "round 0/0, 3 seeds"),
+        (Progress("fedavg", 0, 4, 4, 4, {}), None, "round 4/4"),
+        (Progress("fedavg", 0, 4, 12, 12, {}), None, "round 12/12 over all seeds"),
+        (Progress("sweep", 0, 3, 3, 9, {}), None, "round 3/9 over all points and seeds"),
+        (Progress("tune", 0, 0, 3, 9, {}), None, "round 3/9 over all points and seeds"),
+        (Progress("S1-laptop", 0, 0, 3, 9, {}), None, "3/9 done"),  # runs of workers
+    ],
+)
+def test_progress_says_what_its_rounds_are_counted_over(progress, seeds, said):
+    assert bars.where(progress, seeds) == said
+
+
+def test_a_bar_and_a_line_say_the_same_of_several_seeds():
+    bar, lines = console(), console(_environ={"TERM": "dumb"})
+    for there in (bar, lines):
+        with bars.watched(there, methods=["one"], seeds=3) as watch:
+            watch(Progress("one", 0, 4, 12, 12, {}))
+    assert "round 4/4, 3 seeds" in bar.file.getvalue()
+    assert lines.file.getvalue() == "one: round 4/4, 3 seeds\n"
+
+
+def test_the_keys_of_a_configuration_are_listed_with_their_defaults(call):
+    status, printed, complaint = call("list", "keys")
+    assert (status, complaint) == (0, "")
+    lines = {line.split()[0]: line for line in printed.splitlines() if line.startswith("  ")}
+    for key, field in config.Config.model_fields.items():
+        assert (key in lines) == (key not in config.SECTIONS)
+        assert field.description is None or " ".join(field.description.split()[:3]) in lines[key]
+    assert lines["rounds"].split() == ["rounds", "100", "rounds", "of", "training"]
+    assert lines["devices"].split()[1] == "null" and lines["evaluate_first"].split()[1] == "false"
+    assert "jcfl list data" in printed and "--set train.lr=0.05" in printed
+    assert "  evaluate_every " in call("list")[1]
+
+
+def test_one_key_is_described_and_a_key_that_is_a_kind_too_has_both(call):
+    printed = call("list", "rounds")[1]
+    assert "rounds of training" in printed and "evaluate_every" not in printed
+    printed = call("list", "compare")[1]
+    assert "further methods to compare" in printed and "  cosine " in printed
+    assert "did you mean 'rounds'" in call("list", "round")[2]
+    assert "did you mean 'accuracy_micro'" in call("list", "accuracy")[2]

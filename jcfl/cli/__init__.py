@@ -1,9 +1,10 @@
 """The command line: `main` is the console script; each other module has some of the commands."""
 
 import errno
+import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +12,7 @@ import typer
 
 from jcfl.cli import choosing, comparing, measuring, reproducing, training, tuning, verifying, viewing
 from jcfl.cli.app import Stopped, app, complain
+from jcfl.cli.arguments import as_override
 from jcfl.errors import InputError, Notice, TrainingError
 
 COMMANDS = (training, tuning, viewing, comparing, choosing, reproducing, verifying, measuring)
@@ -46,8 +48,18 @@ def status(arguments: list[str] | None = None) -> int:
             raise
         return complain(f"what is printed cannot be written: {error.strerror}", 2)
     except typer.TyperException as error:
-        message = error.format_message()
+        message = told_override(error, arguments) or error.format_message()
         return complain(message, 2) if message else 2  # without a message, Typer has printed the help
+
+
+def told_override(error: Any, arguments: Sequence[str]) -> str | None:
+    """What is wrong with an unknown option that is a key of the configuration, where `--set` could set it."""
+    context = getattr(error, "ctx", None)
+    takes_set = context is not None and any("--set" in one.opts for one in context.command.params)
+    if not takes_set or not hasattr(error, "possibilities"):  # which an option that is known does not have
+        return None
+    found = as_override(error.option_name, arguments)
+    return found and f"{error.message}; it is a key of the configuration: --set {shlex.quote(found)}"
 
 
 @contextmanager

@@ -40,6 +40,28 @@ def option_overrides(seeds: int | None, track: Sequence[str] | None) -> list[str
     ]
 
 
+def as_override(option: str, words: Sequence[str]) -> str | None:
+    """The override that an unknown option stands for, if it is a key of the configuration.
+
+    >>> as_override("--evaluate-every", ["run", "quickstart", "--evaluate-every", "5"])
+    'evaluate_every=5'
+
+    Args:
+        option: with its dashes, without its value.
+        words: those of the command.
+    """
+    from jcfl.runs.config import SECTIONS, Config
+
+    key = option.lstrip("-").replace("-", "_")
+    section, dot, _ = key.partition(".")
+    if section not in (SECTIONS if dot else Config.model_fields):
+        return None
+    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
+    _, equals, value = words[place].partition("=")
+    following = next(iter(words[place + 1 :]), "-")
+    return f"{key}={value if equals else 'VALUE' if following.startswith('-') else following}"
+
+
 def configured(names: Sequence[str], overrides: Sequence[str]) -> "Config":
     """The configuration that a command names, with its overrides."""
     from jcfl.runs import config

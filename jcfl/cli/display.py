@@ -118,3 +118,15 @@ def options(rows: Sequence[Option]) -> Table:
         default = "required" if row.default == "required" else f"[{row.default}]"
         shown.add_row(*(Text(cell) for cell in (f"  {row.name}", row.values, default, row.text)))
     return shown
+
+
+def keys(rows: Sequence[Option], sections: Sequence[str]) -> Group:
+    """Keys of a configuration with their defaults and what they mean, and what the other keys are."""
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("key", "default", "meaning"):
+        shown.add_column(title)
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in (f"  {row.name}", row.default, row.text)))
+    lines = [f"The other keys are sections; each names a piece and its options: {', '.join(sections)}."]
+    lines += ["`jcfl list data` lists pieces. `--set rounds=50` sets a key, `--set train.lr=0.05` an option."]
+    return Group(shown, Text(), *(Text(line, "dim") for line in lines))

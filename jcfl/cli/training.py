@@ -132,7 +132,7 @@ def train(
     with (
         devices.claimed(out, is_new, stem) as folder,
         stopping("run", folder),
-        bars.watched(progress, quiet, list(plan.config.methods)) as watch,
+        bars.watched(progress, quiet, list(plan.config.methods), plan.config.seeds) as watch,
     ):
         history = experiment.execute(plan, folder, watch, keep_state=False, allow_versions=allow_versions)
     summaries = {history.name: history.summary} | {name: item.summary for name, item in history.others.items()}

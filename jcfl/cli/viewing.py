@@ -11,7 +11,7 @@ from jcfl.cli.app import PLAIN, DataDir, Folders, Overrides, app
 from jcfl.cli.arguments import configured, separated
 from jcfl.errors import InputError, unknown
 
-PRESETS = "presets"
+PRESETS, KEYS = "presets", "keys"
 
 QUESTIONS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
 
@@ -20,6 +20,7 @@ LISTED = (
     "stop conditions",
     *("trackers", "scores"),
     PRESETS,
+    KEYS,
 )
 
 
@@ -30,7 +31,7 @@ def list_command(
         typer.Argument(
             metavar="[KIND|NAME]",
             help="A kind: methods, add-ons, data, scenarios, models, attacks, reliability, privacy, stop conditions, "
-            "trackers, scores, presets, or one of a method's "
+            "trackers, scores, presets, keys (of a configuration), or one of a method's "
             f"seven answers: {', '.join(QUESTIONS)}. Or a name, which is described in full.",
             autocompletion=lambda: list(LISTED),
         ),
@@ -41,23 +42,27 @@ def list_command(
     from jcfl import registry
     from jcfl.cli import display
     from jcfl.runs import bars, config
-    from jcfl.view import facts
+    from jcfl.view import facts, options
 
     registry.load()
     if as_json:
         print(json.dumps(everything(), indent=2))
         return
     console, titles, presets = bars.screen(), kinds(), config.presets()
+    keys = {row.name: row for row in options.keys(config.Config)}
     if what is not None and what in presets:
         console.print(config.source_text(what)[0].rstrip(), markup=False)
         return
-    if what is None or what in titles:
+    rows = [row for name, row in keys.items() if what == name or titles.get(what or "") == KEYS]
+    if what is None or (what in titles and titles[what] != KEYS):
         wanted = dict.fromkeys(titles.values()) if what is None else [titles[what]]
-        tables = {title: presets if title == PRESETS else facts.lines(title) for title in wanted}
-        console.print(display.listing(tables, facts.MEANINGS), highlight=False)
+        tables = {title: lines(title) for title in wanted}
+        console.print(display.listing(tables, facts.MEANINGS | {KEYS: "of a configuration"}), highlight=False)
         console.print("\njcfl list NAME describes one of them.", style="dim", highlight=False, markup=False)
-    if what is not None and (what not in titles or what in facts.names("describe")):  # `model` is a kind and a name
-        for one in facts.facts_by_name(what, presets):
+    if rows:  # `compare` is a key and a kind
+        console.print(display.keys(rows, config.SECTIONS), highlight=False)
+    elif what is not None and (what not in titles or what in facts.names("describe")):  # `model` is a kind and a name
+        for one in facts.facts_by_name(what, [*presets, KEYS, *keys]):
             console.print(display.page(one), highlight=False)
             console.print(f"  {one.example}", **PLAIN)
 
@@ -66,7 +71,19 @@ def kinds() -> dict[str, str]:
     """Every word that `jcfl list` takes for a kind, and the kind's title."""
     from jcfl.view import facts
 
-    return facts.titles() | {"preset": PRESETS, PRESETS: PRESETS}
+    return facts.titles() | {"preset": PRESETS, PRESETS: PRESETS, "key": KEYS, KEYS: KEYS}
+
+
+def lines(title: str) -> dict[str, str]:
+    """What there is of a kind, with one line each."""
+    from jcfl.runs import config
+    from jcfl.view import facts, options
+
+    if title == PRESETS:
+        return config.presets()
+    if title == KEYS:
+        return {row.name: row.text for row in options.keys(config.Config)}
+    return facts.lines(title)
 
 
 def everything() -> dict[str, Any]:

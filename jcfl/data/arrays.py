@@ -6,12 +6,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.archives import read_arrays
+from jcfl.data.archives import names_in, read_arrays
 from jcfl.data.dataset import (
     CLASSES,
     Dataset,
     array,
     channelled,
+    counted,
     examples,
     features,
     joined,
@@ -22,6 +23,7 @@ from jcfl.data.dataset import (
     random_share,
     whole_numbers,
 )
+from jcfl.data.texts import numbered
 from jcfl.errors import InputError, shown
 from jcfl.registry import register
 
@@ -63,7 +65,7 @@ def arrays(
     named = {key: given[name] for key, known in NAMES.items() for name in known if name in given}
     for key in ("x", "y"):
         if key not in named:
-            raise InputError(f"{place}: no array {key!r}; it has {', '.join(given) or 'none of the known names'}")
+            raise InputError(f"{place}: no array {key!r}; it has {', '.join(names_in(place)) or 'no arrays'}")
     if ("x_test" in named) != ("y_test" in named):
         raise InputError(f"{place}: x_test and y_test go together; only one is there")
     x, y, clients, groups = (named.get(key) for key in ("x", "y", "clients", "groups"))
@@ -91,7 +93,7 @@ def from_arrays(
     Args:
         x: uint8 pixels (0..255) or floats; images of one channel may come without its axis, so `[n, h, w]` are images
             unless `series` is set. `[n, ...]`
-        y: whole numbers from 0. `[n]`
+        y: whole numbers from 0; or text, which is numbered in alphabetical order. `[n]`
         clients: the owner of every example, any ids that can be sorted. `[n]`
         test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays
             `(x, y)` or `(x, y, clients)` of a test set.
@@ -113,6 +115,7 @@ def from_arrays(
             raise InputError(f"{where}: expected {what} to be a whole number from {least}, got {shown(value)}")
     users = None if clients is None else owners(clients, where)
     named = of_clients(users)
+    y, test = _numbered(y, test, where, classes)
     x, y = features(x, where, named), labels(y, where, classes, named)
     if len(x) != len(y) or (users is not None and len(users) != len(y)):
         raise InputError(f"{where}: {len(x)} examples, {len(y)} labels, {_count(users)} clients' ids; expected equal")
@@ -121,6 +124,13 @@ def from_arrays(
         _with_test_set(x, y, users, test, classes, where) if apart else _split_by_share(x, y, users, test, seed, where)
     )
     return _dataset(parts, classes, groups, name, where, series)
+
+
+def _numbered(y: Any, test: Any, where: str | Path, classes: int | None) -> tuple[Any, Any]:
+    """The labels, and the test set with its own, in which text is numbered over both."""
+    apart = test[1:2] if isinstance(test, tuple) else ()
+    y, *own = numbered([y, *apart], where, classes)
+    return y, (test[0], *own, *test[2:]) if own else test
 
 
 def _with_test_set(
@@ -154,7 +164,7 @@ def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: st
     shapes = [part[0].shape[1:] for part in parts]
     if shapes[0] != shapes[1]:
         raise InputError(f"{where}: examples to train on have the shape {shapes[0]}, those to test on {shapes[1]}")
-    classes = classes or int(max(y.max(initial=0) for _, y, _ in parts)) + 1
+    classes = classes or counted((y for _, y, _ in parts), where)
     ids, users = np.empty(0), [None, None]
     if parts[0][2] is not None:
         ids, index = np.unique(joined([part[2] for part in parts], where), return_inverse=True)

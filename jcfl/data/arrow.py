@@ -147,6 +147,26 @@ def lists(column: Any, name: str, where: Path) -> np.ndarray:
     return np.concatenate(found)
 
 
+def side_by_side(columns: Mapping[str, Any], where: Path) -> np.ndarray:
+    """Columns of numbers as the features of a table. [n, d] float32
+
+    Raises:
+        InputError: a column of another kind.
+    """
+    import pyarrow as pa
+
+    rows = len(next(iter(columns.values())))
+    fit(where, 4 * rows * len(columns))
+    found = np.empty((rows, len(columns)), np.float32)
+    for i, (name, column) in enumerate(columns.items()):
+        kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+        if not any(kind(column.type) for kind in kinds):
+            raise InputError(f"{where}: column {name!r} holds {column.type}; expected numbers")
+        with reading(where, f"numbers in column {name!r}"):
+            found[:, i] = column.cast(pa.float32(), safe=False).to_numpy()
+    return found
+
+
 def refuse_several(shapes: set[tuple[int, ...]], name: str, where: Path) -> None:
     """Refuse examples of several shapes."""
     if len(shapes) > 1:

@@ -1,14 +1,15 @@
 """A federation from a user's own arrays, in which the client of every example is known."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jcfl.data.arrays import from_arrays
-from jcfl.data.dataset import channelled, features, joined, of_clients, owners
+from jcfl.data.dataset import Dataset, channelled, features, joined, of_clients, owners
 from jcfl.data.federation import federation
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, Notice, shown
 from jcfl.types import Federation
 from jcfl.types.host import whole_map
 
@@ -37,7 +38,7 @@ def from_clients(
     Args:
         x: [n, ...] images [n, h, w] or [n, h, w, c], features [n, d], or series [n, t, c] if `series` is set; uint8
             pixels or floats.
-        y: [n] labels 0 .. classes-1.
+        y: [n] labels 0 .. classes-1, or text, which is numbered in alphabetical order.
         clients: [n] the client of every example, numbers or names. Client i of the federation is the i-th of them in
             ascending order.
         x_test: [n', ...] test examples; without them a part of every client's examples becomes test examples.
@@ -82,14 +83,23 @@ def from_clients(
         where=name,
         series=series,
     )
-    made = federation(whole, "natural", min_examples=min_examples, **options)
-    if len(made.groups) < min(len(names), int(options.get("clients") or len(names))):
-        short = np.setdiff1d(np.asarray(whole.id_of_user), made.clients).tolist()[0]
-        raise InputError(
-            f"clients: {len(names) - len(made.groups)} of {len(names)} have fewer than {min_examples[0]} training or "
-            f"{min_examples[1]} test examples, such as {short!r}: leave them out or lower min_examples"
-        )
+    with warnings.catch_warnings(category=Notice, action="ignore"):  # clients that are left out are an error here
+        made = federation(whole, "natural", min_examples=min_examples, **options)
+    if len(made.groups) < len(names):
+        _refuse_left_out(whole, made, min_examples)
     return made
+
+
+def _refuse_left_out(whole: Dataset, made: Federation, least: tuple[int, int]) -> None:
+    """Refuse the federation, because it lacks clients of the dataset; the line names one of them."""
+    ids = np.asarray(whole.id_of_user)
+    short = int(np.flatnonzero(~np.isin(ids, made.clients))[0])
+    train, test = (int((half.user == short).sum()) for half in (whole.train, whole.test))
+    raise InputError(
+        f"clients: {len(ids) - len(made.groups)} of {len(ids)} have fewer than {least[0]} training or {least[1]} test "
+        f"examples, such as {ids.tolist()[short]!r} ({train} training and {test} test examples): leave them out or "
+        "lower min_examples"
+    )
 
 
 def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) -> Federation:

@@ -1,13 +1,14 @@
 """Datasets: labelled examples in NumPy arrays, for training and for testing."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jcfl.errors import InputError, refuse_beyond_memory
+from jcfl.errors import InputError, Notice, refuse_beyond_memory
 
 CLASSES = 2**31 - 1
 """How many classes there can be at most: labels are int32."""
@@ -153,6 +154,22 @@ def labels(
     y = array(y, "labels", where)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     return whole_numbers(y, "label", where, (0, (classes or CLASSES) - 1), named)
+
+
+def counted(parts: Iterable[np.ndarray], where: str | Path) -> int:
+    """The number of classes: one more than the largest label of all parts. A notice says so if the label 0 is missing.
+
+    Args:
+        parts: labels, as `labels` has them. `[n]` each
+        where: the file or argument they came from, for the notice.
+    """
+    ends = [(int(part.min()), int(part.max())) for part in parts if len(part)] or [(0, 0)]
+    least, most = min(low for low, _ in ends), max(high for _, high in ends)
+    if least > 0:
+        told = f"{where}: the labels are {least} to {most}, so there are {most + 1} classes, and no example has the "
+        told += f"label 0; subtract {least} from the labels, or set classes={most + 1} if this is right"
+        warnings.warn(told, Notice, stacklevel=4)
+    return most + 1
 
 
 def whole_numbers(

@@ -9,11 +9,14 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.arrays import from_arrays
-from jcfl.data.arrow import ENDS, Split, lists, local, pictures, scalars
+from jcfl.data.arrow import ENDS, Split, lists, local, pictures, scalars, side_by_side
 from jcfl.data.dataset import Dataset
 from jcfl.data.files import reading
 from jcfl.errors import Absent, InputError, unknown
 from jcfl.registry import register
+
+Columns = tuple[str, ...] | str
+"""The column to learn from, or several columns of numbers."""
 
 
 @register("data", "huggingface")
@@ -29,10 +32,11 @@ def huggingface(
         float, Field(gt=0, lt=1, description="of every client (or class) to test on, where there is no split for it")
     ] = 0.2,
     x: Annotated[
-        str | None, Field(description="column to learn from; none: the only Image, else the only list")
+        Annotated[tuple[str, ...], Field(min_length=1)] | str | None,
+        Field(description="column to learn from, or a list of columns of numbers; none: the only Image, else list"),
     ] = None,
     y: Annotated[str | None, Field(description="column to predict; none: the only ClassLabel")] = None,
-    clients: Annotated[str | None, Field(description="column that says whose an example is")] = None,
+    clients: Annotated[str | None, Field(description="column with the client of each example")] = None,
     size: Annotated[int | None, Field(ge=1, description="pixels a side, to which images are scaled")] = None,
     classes: Annotated[int | None, Field(ge=2, description="how many there are; else as the labels say")] = None,
     seed: Annotated[int, Field(ge=0, lt=2**64, description="of the draw of the test set")] = 0,
@@ -55,11 +59,9 @@ def huggingface(
     if test is None and "test" in splits and all(part.splitname != "test" for part in first):
         test = "test"
     second = parts(known, splits, test, where) if test is not None else []
-    tables = [taken(splits, some, features, (x, y, clients), where) for some in (first, second) if some]
-    if isinstance(features[x], known.Image):
-        inputs = [pictures(table[x], x, features[x].mode, size, where) for table in tables]
-    else:
-        inputs = [lists(table[x], x, where) for table in tables]
+    wanted = (*several(x), y, clients)
+    tables = [taken(splits, some, features, wanted, where) for some in (first, second) if some]
+    inputs = [examples(known, table, features, x, y, size, where) for table in tables]
     labels, number = numbered([scalars(table[y], y, where) for table in tables])
     number = getattr(features[y], "num_classes", number)
     whose = [ids_of(table[clients], clients, features[clients], where) for table in tables] if clients else []
@@ -133,32 +135,83 @@ def parts(known: Any, splits: Mapping[str, Split], wanted: str, where: Path) -> 
 
 
 def columns(
-    known: Any, features: Mapping[str, Any], x: str | None, y: str | None, clients: str | None, where: Path
-) -> list[str]:
+    known: Any,
+    features: Mapping[str, Any],
+    x: Columns | None,
+    y: str | None,
+    clients: str | None,
+    where: Path,
+) -> tuple[Columns, str]:
     """The columns to learn from and to predict: those that are given, else the only ones of their kind.
 
     Raises:
         InputError: there is no column of a name, or not exactly one of a kind; the line lists the columns.
     """
-    given = [name for name in (x, y, clients) if name is not None]
+    given = [name for name in (*several(x), y, clients) if name is not None]
     for name in given:
         if name not in features:
             raise unknown(f"column of {where}:", name, features)
     lists = (known.List, known.LargeList, known.Array2D, known.Array3D, known.Array4D, known.Array5D)
     kinds = {"x": ((known.Image,), lists), "y": ((known.ClassLabel,),)}
-    found = {"x": x, "y": y}
+    found: dict[str, Any] = {"x": x, "y": y}
     for option in (option for option, name in found.items() if name is None):
-        several = (
+        choices = (
             [name for name, feature in features.items() if isinstance(feature, kind) and name not in given]
             for kind in kinds[option]
         )
-        meant = next((names for names in several if names), [])
+        meant = next((names for names in choices if names), [])
         if len(meant) != 1:
             kind = " or ".join(one[0].__name__ for one in kinds[option])
-            there = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-            raise InputError(f"{where}: {len(meant)} columns of the kind {kind}; give {option}, one of {there}")
+            there = ", ".join(f"{name} ({kind_of(feature)})" for name, feature in features.items())
+            more = as_list(features, given) if option == "x" else ""
+            raise InputError(f"{where}: {len(meant)} columns of the kind {kind}; give {option}, one of {there}{more}")
         found[option] = meant[0]
-    return [str(name) for name in found.values()]
+    if not isinstance(x, str) and found["y"] in several(x):
+        raise InputError(f"{where}: column {found['y']!r} is both y and one of x; leave it out of x")
+    return found["x"], found["y"]
+
+
+def several(x: Columns | None) -> tuple[str, ...]:
+    """The columns that `x` names."""
+    return () if x is None else (x,) if isinstance(x, str) else x
+
+
+def kind_of(feature: Any) -> str:
+    """The kind of a column: that of its values where it holds one for each example."""
+    name = type(feature).__name__
+    return str(feature.dtype) if name == "Value" else name
+
+
+def as_list(features: Mapping[str, Any], others: Sequence[str]) -> str:
+    """How to give columns of numbers, with the first of those that are not `others`; empty where there are none."""
+    numbers = re.compile("u?int|float|double|bool|decimal")
+    names = [name for name in features if numbers.match(kind_of(features[name])) and name not in others]
+    some = ", ".join([*names[:2], *(["…"] if len(names) > 2 else [])])
+    return f", or columns of numbers as a list, x: [{some}]" if names else ""
+
+
+def examples(
+    known: Any,
+    table: Any,
+    features: Mapping[str, Any],
+    x: Columns,
+    y: str,
+    size: int | None,
+    where: Path,
+) -> np.ndarray:
+    """The column to learn from, or the columns of numbers, as one array. [n, ...]
+
+    Raises:
+        InputError: a column of another kind, or examples of several sizes.
+    """
+    if not isinstance(x, str):
+        return side_by_side({name: table[name] for name in x}, where)
+    if isinstance(features[x], known.Image):
+        return pictures(table[x], x, features[x].mode, size, where)
+    if isinstance(features[x], known.Value):
+        how = as_list(features, [y])
+        raise InputError(f"{where}: column {x!r} holds {kind_of(features[x])}; expected images or lists{how}")
+    return lists(table[x], x, where)
 
 
 def taken(

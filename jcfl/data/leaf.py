@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.dataset import Dataset, Examples, examples, labels, plain, random_share
+from jcfl.data.dataset import Dataset, Examples, counted, examples, labels, plain, random_share
 from jcfl.data.files import corrupt, entry, missing, parsed, reading
 from jcfl.data.images import pictures
 from jcfl.errors import InputError
@@ -111,7 +111,7 @@ def from_leaf(
     if len(parts) == 1:
         mask = random_share(parts[0][2], test)
         parts = [tuple(values[side] for values in parts[0]) for side in (~mask, mask)]
-    classes = classes or int(max(y.max(initial=0) for _, y, _ in parts)) + 1
+    classes = classes or counted((y for _, y, _ in parts), root)
     train, held = (_examples(part, classes, shape, images, size, root) for part in parts)
     return Dataset(name, train, held, classes, id_of_user=plain(np.array([*numbers], object), root))
 

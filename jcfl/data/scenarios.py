@@ -4,6 +4,7 @@ A scenario is `name(rng, dataset, *, options) -> Partition`. If `min_examples` i
 federation's. The import of this module also registers the scenarios of `jcfl.data.skew`.
 """
 
+import warnings
 from functools import partial
 from typing import Annotated, Literal
 
@@ -28,7 +29,7 @@ from jcfl.data.partition import (
     random_owners,
 )
 from jcfl.data.rotation import Interpolation, rotated_images
-from jcfl.errors import InputError, refuse_beyond_memory
+from jcfl.errors import InputError, Notice, refuse_beyond_memory
 from jcfl.registry import register
 
 FOUR = (0.0, 90.0, 180.0, 270.0)
@@ -176,26 +177,30 @@ def natural(
     ] = 0.2,
     min_examples: Least = (10, 2),
 ) -> Partition:
-    """The users of the dataset are the clients; users with fewer than `min_examples` are left out.
+    """The users of the dataset are the clients; users with fewer than `min_examples` are left out, with a notice.
 
     Raises:
         InputError: the dataset has no users, or fewer of them than `clients` have enough examples.
     """
     examples, users = _user_pool(rng, dataset, test_fraction)
     known, index = np.unique(users, return_inverse=True)
-    train, test = (np.bincount(index[half], minlength=len(known)) for half in (examples.trains, ~examples.trains))
-    fit = np.flatnonzero((train >= min_examples[0]) & (test >= min_examples[1]))
+    ids = known if dataset.id_of_user is None else dataset.id_of_user[known]
+    sizes = np.stack([np.bincount(index[half], minlength=len(known)) for half in (examples.trains, ~examples.trains)])
+    fit = _with_enough(sizes, min_examples)
     if len(fit) < (clients or 1):
-        raise InputError(
-            f"clients: expected at most {len(fit)}, got {clients or 1}: of {len(known)} users of {dataset.name} only "
-            f"{len(fit)} have {min_examples[0]} training and {min_examples[1]} test examples or more"
+        few = (
+            f"expected at most {len(fit)}, got {clients}: of {len(known)} users of {dataset.name} only {len(fit)} have"
         )
+        none = f"none of the {len(known)} users of {dataset.name} has"
+        enough = f"{min_examples[0]} training and {min_examples[1]} test examples or more"
+        raise InputError(f"clients: {few if clients else none} {enough} ({_lacking(sizes, min_examples, ids)})")
+    if len(fit) < len(known):
+        warnings.warn(_left_out(sizes, min_examples), Notice, stacklevel=2)
     kept = fit if clients is None else np.sort(rng.choice(fit, clients, replace=False))
     client = np.full(len(known), NOBODY, np.int32)
     client[kept] = np.arange(len(kept))
     groups = np.full(len(kept), NOBODY) if dataset.group_of_user is None else dataset.group_of_user[known[kept]]
-    ids = known[kept] if dataset.id_of_user is None else dataset.id_of_user[known[kept]]
-    return Partition(examples.x, examples.y, examples.trains, client[index], groups, examples.source, ids)
+    return Partition(examples.x, examples.y, examples.trains, client[index], groups, examples.source, ids[kept])
 
 
 def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray) -> Partition:
@@ -208,8 +213,34 @@ def _user_pool(rng: np.random.Generator, dataset: Dataset, test_fraction: float)
     """The examples with a user, and their users [N]. If the test set has no users, test examples are drawn."""
     users = dataset.train.user
     if users is None or len(users) == 0:
-        raise InputError(f"scenario 'natural' needs users, and {dataset.name} has none: choose another scenario")
+        instead = "choose another scenario, or add an array clients (data.clients for the dataset huggingface)"
+        raise InputError(f"scenario 'natural' needs users, and {dataset.name} has none: {instead}")
     if dataset.test.user is not None and len(dataset.test.user) > 0:
         return pool(dataset), np.concatenate([users, dataset.test.user])
     tests = random_share(users, test_fraction, seed=int(rng.integers(2**31)))
     return Pool(dataset.train.x, dataset.train.y, ~tests, np.zeros(len(users), int)), users
+
+
+def _with_enough(sizes: np.ndarray, least: tuple[int, int]) -> np.ndarray:
+    """The users with enough training and test examples, of all users with `sizes` [2, users]."""
+    return np.flatnonzero((sizes >= np.array(least)[:, None]).all(0))
+
+
+def _lacking(sizes: np.ndarray, least: tuple[int, int], ids: np.ndarray) -> str:
+    """How many users have too few examples of each kind, and the first of them."""
+    told = []
+    for kind, own, number in zip(("training", "test"), sizes, least, strict=True):
+        few = np.flatnonzero(own < number)
+        much = f"with fewer than {number}" if own[few].any() else "without"
+        told += [f"{len(few)} {much} {kind} examples, such as {ids.tolist()[few[0]]!r}"] if len(few) else []
+    return ", ".join(told)
+
+
+def _left_out(sizes: np.ndarray, least: tuple[int, int]) -> str:
+    """How many users are left out, and how to keep more of them, where that is possible."""
+    users, fit = sizes.shape[1], len(_with_enough(sizes, least))
+    told = f"{users - fit} of {users} clients have fewer than {least[0]} training or {least[1]} test examples"
+    choices = ((1, min(1, least[1])), (1, 0))
+    kept, choice = max(((len(_with_enough(sizes, one)), one) for one in choices), key=lambda pair: pair[0])
+    hint = f"; scenario.min_examples={list(choice)} keeps {kept}" if kept > fit else ""
+    return f"{told} and are left out{hint}"

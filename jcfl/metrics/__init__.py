@@ -21,7 +21,18 @@ from jcfl.metrics.convergence import round_bound, step_bound
 from jcfl.metrics.counts import confusion, counts
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1
 from jcfl.metrics.scores import ANSWERS, CLUSTERING, measured
-from jcfl.metrics.table import HELD_OUT, VALIDATION, Place, Score, bare_name, register_score, score, score_names, scores
+from jcfl.metrics.table import (
+    HELD_OUT,
+    VALIDATION,
+    Place,
+    Score,
+    bare_name,
+    by_title,
+    register_score,
+    score,
+    score_names,
+    scores,
+)
 
 __all__ = [
     "ANSWERS",
@@ -34,6 +45,7 @@ __all__ = [
     "accuracy",
     "ari",
     "bare_name",
+    "by_title",
     "cluster_gram",
     "clusterability",
     "clustering",

@@ -1,13 +1,13 @@
 """The scores that jcfl registers, and what one evaluation makes of them."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jcfl.metrics import agreement
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1, mean, ratio
-from jcfl.metrics.table import EVERYWHERE, HELD_OUT, VALIDATION, Over, Place, Score, add, register_score, scores
+from jcfl.metrics.table import EVERYWHERE, HELD_OUT, VALIDATION, Over, Place, Score, Unit, add, register_score, scores
 from jcfl.types import Federation
 
 FIELDS = ("labels", "counts", "losses", "seen")
@@ -221,13 +221,15 @@ def beside_hostile(clients: Evaluation) -> float:
     return float(shared.mean()) if honest.size else np.nan
 
 
-def add_measured(name: str, meaning: str, unit: Literal["", "%", "clusters"] = "clusters", title: str = "") -> None:
+def add_measured(name: str, meaning: str, unit: Unit, title: str = "") -> None:
     """Register a score that a method measures itself and the report shows."""
     add(Score(name, title, unit=unit, over=("present",), places=("report",), meaning=meaning))
 
 
-add_measured("dropped_clients", "Clients whose upload was not finite and was left out.")
-add_measured("reset_clusters", "Clusters whose model was not finite and was reset to that of the round before.")
+add_measured("dropped_clients", "Clients whose upload was not finite and was left out.", "clients")
+add_measured(
+    "reset_clusters", "Clusters whose model was not finite and was reset to that of the round before.", "clusters"
+)
 add_measured("excluded_hostile", "The share of the attackers that were excluded.", "%", "attackers excluded")
 add_measured("excluded_honest", "The share of the honest clients that were excluded.", "%", "honest clients excluded")
 
@@ -252,7 +254,8 @@ add(
     Score(
         "trained_rounds",
         "rounds trained",
-        "clusters",
+        "rounds",
+        unit="rounds",
         over=(),
         places=("terminal", "report"),
         meaning="The rounds that were trained; a stop condition may end training before the last round.",
@@ -269,13 +272,13 @@ add(
 )
 
 
-def add_quality(name: str, title: str, meaning: str, unit: Literal["", "clusters"] = "") -> None:
+def add_quality(name: str, title: str, meaning: str, unit: Unit = "") -> None:
     """Register a score of the figure `quality`, which `evaluate_quality` measures."""
     add(Score(name, title, unit=unit, over=("present",), places=("quality",), meaning=meaning))
 
 
 add_quality(
-    "moves", "clients that moved", "Clients that are in another cluster than at the previous evaluation.", "clusters"
+    "moves", "clients that moved", "Clients that are in another cluster than at the previous evaluation.", "clients"
 )
 add_quality("learning_objective", "learning objective F", "The mean training loss of the clusters' models (eq. 3.3a).")
 add_quality(

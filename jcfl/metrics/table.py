@@ -5,7 +5,7 @@ in all of them.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,9 @@ WHERE = {HELD_OUT: "held-out clients", VALIDATION: "validation examples"}
 Over = Literal["present", "held out", "attacked", "validation"]
 """The clients that a score is taken over, with their test examples or with their validation examples."""
 
+Unit = Literal["", "%", "clients", "clusters", "rounds"]
+"""The unit of a score: "%" is a share, which is shown times 100; the words are what a whole number counts."""
+
 OVER: tuple[Over, ...] = ("present", "held out", "validation")
 """What a score is taken over unless it says otherwise."""
 
@@ -51,7 +54,7 @@ class Score:
     name: str
     title: str = ""  #: in full, as on the axis of a plot
     short: str = ""  #: as the head of a column
-    unit: Literal["", "%", "clusters"] = ""  #: "%": a share, shown times 100; "clusters": a whole number
+    unit: Unit = ""  #: "%": a share, shown times 100; "clients", "clusters", "rounds": a whole number of them
     better: Literal["higher", "lower"] | None = None  #: None: neither
     over: tuple[Over, ...] = OVER
     places: tuple[Place, ...] = ()
@@ -64,9 +67,14 @@ class Score:
         return 100 if self.unit == "%" else 1
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole number: of clients, clusters or rounds."""
+        return self.unit not in ("", "%")
+
+    @property
     def digits(self) -> int:
         """The number of decimals that tables show."""
-        return {"": 3, "%": 2, "clusters": 0}[self.unit]
+        return {"": 3, "%": 2}.get(self.unit, 0)
 
     @property
     def suffix(self) -> str:
@@ -79,7 +87,7 @@ def register_score(
     *,
     title: str = "",
     short: str = "",
-    unit: Literal["", "%", "clusters"] = "",
+    unit: Unit = "",
     better: Literal["higher", "lower"] | None = None,
     over: tuple[Over, ...] = OVER,
     places: tuple[Place, ...] = EVERYWHERE,
@@ -100,7 +108,7 @@ def register_score(
         name: the score's key in files, histories and summaries.
         title: its name in full; by default the key with spaces.
         short: the head of its column; by default the title.
-        unit: "%" for a share, "clusters" for a whole number.
+        unit: "%" for a share; "clients", "clusters" or "rounds" for a whole number of them.
         better: whether higher or lower values are better; a sweep can choose its best point only by such a score.
         over: the clients it is taken over; over those held out its key begins with `held_out_`, on validation examples
             with `validation_`.
@@ -154,6 +162,18 @@ def bare_name(name: str) -> str:
     ('loss', 'loss')
     """
     return name.removeprefix(next((prefix for prefix in WHERE if name.startswith(prefix)), ""))
+
+
+def by_title(title: str, names: Iterable[str]) -> str | None:
+    """The name among `names` of the score with this title or short title; None if there is none.
+
+    >>> by_title("accuracy", ["accuracy_p5", "accuracy_micro"]), by_title("held_out_ARI", ["ari", "held_out_ari"])
+    ('accuracy_micro', 'held_out_ari')
+    """
+    bare = bare_name(title)
+    prefix, words = title.removesuffix(bare), bare.replace("_", " ").lower()
+    own = {name: score(bare_name(name)) for name in names if name == prefix + bare_name(name)}
+    return next((name for name, one in own.items() if words in (one.title.lower(), one.short.lower())), None)
 
 
 def score_names() -> list[str]:

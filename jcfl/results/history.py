@@ -104,7 +104,9 @@ class History:
             KeyError: there is no metric of this name; the message lists those that there are.
         """
         if score not in self.scores:
-            raise KeyError(f"no score {score!r}; there are {', '.join(self.scores)}")
+            meant = metrics.by_title(score, self.scores) if isinstance(score, str) else None
+            hint = f"; did you mean {meant!r}? There" if meant else "; there"
+            raise KeyError(f"no score {score!r}{hint} are {', '.join(self.scores)}")
         return self.scores[score]
 
     def __repr__(self) -> str:
@@ -158,7 +160,8 @@ class History:
         when |= {"round": np.tile(np.repeat(self.rounds, each), len(self.seeds))}
         what = {"client": np.tile(self.clients, evaluations), "group": np.tile(self.groups, evaluations)}
         what |= {"cluster": self.labels.ravel(), "accuracy": self.accuracy_clients.ravel()}
-        return {"method": self.name} | when | (what if clients else {k: v.ravel() for k, v in self.scores.items()})
+        name = self.summary.get("method", self.name)  # of a run that was loaded, `name` is that of the folder
+        return {"method": name} | when | (what if clients else {k: v.ravel() for k, v in self.scores.items()})
 
 
 def history(

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderHook
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
 from jcfl.errors import printable
@@ -20,9 +20,14 @@ MARK = {"jcfl": "progress"}
 
 Watch = Callable[[loop.Progress], None]
 
+SEVERAL = ("sweep", "tune")
+"""The names under which several points train."""
+
 
 @contextmanager
-def shown(progress: bool | None, on_progress: Watch | None, methods: Sequence[str] = ()) -> Iterator[Watch]:
+def shown(
+    progress: bool | None, on_progress: Watch | None, methods: Sequence[str] = (), seeds: int | None = None
+) -> Iterator[Watch]:
     """What a run in Python calls with its progress.
 
     Args:
@@ -30,11 +35,12 @@ def shown(progress: bool | None, on_progress: Watch | None, methods: Sequence[st
             can redraw a line, unless `on_progress` is given.
         on_progress: another function that is called with the progress.
         methods: the methods that will train, in their order.
+        seeds: how many seeds each of them trains; None if that is not known here.
     """
     also = on_progress or (lambda progress: None)
     console = screen(stderr=True)
     seen = animated(console) and on_progress is None
-    with watched(console, not (seen if progress is None else progress), methods) as watch:
+    with watched(console, not (seen if progress is None else progress), methods, seeds) as watch:
 
         def both(progress: loop.Progress) -> None:
             watch(progress)
@@ -44,19 +50,22 @@ def shown(progress: bool | None, on_progress: Watch | None, methods: Sequence[st
 
 
 @contextmanager
-def watched(console: Console, quiet: bool = False, methods: Sequence[str] = ()) -> Iterator[Watch]:
+def watched(
+    console: Console, quiet: bool = False, methods: Sequence[str] = (), seeds: int | None = None
+) -> Iterator[Watch]:
     """What to call with a run's progress: a bar on a terminal, lines elsewhere, nothing if `quiet`.
 
     Args:
         methods: those to come, in their order, so that the next one is seen to be prepared.
+        seeds: how many seeds each of them trains; None if that is not known here.
     """
     if quiet:
         yield lambda progress: None
     elif animated(console):
-        with bar(console, methods) as watch:
+        with bar(console, methods, seeds) as watch:
             yield watch
     else:
-        yield Lines(console)
+        yield Lines(console, seeds)
 
 
 def screen(stderr: bool = False) -> Console:
@@ -93,24 +102,25 @@ def animated(console: Console) -> bool:
 
 
 @contextmanager
-def bar(console: Console, methods: Sequence[str]) -> Iterator[Watch]:
+def bar(console: Console, methods: Sequence[str], seeds: int | None) -> Iterator[Watch]:
     """A progress bar for every method, one below the other; the next one pulses while it is compiled."""
-    name, scores = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[scores]}", markup=False)
-    columns = name, BarColumn(24), MofNCompleteColumn(), scores, TimeRemainingColumn(elapsed_when_finished=True)
-    shown = Progress(*columns, console=console)
+    words = ("description", "fields[where]", "fields[scores]")
+    name, at, scores = (TextColumn(f"{{task.{word}}}", markup=False) for word in words)
+    shown = Progress(name, BarColumn(24), at, scores, TimeRemainingColumn(elapsed_when_finished=True), console=console)
     with nullcontext() if console.is_jupyter else shown:
         tasks: dict[str, Any] = {}
         coming = iter(methods)
 
         def prepare(name: str | None) -> None:
             if name is not None and name not in tasks:
-                tasks[name] = shown.add_task(name, total=None, start=False, scores="compiling")
+                tasks[name] = shown.add_task(name, total=None, start=False, where="compiling", scores="")
 
         def watch(progress: loop.Progress) -> None:
             prepare(progress.name)
             task = tasks[progress.name]
             shown.start_task(task)
-            shown.update(task, total=progress.total, completed=progress.done, scores=brief(progress.scores))
+            at, scores = where(progress, seeds), brief(progress.scores)
+            shown.update(task, total=progress.total, completed=progress.done, where=at, scores=scores)
             if progress.done == progress.total:
                 prepare(next((name for name in coming if name not in tasks), None))
             redraw()
@@ -135,8 +145,8 @@ def under_cell(bar: Progress) -> Callable[[], None]:
 class Lines:
     """Progress in plain lines, at most one every few seconds and one at the end of each method."""
 
-    def __init__(self, console: Console):
-        self.console = console
+    def __init__(self, console: Console, seeds: int | None):
+        self.console, self.seeds = console, seeds
         self.said = 0.0
         self.starts: dict[str, Start] = {}
 
@@ -148,8 +158,7 @@ class Lines:
             return
         self.said = now
         left = remaining(now - start.time, progress.done - start.done, progress.total - progress.done)
-        where = f"round {progress.done}/{progress.total}" if progress.done or not progress.total else "compiling"
-        parts = [f"{progress.name}: {where}", brief(progress.scores), left]
+        parts = [f"{progress.name}: {where(progress, self.seeds)}", brief(progress.scores), left]
         self.console.print(", ".join(part for part in parts if part), highlight=False, soft_wrap=True)
 
 
@@ -158,6 +167,31 @@ class Start(NamedTuple):
 
     time: float
     done: int
+
+
+def where(progress: loop.Progress, seeds: int | None) -> str:
+    """How far a run has come, in words.
+
+    >>> where(loop.Progress("ifca", 0, 2, 6, 12, {}), seeds=3), where(loop.Progress("ifca", 1, 1, 5, 12, {}), seeds=3)
+    ('round 2/4, 3 seeds', 'round 1/4 of seed 1, 5/12 in all')
+
+    Args:
+        progress: its rounds are counted over all seeds and points.
+        seeds: how many seeds the method trains; None if that is not known.
+    """
+    if not progress.done and progress.total:
+        return "compiling"
+    share = f"{progress.done}/{progress.total}"
+    if progress.name in SEVERAL:
+        return f"round {share} over all points and seeds"
+    if progress.done and not progress.round:  # the runs that workers have trained
+        return f"{share} done"
+    if not seeds:
+        return f"round {share}" if progress.done == progress.round else f"round {share} over all seeds"
+    own = f"round {progress.round}/{progress.total // seeds}"
+    if progress.done == progress.round * seeds:
+        return f"{own}, {seeds} seeds" if seeds > 1 else own
+    return f"{own} of seed {progress.seed}, {share} in all"
 
 
 def remaining(seconds: float, done: int, left: int) -> str:

@@ -162,10 +162,32 @@ def loaded(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         InputError: no such file or preset, text that is not YAML, an unknown key.
     """
     settings = unchecked(source)
+    refuse_unknown_keys(settings)
+    return settings
+
+
+def refuse_unknown_keys(settings: Mapping[str, Any]) -> None:
+    """Refuse keys that a configuration does not have."""
     for key in settings:
         if key not in Config.model_fields:
-            raise unknown("key", key, Config.model_fields)
-    return settings
+            raise unknown_key(key, settings)
+
+
+def unknown_key(key: str, settings: Mapping[str, Any]) -> InputError:
+    """The error for an unknown key; an option of one of the pieces is offered with its section."""
+    registry.load()
+    having = {
+        section: [name for name in registry.names(section) if key in registry.schema(registry.find(section, name))]
+        for section in SECTIONS
+    }
+    for section, names in having.items():
+        piece, default = settings.get(section, {}), Config.model_fields[section].default
+        if (piece.get("name", getattr(default, "name", None)) if isinstance(piece, Mapping) else piece) in names:
+            return InputError(f"unknown key {key!r}; did you mean '{section}.{key}'?")
+    if having["method"]:
+        names = ", ".join(having["method"])
+        return InputError(f"unknown key {key!r}: as method.{key} it is an option of {names}, but not of this method")
+    return unknown("key", key, Config.model_fields)
 
 
 def unchecked(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -211,6 +233,8 @@ def source_text(source: str | Path) -> tuple[str, str]:
             return path.read_text("utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read as text: {error}") from None
+    if os.path.isfile(path / "config.yaml"):
+        raise InputError(f"{path} is the folder of a run; expected {path / 'config.yaml'}, or --resume {path}")
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
         raise InputError(f"no configuration file {str(path)!r}; presets: {', '.join(presets())}")
     if path.name not in presets():
@@ -236,7 +260,7 @@ def overridden(settings: dict[str, Any], overrides: list[tuple[list[str], Any]])
             settings[path[0]] = renamed(path[0], settings.get(path[0]), value)
     for path, value in overrides:
         if path[0] not in Config.model_fields:
-            raise unknown("key", ".".join(path), Config.model_fields)
+            raise unknown_key(".".join(path), settings)
         settings = with_value(settings, path, value)
         section, rival = RIVALS.get(".".join(path[:2]), ("", ""))
         if rival and value is not None and [section, rival] not in paths and isinstance(settings[section], dict):
@@ -294,6 +318,7 @@ def checked(settings: dict[str, Any]) -> Config:
     """
     registry.load()
     refuse_endless(settings, "the configuration")
+    refuse_unknown_keys(settings)
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:

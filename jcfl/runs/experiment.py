@@ -92,7 +92,7 @@ def run(
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
     config, objects = config_and_objects(what, {key: value for key, value in given.items() if value is not None})
     folder = destination(out) if out is not None else None
-    watched = bars.shown(progress, on_progress, list(config.methods))
+    watched = bars.shown(progress, on_progress, list(config.methods), config.seeds)
     if folder is None:
         plan = planned(config, objects)
         with watched as watch:

@@ -84,7 +84,7 @@ def fields(thing: Any) -> Any:
 
 def written(value: Any) -> str:
     """How a value writes itself, without addresses, which differ between processes; of a long text a hash ends it."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", shown(value))
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -130,7 +130,10 @@ def checked_trainer(train: Any) -> Any:
         InputError: it lacks what `jcfl.core.local.Trainer` lists.
     """
     if isinstance(train, type) or not isinstance(train, Trainer):
-        raise InputError(f"train: expected a mapping of options, or a trainer, got {shown(train)}")
+        raise InputError(
+            f"train: expected a mapping of options, or a trainer, got {shown(train)}; for an optimizer of optax, "
+            "train={'name': 'optax', 'optimizer': 'adam', 'lr': 0.001}"
+        )
     return train
 
 
@@ -141,5 +144,9 @@ def registered_name(piece: Piece, section: str) -> str:
         InputError: it is the placeholder of an object, which only the user's program has.
     """
     if piece.is_placeholder:
-        raise InputError(f"{section}: this run used a {section} that was passed in Python; pass it again to jcfl.run")
+        what = "federation" if section in ("data", "scenario") else section
+        raise InputError(
+            f"{section}: this run used a {what} that was passed in Python; pass it again, as in "
+            "jcfl.run(…, out=DIR, resume=True)"
+        )
     return piece.name

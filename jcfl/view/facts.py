@@ -9,7 +9,8 @@ import yaml
 
 from jcfl import metrics, registry
 from jcfl.core.costs import costs
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError
+from jcfl.view.mistakes import unknown_metric
 from jcfl.view.options import Option, options
 
 KINDS = {
@@ -185,7 +186,8 @@ def facts_by_name(word: str, beside: Iterable[str] = ()) -> list[Facts]:
     name = metrics.bare_name(word)  # scores are described once, over whatever they are taken
     kinds = [kind for kind in KINDS if name in names(kind)]
     if not kinds:
-        raise unknown("kind or name", word, [*titles(), *beside, *(one for kind in KINDS for one in names(kind))])
+        pieces = [one for kind in KINDS for one in names(kind)]
+        raise unknown_metric("kind or name", word, [*titles(), *beside, *pieces])
     return [facts(kind, name) for kind in kinds]
 
 

@@ -1,7 +1,9 @@
-"""The options of a registered piece as text, read from its JSON schema."""
+"""The options of a registered piece, and the keys of a configuration, as text."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 from jcfl import registry
 from jcfl.nested import plain
@@ -22,6 +24,13 @@ def options(function: Callable[..., Any]) -> list[Option]:
         Option(name, values(schema), default(schema), schema.get("description", ""))
         for name, schema in registry.schema(function).items()
     ]
+
+
+def keys(model: type[BaseModel]) -> list[Option]:
+    """The keys of a model that have a description, as text; their values are in it. A default is as YAML writes it."""
+    fields = {name: field for name, field in model.model_fields.items() if field.description}
+    written = lambda value: "null" if value is None else default({"default": value})
+    return [Option(name, "", written(field.default), field.description or "") for name, field in fields.items()]
 
 
 def values(schema: Mapping[str, Any]) -> str:

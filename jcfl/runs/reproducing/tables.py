@@ -139,7 +139,7 @@ class Table(NamedTuple):
     def widest(self, cell: Cell, printed: Printed) -> float:
         """Half of the widest interval by which a cell is judged, in the unit of the table."""
         part = self.part(cell)
-        counted = part.until is not None or metrics.score(part.score or "accuracy_micro").unit == "clusters"
+        counted = part.until is not None or metrics.score(part.score or "accuracy_micro").is_whole
         return WIDEST_COUNT * printed.mean if counted else WIDEST * self.scale(cell)
 
     def doubts(self, cell: Cell) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jcfl import metrics, results
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError
 from jcfl.nested import flat
 from jcfl.results import History
+from jcfl.view.mistakes import unknown_metric
 from jcfl.view.report.numbers import NEUTRAL, piece_name, spent, state
 
 FEDERATION = ("data", "scenario", "attack", "reliability")
@@ -123,7 +124,7 @@ def entry(run: History) -> Entry:
     return Entry(
         str(run.summary.get("method", run.name)),
         str(results.home(run)),
-        ", ".join(piece_name(config.get(key)) for key in FEDERATION[:2]),
+        federation_name(config),
         flat({"method": config.get("method")}),
         [f"method.{name}" for name in (run.summary.get("decided") or {}).get("values", {})],
         flat({key: config.get(key) for key in FEDERATION}) | {EXAMPLES: sha.hexdigest()[:8]},
@@ -137,6 +138,17 @@ def entry(run: History) -> Entry:
         np.tile(np.where(here, held["test"].sum(1), 0), (len(run.seeds), 1)),
         *(spent(run, cost) for cost in ("communication_bytes", "computation", "flop")),
     )
+
+
+def federation_name(config: Mapping[str, Any]) -> str:
+    """The name of a run's federation: its own if it was passed in Python, else its dataset and its scenario.
+
+    >>> federation_name({"data": {"name": "given"}, "scenario": {"name": "given", "federation": "hospitals"}})
+    'hospitals'
+    """
+    scenario = config.get("scenario")
+    own = scenario.get("federation") if isinstance(scenario, Mapping) else None
+    return str(own or ", ".join(piece_name(config.get(key)) for key in FEDERATION[:2]))
 
 
 def effort(search: Mapping[str, Any]) -> str:
@@ -281,7 +293,7 @@ def refuse_metric(blocks: Sequence[Block], metric: str) -> None:
     every = [one for block in blocks for one in block.entries]
     known = {name for one in every for name in one.scores if metrics.score(name).better}
     if metric not in known:
-        raise unknown("metric", metric, known)
+        raise unknown_metric("metric", metric, known)
     for one in every:
         if metric not in one.scores or np.isnan(one.scores[metric][:, -1]).any():
             raise InputError(

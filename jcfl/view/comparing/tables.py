@@ -112,17 +112,16 @@ def told_test(seeds: int, tests: int) -> str:
     """The test of so many seeds in words.
 
     >>> told_test(10, 3)
-    'Of 10 seeds, p is that of a two-sided Wilcoxon signed-rank test of the differences seed by seed.'
+    'With 10 seeds, p is from a two-sided Wilcoxon signed-rank test of the differences seed by seed.'
     """
     if seeds < 2:
-        return "Of one seed there is no test and no interval over seeds, and nothing is bold."
-    least = statistics.least(seeds, tests)
+        return "With one seed there is no test and no interval over seeds, and nothing is bold."
+    least, test = statistics.least(seeds, tests), "Wilcoxon signed-rank test"
     if least < statistics.LEVEL:
-        test = "Wilcoxon signed-rank test"
-        return f"Of {seeds} seeds, p is that of a two-sided {test} of the differences seed by seed."
+        return f"With {seeds} seeds, p is from a two-sided {test} of the differences seed by seed."
     return (
-        f"Of {seeds} seeds and {tests} test{'s' * (tests > 1)}, a Wilcoxon signed-rank test cannot fall below "
-        f"{least:.2g} after Holm's correction; p is that of a paired t test, which takes differences to be normal."
+        f"With {seeds} seeds and {tests} test{'s' * (tests > 1)}, the smallest possible p-value of a {test} is "
+        f"{least:.2g} after Holm's correction. Therefore p is from a paired t test, which assumes normal differences."
     )
 
 
@@ -195,14 +194,19 @@ def costs(found: Mapping[str, Any], federation: Mapping[str, Any]) -> Grid:
         cells += until(row["to_target"], seeds) if target is not None else []
         rows.append([Cell(row["method"]), *map(Cell, cells)])
     title = metrics.score(name).title
-    note = (
+    aim = "" if target is None else f" Target: {title} {shown(name, target)}, at an evaluated round."
+    return Grid(f"Clients and costs, {federation['federation']}", columns, rows, cost_note(name) + aim)
+
+
+def cost_note(metric: str) -> str:
+    """The columns of the table of costs in words."""
+    one = metrics.score(metric)
+    return (
         "Worst decile: the accuracy that nine clients in ten exceed. Worse off: the share of clients with a lower "
         "accuracy, averaged over seeds. Sent: models down and up in the run of a seed. Computed: the local training of "
-        "all sampled clients, a gradient counted as three predictions. Pareto front: no method is better for as few "
-        f"bytes, by {title}."
+        "all sampled clients, a gradient counted as three predictions. On the Pareto front: no other method with at "
+        f"most as many bytes has a {one.better} {one.title}, and none with fewer bytes has the same."
     )
-    note += "" if target is None else f" Target: {title} {shown(name, target)}, at an evaluated round."
-    return Grid(f"Clients and costs, {federation['federation']}", columns, rows, note)
 
 
 def shown(metric: str, value: float) -> str:

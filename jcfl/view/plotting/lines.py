@@ -11,6 +11,7 @@ from jcfl import metrics, results
 from jcfl.errors import InputError, unknown
 from jcfl.nested import flat
 from jcfl.results import History
+from jcfl.view.mistakes import unknown_metric
 from jcfl.view.plotting.style import (
     everybody_alone,
     figure,
@@ -157,7 +158,7 @@ def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int 
     """Panels of scores against rounds; each is so many inches high."""
     for score in scores:
         if not any(has_score(run, score) for run in runs):
-            raise unknown("score", score, {name for run in runs for name in run.scores})
+            raise unknown_metric("score", score, {name for run in runs for name in run.scores})
     shown, axes = panels(len(scores), columns, height)
     for score, axis in zip(scores, axes, strict=True):
         for index, (run, name) in enumerate(zip(runs, titles(runs), strict=True)):
@@ -187,7 +188,7 @@ def scale_axis(axis: Axes, score: str) -> None:
     axis.set_ylabel(one.title)
     if one.unit == "%":
         in_per_cent(axis.yaxis)
-    if one.unit == "clusters":
+    if one.is_whole:
         whole_numbers(axis.yaxis)
         axis.set_ylim(bottom=0)
     if score == "ari":

@@ -187,15 +187,15 @@ def remove_space(shown: Figure) -> None:
 def save(
     shown: Figure,
     path: Path | str,
-    formats: Iterable[str] = ("png", "pdf"),
+    formats: Iterable[str] | None = None,
     width: float | None = None,
     font_size: float | None = None,
 ) -> list[Path]:
     """Write a figure as `path`.png and so on, and return the files.
 
     Args:
-        path: the file without its ending.
-        formats: any of png, pdf, svg.
+        path: the file, without its ending or with .png, .pdf or .svg.
+        formats: any of png, pdf, svg; by default the ending of `path`, or png and pdf if it has none of these.
         width: inches of the figure, such as those of a paper's column; its shape stays.
         font_size: points of most of its text; smaller and larger text is scaled alike.
     """
@@ -204,11 +204,12 @@ def save(
     if font_size is not None:
         for text in cast(list[Text], shown.findobj(Text)):
             text.set_fontsize(float(text.get_fontsize()) * font_size / STYLE["font.size"])
-    files = []
-    for kind in formats:
+    files, path, ending = [], Path(path), Path(path).suffix.removeprefix(".")
+    kinds = list(formats) if formats is not None else [ending] if ending in FORMATS else ["png", "pdf"]
+    for kind in kinds:
         if kind not in FORMATS:
             raise unknown("format", kind, FORMATS)
-        file = Path(path).with_name(f"{Path(path).name}.{kind}")
+        file = path if kinds == [ending] else path.with_name(f"{path.name}.{kind}")
         with results.writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encoded(shown, kind))
