@@ -198,3 +198,33 @@ def test_the_federation_of_a_configuration_is_the_one_that_a_run_trains_on():
     for call in (jcfl.federation, jcfl.run):
         with pytest.raises(InputError, match="unknown key 'sed'; did you mean 'seed'"):
             call(given, method="majority", sed=3)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("epochs", "did you mean 'train.epochs'?"),
+        ("lr", "did you mean 'train.lr'?"),
+        ("tau", "did you mean 'method.tau'?"),
+        ("clients", "did you mean 'scenario.clients'?"),
+        ("eps1", "as method.eps1 it is an option of cfl, but not of this method"),
+        ("roundz", "did you mean 'rounds'?"),
+    ],
+)
+def test_an_option_without_its_section_is_offered_with_it(key, said):
+    for call in (lambda: config.read(SMALL, [f"{key}=1"]), lambda: config.read({**SMALL, key: 1})):
+        with pytest.raises(InputError) as error:
+            call()
+        assert said in str(error.value)
+
+
+def test_the_folder_of_a_run_is_no_configuration(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(InputError, match=r"is the folder of a run; expected .*config\.yaml, or --resume"):
+        config.read(tmp_path)
+
+
+def test_an_error_shows_the_beginning_of_an_array():
+    with pytest.raises(InputError) as error:
+        config.read(np.zeros((100, 100)))
+    assert len(str(error.value)) < 300 and "\n" not in str(error.value)
