@@ -85,16 +85,20 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def shown(value: object) -> str:
-    """A value as an error shows it; of arrays and other long texts the beginning.
+def shown(value: object, most: int = MOST_SHOWN) -> str:
+    """A value as an error shows it, in one line; of arrays and other long texts the beginning.
 
     What cannot be written out, such as a number of 5,000 digits, is shown as its type.
+
+    Args:
+        value: any object.
+        most: the characters that are shown at most.
     """
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a user's class may raise anything
         return f"a value of the type {type(value).__name__}"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def refuse_beyond_memory(what: str, need: int, instead: str, room: int | None = None) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from inspect import isfunction, signature
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def fields(thing: Any) -> Any:
 
 def written(value: Any) -> str:
     """How a value writes itself, without addresses, which differ between processes; of a long text a hash ends it."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    text = re.sub(r" at 0x[0-9a-f]+", "", shown(value, sys.maxsize))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
