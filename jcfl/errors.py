@@ -7,6 +7,9 @@ from pathlib import Path
 LONGEST = 10_000
 """Characters of an error that are shown; of a longer one the middle is left out."""
 
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
 CONTROL_GROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -70,10 +73,6 @@ def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")
-
-
-MOST_SHOWN = 200
-"""Characters of a value in an error."""
 
 
 def printable(text: str) -> str:

@@ -56,7 +56,7 @@ def told_override(error: Any, arguments: Sequence[str]) -> str | None:
     """What is wrong with an unknown option that is a key of the configuration, where `--set` could set it."""
     context = getattr(error, "ctx", None)
     takes_set = context is not None and any("--set" in one.opts for one in context.command.params)
-    if not takes_set or not hasattr(error, "possibilities"):  # which an option that is known does not have
+    if not takes_set or not hasattr(error, "possibilities"):  # only the error about an unknown option has it
         return None
     found = as_override(error.option_name, arguments)
     return found and f"{error.message}; it is a key of the configuration: --set {shlex.quote(found)}"

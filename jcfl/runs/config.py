@@ -152,25 +152,7 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     Raises:
         InputError: no such file or preset, text that is not YAML, an unknown key, a value out of bounds.
     """
-    return checked(overridden(loaded(source), [assignment(text) for text in overrides]))
-
-
-def loaded(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file, a preset or a mapping: their keys are checked, their values are not yet.
-
-    Raises:
-        InputError: no such file or preset, text that is not YAML, an unknown key.
-    """
-    settings = unchecked(source)
-    refuse_unknown_keys(settings)
-    return settings
-
-
-def refuse_unknown_keys(settings: Mapping[str, Any]) -> None:
-    """Refuse keys that a configuration does not have."""
-    for key in settings:
-        if key not in Config.model_fields:
-            raise unknown_key(key, settings)
+    return checked(overridden(unchecked(source), [assignment(text) for text in overrides]))
 
 
 def unknown_key(key: str, settings: Mapping[str, Any]) -> InputError:
@@ -191,7 +173,11 @@ def unknown_key(key: str, settings: Mapping[str, Any]) -> InputError:
 
 
 def unchecked(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file, a preset or a mapping; the paths of data in a file are relative to its folder."""
+    """The settings of a file, a preset or a mapping; the paths of data in a file are relative to its folder.
+
+    Raises:
+        InputError: no such file or preset, or text that is not YAML.
+    """
     settings = dict(source) if isinstance(source, Mapping) else parsed(*source_text(source))
     if isinstance(source, str | Path) and os.path.isfile(source) and "data" in settings:
         settings["data"] = beside(Path(source).parent, settings["data"])
@@ -318,7 +304,9 @@ def checked(settings: dict[str, Any]) -> Config:
     """
     registry.load()
     refuse_endless(settings, "the configuration")
-    refuse_unknown_keys(settings)
+    for key in settings:
+        if key not in Config.model_fields:
+            raise unknown_key(key, settings)
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:

@@ -22,7 +22,6 @@ OBJECT_SECTIONS = ("method", "model", "train")
 PLAIN = (str, int, float, list, Mapping, Piece, type(None))
 """What a configuration's file can have in place of a piece, right or wrong; anything else is an object from Python."""
 
-
 LONGEST = 200
 """Characters of a field that a configuration keeps."""
 
@@ -67,7 +66,7 @@ def placeholder(section: str, thing: Any) -> dict[str, Any]:
 
     Returns:
         `name`; of a method its own name as `label`; `object`: its class, or the name of a function; `value`: its
-        fields, or how it writes itself. The code of a function is not known.
+        fields, or its representation. The code of a function is not known.
     """
     kind = getattr(thing, "__qualname__", type(thing).__qualname__)
     name = thing.name if isinstance(thing, Method) else getattr(thing, "__name__", "")
@@ -84,17 +83,20 @@ def fields(thing: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """How a value writes itself, without addresses, which differ between processes; of a long text a hash ends it."""
+    """A value as text without memory addresses, which differ between processes; a long text is cut, and has a hash."""
     text = re.sub(r" at 0x[0-9a-f]+", "", shown(value, sys.maxsize))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def refuse_unused(config: Any, objects: Objects) -> None:
     """Refuse data and a scenario beside a federation that a user passed in Python: they would have no effect."""
-    held = {"data": config.data, "scenario": config.scenario}
-    for section, piece in held.items() if objects.federation is not None else ():
-        more = [] if isinstance(piece, tuple) or not piece.is_placeholder else [*piece.options.keys() - {"federation"}]
-        if more or isinstance(piece, tuple) or not piece.is_placeholder:
+    if objects.federation is None:
+        return
+    for section in ("data", "scenario"):
+        piece = getattr(config, section)
+        alone = isinstance(piece, Piece) and piece.is_placeholder
+        more = sorted(piece.options.keys() - {"federation"}) if alone else []
+        if more or not alone:
             raise InputError(
                 f"{'.'.join([section, *more[:1]])} has no effect beside a federation; leave it out, or give it to the "
                 "function that makes the federation, as in jcfl.data.from_clients(…, validation=0.1)"

@@ -20,7 +20,7 @@ from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import accounting, automatic, devices, hosts, schedules
-from jcfl.runs.config import KINDS, Config, checked, loaded
+from jcfl.runs.config import KINDS, Config, checked, unchecked
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
@@ -76,7 +76,7 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
     elif isinstance(what, Config):
         base = what.model_dump()
     else:
-        base = loaded(what)
+        base = unchecked(what)
     more, settings = objects_and_settings({**base, **given})
     config, objects = checked(settings), more._replace(federation=objects.federation)
     refuse_unused(config, objects)

@@ -12,6 +12,9 @@ LEVEL = 0.05
 RESAMPLES, DRAWS = 9999, 10**8
 """Resamples of a bootstrap, and the numbers that it draws at most; of a million clients there are fewer resamples."""
 
+DIGITS = 6
+"""Decimals of scores of at most 1 that are not rounding errors of float32."""
+
 
 class Interval(NamedTuple):
     """The ends of an interval."""
@@ -34,10 +37,6 @@ class Ranks(NamedTuple):
     statistic: float  # Friedman's
     p: float
     critical: float  # Nemenyi's critical difference of two mean ranks at LEVEL
-
-
-DIGITS = 6
-"""Decimals of scores of at most 1 that are not rounding errors of float32."""
 
 
 def exact(values: np.ndarray, largest: float) -> np.ndarray:

@@ -251,7 +251,7 @@ def apart_from(key: str, tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def said(name: str, value: Any) -> str:
-    """An option and its value; of a piece the name alone."""
+    """An option with its value, such as `lr = 0.1`; for the name of a piece, the name alone."""
     if name.endswith(".name"):
         return str(value)
     number = isinstance(value, int | float) and not isinstance(value, bool)

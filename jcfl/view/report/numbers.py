@@ -114,17 +114,11 @@ def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
         "communication, x FedAvg": lambda _, cost: plain(cost.get("communication")),
         "computation, x FedAvg": lambda _, cost: plain(cost.get("computation")),
     }
-    rows = [
-        (
-            label,
-            [
-                (text(run.summary | {"sent": total(run)}, run.summary.get("costs") or {}), False)
-                for text in columns.values()
-            ],
-        )
-        for label, run in zip(titles, runs, strict=True)
-        if run.summary
-    ]
+    rows = []
+    for label, run in zip(titles, runs, strict=True):
+        one, cost = run.summary | {"sent": total(run)}, run.summary.get("costs") or {}
+        if run.summary:
+            rows.append((label, [(text(one, cost), False) for text in columns.values()]))
     return {"columns": list(columns), "rows": rows}
 
 
@@ -154,11 +148,11 @@ def spent(run: History, cost: str) -> np.ndarray:
         return np.full(trained.shape, np.nan)
     cohort, rounds, warm = round(clients / speed), run.summary["rounds"], costs.get("warmup_rounds", 0)
     if cost == "communication_bytes":
-        plain = 2 * costs["model_bytes"]
+        early = 2 * costs["model_bytes"]  # in a round of warm-up
     else:
-        plain = costs[cost] / costs["computation"] if costs["computation"] else 0.0
-    after = (costs[cost] * rounds - plain * warm) / max(rounds - warm, 1)
-    return cohort * (plain * np.minimum(trained, warm) + after * np.maximum(trained - warm, 0))
+        early = costs[cost] / costs["computation"] if costs["computation"] else 0.0
+    late = (costs[cost] * rounds - early * warm) / max(rounds - warm, 1)
+    return cohort * (early * np.minimum(trained, warm) + late * np.maximum(trained - warm, 0))
 
 
 def seconds(value: float | None) -> str:
