@@ -30,11 +30,11 @@ Names = tuple[str, ...]
 
 
 def method(names: Names) -> Method:
-    """The method of four answers, with what a soft membership needs beside them."""
+    """The method of four answers, with what the choice by losses and a soft membership need beside them."""
     found = {
         answer: registry.find(answer, name)(**SMALL.get(name, {})) for answer, name in zip(ANSWERS, names, strict=True)
     }
-    made = Method(name="clustered", **found)
+    made = Method(name="clustered", **found).with_train(distinct=names[2] == "least")
     return made.with_train(models="all", distinct=True).with_answer(model="mixture") if names[2] == "em" else made
 
 

@@ -52,8 +52,8 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = usual) -> Upload:
         unsent = parts.part_of(sent.cluster, private)  # nobody's: what the models began with
-        start = parts.with_part(sent.cluster, sent.own.get("private", {}))
-        sent = sent.replace(cluster=start)
+        sent = with_private(sent, method.trains_shared)
+        start = sent.cluster
         if train.correction:
             slope = anchor_gradient(task, start, data)
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["gradient"], slope))
@@ -74,6 +74,21 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
         return Upload(model, common, kept | ({"optimizer": memory} if "optimizer" in sent.own else {}))
 
     return work
+
+
+def with_private(sent: Broadcast, trains_shared: bool) -> Broadcast:
+    """What a client was sent, with its own private parameters in every model whose private parameters nobody trains.
+
+    Args:
+        trains_shared: whether ω is trained on a copy of its own, all of it.
+    """
+    own = sent.own.get("private", {})
+    if not own:
+        return sent
+    fill = lambda model: parts.with_part(model, own) if jax.tree.leaves(model) else model
+    found = sent.replace(cluster=fill(sent.cluster), mean=fill(sent.mean))
+    found = found if trains_shared else found.replace(shared=fill(sent.shared))
+    return found.replace(clusters=jax.vmap(fill)(sent.clusters)) if jax.tree.leaves(sent.clusters) else found
 
 
 def trained(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from jcfl.core import clients, measuring, phases, rounds
+from jcfl.core import clients, measuring, parts, phases, rounds, terms
 from jcfl.core.aggregates import Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
@@ -97,6 +97,12 @@ def check(method: Method, context: Context) -> None:
         raise InputError(
             f"{name}: cam adds the global model's logits, so the {pulls}, has no meaning; set {pulls.option}=0"
         )
+    private = parts.names(context.task, train.private, "private")
+    for term in train.terms if private else ():
+        on = terms.PARTS.get(getattr(term, "on", "everything"), terms.PARTS["everything"])
+        parts.refuse_all_private(
+            f"{name}: the {term}", on(context.task)(parts.named(context.task)), context.task, private
+        )
     if train.shared_terms and not method.trains_shared:
         raise InputError(f"{name}: the global model is not trained, so its loss terms have no meaning")
     refuse_in_turn(method, context)
@@ -131,6 +137,11 @@ def check(method: Method, context: Context) -> None:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
     if isinstance(rule, Matched) and train.private:
         raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
+    if context.faults.attack.forges and method.group.alone and not method.trains_shared:
+        raise InputError(
+            f"{name}: every client is alone, so no attacker sends a model that it could forge; leave the attack out, "
+            "or set attack=label_flip"
+        )
     grouped = "model" in method.group.keeps(method, context)
     if (context.measures_quality or context.models_at) and train.active:
         measuring.refuse(method, context)

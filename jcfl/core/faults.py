@@ -115,7 +115,8 @@ def after_training(
         crowd = Crowd(
             cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, trees.count(state.clusters)
         )
-        cluster = with_forgeries(faults.attack, key, sent, uploads.cluster, crowd)
+        forge = lambda: with_forgeries(faults.attack, key, sent, uploads.cluster, crowd)
+        cluster = uploads.cluster if alone else forge()  # a client's own model is not sent
         common = uploads.shared
         if trains_shared:
             whole = crowd._replace(cluster=jnp.zeros_like(labels), k=1)

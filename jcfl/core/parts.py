@@ -83,3 +83,28 @@ def with_part(model: Model, part: Any) -> Model:
         return model
     flat = {kind: flatten_dict(tree, keep_empty_nodes=True) for kind, tree in model.items()}
     return {kind: unflatten_dict(leaves | flatten_dict(part.get(kind, {}))) for kind, leaves in flat.items()}
+
+
+def refuse_all_private(what: str, params: Any, task: Task, private: Sequence[str]) -> None:
+    """Refuse something that looks at nothing but private parameters, which are the client's own in every model.
+
+    Args:
+        what: what looks at them, for the message.
+        params: the parameters that it looks at, from a model of names (see `named`).
+        private: the private layers, by their paths.
+
+    Raises:
+        InputError: all of them are private.
+    """
+    seen = {*jax.tree.leaves(params)}
+    if seen and seen <= {*jax.tree.leaves(part_of(named(task), private).get("params", {}))}:
+        raise InputError(
+            f"{what} looks at {', '.join(sorted(seen))} alone, which train.private keeps with the client, so no two "
+            "models differ in it; leave one of the two out"
+        )
+
+
+def named(task: Task) -> Model:
+    """A model that has the path of every parameter in its place."""
+    params = jax.eval_shape(task.init, jax.random.key(0))["params"]
+    return {"params": unflatten_dict({leaf: "/".join(leaf) for leaf in flatten_dict(params)})}

@@ -16,6 +16,7 @@ from pydantic import Field
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import number
+from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Key, Model, Models
 
@@ -120,6 +121,12 @@ def gaussian(
     delta: Annotated[float, Field(gt=0, lt=1, description="the δ for which ε is computed")] = 1e-5,
 ) -> Privacy:
     """Updates and descriptions are clipped and get Gaussian noise (McMahan et al. 2018, DP-FedAvg)."""
+    for what, limit, deviation in (("", clip, noise), ("description_", description_clip, description_noise)):
+        if deviation and limit is None:
+            raise InputError(
+                f"privacy.{what}noise is in units of privacy.{what}clip, which is not given, so it would have no "
+                f"effect; set privacy.{what}clip, or leave privacy.{what}noise out"
+            )
     return Privacy(
         clip=clip,
         noise=noise,

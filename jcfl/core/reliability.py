@@ -9,10 +9,14 @@ from pydantic import Field
 
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
+from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Cohort, Key
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+WINDOW = 0.5
+"""The share of a period in which a client is available, if it is not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,19 @@ def random(
         Literal["partial", "lost"], Field(description="a slow client does a part of its steps, or its upload is lost")
     ] = "partial",
     period: Annotated[int, Field(ge=0, description="rounds between windows of availability; 0: always available")] = 0,
-    window: Annotated[float, Field(gt=0, le=1, description="share of a period in which a client is available")] = 0.5,
+    window: Annotated[
+        float, Field(gt=0, le=1, description="share of a period in which a client is available")
+    ] = WINDOW,
 ) -> Reliability:
     """Each client is sometimes unavailable or slow, or its upload is lost, independently of others."""
+    if not period and window != WINDOW:
+        raise InputError(
+            f"reliability.window is a share of reliability.period, which is 0, so {window:g} would have no effect; set "
+            "reliability.period to a number of rounds, or leave window out"
+        )
+    if late == "lost" and stragglers == 0:
+        raise InputError(
+            "reliability.late says what becomes of slow clients, and reliability.stragglers is 0, so none is slow; set "
+            "reliability.stragglers above 0, or leave late out"
+        )
     return Reliability(dropout=dropout, stragglers=stragglers, late=late, period=period, window=window)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from pydantic import Field
 
+from jcfl import metrics, trees
 from jcfl.core.method import Piece
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -51,11 +52,18 @@ class Converged(Stop):
     change: float = 0.001
 
     def is_unchanged(self, before: State, after: State) -> Array:
-        """Whether few clients moved and the models changed little. [] bool"""
-        models = [(state.clusters, state.shared) for state in (before, after)]
-        squared = lambda tree: sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
-        change = squared(jax.tree.map(jnp.subtract, models[1], models[0]))
-        near = change <= self.change**2 * squared(models[0])
+        """Whether few clients moved and the models changed little. [] bool
+
+        A slot counts if clients are in it, or if its model changed.
+        """
+        clusters, shared = (
+            jax.tree.map(jnp.subtract, new, old)
+            for new, old in ((after.clusters, before.clusters), (after.shared, before.shared))
+        )
+        gaps, lengths = trees.row_squares(clusters), trees.row_squares(before.clusters)  # [k]
+        used = (metrics.sizes(after.labels, gaps.size) > 0) | (gaps > 0)
+        squared = lambda rows, rest: jnp.where(used, rows, 0.0).sum() + trees.row_squares(trees.stack(rest, 1))[0]
+        near = squared(gaps, shared) <= self.change**2 * squared(lengths, before.shared)
         return near & ((after.labels != before.labels).mean() <= self.moves)
 
 

@@ -15,27 +15,31 @@ Names = Annotated[
 ]
 
 
+Distinct = Annotated[bool, Field(description="whether cluster models start from different random initialisations")]
 Steps = Annotated[int, Field(ge=0, description="local steps before a client predicts")]
 
 
 @register("training", "local")
-def local() -> Train:
+def local(*, distinct: Distinct = False) -> Train:
     """Clients minimise the loss on their own examples."""
-    return Train()
+    return Train(distinct=distinct)
 
 
 @register("training", "proximal")
 def proximal(
-    *, mu: Mu = 0.01, to: Annotated[To, Field(description="the model of the proximal term")] = "start"
+    *,
+    mu: Mu = 0.01,
+    to: Annotated[To, Field(description="the model of the proximal term")] = "start",
+    distinct: Distinct = False,
 ) -> Train:
     """A proximal term to a model that the client received (Li et al. 2020, FedProx)."""
-    return Train(terms=(Proximal(mu, to),))
+    return Train(terms=(Proximal(mu, to),), distinct=distinct)
 
 
 @register("training", "bilevel")
-def bilevel(*, lam: Mu = 0.05) -> Train:
+def bilevel(*, lam: Mu = 0.05, distinct: Distinct = False) -> Train:
     """A proximal term of the cluster model to ω; ω is trained on its own copy (Zeng et al. 2023, eq. 3; Ditto)."""
-    return Train(terms=(Proximal(lam, "shared"),), shared="trained")
+    return Train(terms=(Proximal(lam, "shared"),), shared="trained", distinct=distinct)
 
 
 @register("training", "distinct")
@@ -45,21 +49,21 @@ def distinct() -> Train:
 
 
 @register("training", "tied")
-def tied(*, layers: Names, distinct: bool = False) -> Train:
+def tied(*, layers: Names, distinct: Distinct = False) -> Train:
     """Some layers are averaged over all clients, whatever their cluster (Ghosh et al. 2020, §6)."""
     return Train(tied=layers, distinct=distinct)
 
 
 @register("training", "private")
-def private(*, layers: Names) -> Train:
+def private(*, layers: Names, distinct: Distinct = False) -> Train:
     """Some layers stay with the client and are never averaged (Arivazhagan et al. 2019, FedPer)."""
-    return Train(private=layers)
+    return Train(private=layers, distinct=distinct)
 
 
 @register("training", "scaffold")
-def scaffold() -> Train:
+def scaffold(*, distinct: Distinct = False) -> Train:
     """Clients correct their gradients by control variates (Karimireddy et al. 2020, SCAFFOLD)."""
-    return Train(control=True)
+    return Train(control=True, distinct=distinct)
 
 
 @register("training", "all_models")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core import averaging, chunks, clients, engine, server
+from jcfl.core import averaging, chunks, clients, engine, parts, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -128,6 +128,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     k, m = group.slots(context), context.population.clients
     of_data, bound, privacy = isinstance(describe, OfData), method.aggregate.rule.bind(context), context.privacy
     probe = describing_client(method, context, getattr(describe, "epochs", None))
+    weigh = server.WEIGHTS[method.aggregate.weights]
+    leaves_out = context.faults.on_divergence != "stop" or method.aggregate.exclude is not None
 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)
@@ -146,25 +148,28 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         return state
 
     def regrouped(key: Key, group_key: Key, state: State, federation: Federation) -> State:
-        here = federation.available(state.round)
-        weights, everyone = here.astype(float), jnp.arange(m)
+        here, everyone = federation.available(state.round), jnp.arange(m)
         models = None
         if isinstance(describe, OfData):
             points = describe.for_clients(context)(state.memory.anchor, federation, everyone)
             points = privacy.descriptions(state.key, everyone, points)
         elif isinstance(describe, Accumulated):
             points = state.clients["description"]
+            here &= state.seen  # the others have accumulated nothing
         else:
             models = trained_by_all(probe, key, state, federation, context.resources.chunk)
+            if leaves_out:
+                here &= trees.finite(models)
+                models = trees.select(here, models, trees.stack(state.shared, m))
             sent = trees.stack(state.shared, 1)
             models = privacy.models(once_keys(state.key, everyone), sent, models)
             points = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
-        found = labels_of(group_key, compare.prepared(points, here), weights, here, None)
+        found = labels_of(group_key, compare.prepared(points, here), here.astype(float), here, None)
         found = jnp.where(here, found, -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
             rule = averaging.weighted_mean if bound is None else bound(server.bucket_key(state), federation, everyone)
-            clusters = rule(found, weights, models, state.clusters)
+            clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, state.clusters)
         centres = representatives(compare, points, found, k) if of_data else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
         kept = server.split(state.server, jnp.zeros(k, jnp.int32))
@@ -206,7 +211,14 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     k = group.slots(context)
     nearest, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
     of_models = isinstance(describe, TrainedModel)
-    continues = of_models and group.continues_from_models()
+    refuse_private_descriptions(method, context)
+    if getattr(describe, "epochs", None) is not None:
+        raise InputError(
+            f"{method.name}: clients are described by what they train in a round, so describe.epochs has no effect; "
+            "leave it out, or set method.when=once"
+        )
+    # Cluster models are no centres among descriptions whose form depends on those of all other clients.
+    continues = of_models and group.continues_from_models() and not isinstance(compare, DecomposedCosine)
     streamed = group.nearest(method, context)
     if streamed is None and of_models and context.resources.states_on_host:
         raise InputError(
@@ -227,10 +239,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
             centres = describe.vectors(context, (), state.clusters)  # pyright: ignore[reportAttributeAccessIssue]
             go_on = lambda: labels_of(key, prepared, weights, members.present, centres)
             return jax.lax.cond(state.memory.grouped, go_on, fresh)
-        labels = fresh()
-        if not of_models:
-            labels = aligned(labels, state.labels[members.who], members.present & state.memory.grouped, k)
-        return labels
+        return aligned(fresh(), state.labels[members.who], members.present & state.memory.grouped, k)
 
     def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Any) -> State:
         weights = engine.weights_of(members, federation, weigh)
@@ -268,6 +277,14 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return jax.lax.cond(due, lambda: regrouped(key, state, members, federation, points), lambda: state)
 
     return grouping_of(init=init, before=before, after=after, place=nearest)
+
+
+def refuse_private_descriptions(method: Method, context: Context) -> None:
+    """Refuse to compare clients by parameters that the server never gets."""
+    describe, private = method.describe, parts.names(context.task, method.train.private, "private")
+    if private and isinstance(describe, TrainedModel):
+        seen = describe.represent(context)(parts.named(context.task))
+        parts.refuse_all_private(f"{method.name}: describe {describe}", seen, context.task, private)
 
 
 def describing_client(method: Method, context: Context, epochs: int | None) -> engine.Client:

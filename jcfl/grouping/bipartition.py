@@ -71,6 +71,7 @@ class Bipartition(Group):
         def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
             labels = state.labels[members.who]  # [s]
             delta = updates(models, trees.take(state.clusters, jnp.maximum(labels, 0)))  # [s, ...]
+            delta = trees.where_weighted(members.present, delta)  # the uploads of absent clients need not be finite
             inner = trees.inner(delta, delta)
             weights = engine.weights_of(members, federation, weigh)
             scale = jnp.where(state.memory[1] > 0, state.memory, jnp.stack(criterion(inner, members.present, weights)))

@@ -19,7 +19,7 @@ from jcfl.core.context import Context
 from jcfl.core.matching import matched_distance
 from jcfl.core.method import Compare, Describe
 from jcfl.errors import InputError
-from jcfl.grouping import kmeans, subspace, svd
+from jcfl.grouping import kmeans, moments, subspace, svd
 from jcfl.grouping.describe import LabelCounts, OfData, Subspace, TrainedModel
 from jcfl.grouping.kernels import layer_distance
 from jcfl.registry import register
@@ -129,7 +129,10 @@ class KullbackLeibler(Distances):
             )
 
         def divergence(points: Array, centres: Array) -> Array:
-            p, q = (self.smoothing / rows.shape[1] + (1 - self.smoothing) * rows for rows in (points, centres))
+            p, q = (
+                self.smoothing / rows.shape[1] + (1 - self.smoothing) * moments.as_shares(rows)
+                for rows in (points, centres)
+            )
             return (p * jnp.log(p)).sum(1)[:, None] - jnp.matmul(p, jnp.log(q).T, precision=trees.EXACT)
 
         return divergence

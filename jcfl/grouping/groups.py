@@ -64,16 +64,17 @@ class KMeans(Clustering):
         refuse_more_clusters_than_clients(method, context, self.clusters)
         if self.centre != "medoid":
             refuse_no_mean(self.name, method.describe, compare, method.name)
-        metric = compare.metric(context, method.describe)
-        shared = {"metric": metric, "centre": self.centre, "trim": self.trim}
+        between, shared = compare.metric(context, method.describe), {"centre": self.centre, "trim": self.trim}
         k, steps = self.clusters, self.iterations if isinstance(method.when, Once) and self.iterations else REACH
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
+            metric = kmeans.of_rows(between, points.shape[1:])
+            points = points.reshape(points.shape[0], -1)
             if centres is None:
                 more = {"restarts": self.restarts, "seeding": self.seeding}
-                found = kmeans.fit(key, points, weights, k, iterations=steps, **more, **shared)
+                found = kmeans.fit(key, points, weights, k, iterations=steps, metric=metric, **more, **shared)
             else:
-                found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, **shared)
+                found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, metric=metric, **shared)
             own = kmeans.distances(points, found.centres, metric).min(1)
             return kmeans.refilled(found.labels, weights > 0, own, k)
 

@@ -150,6 +150,13 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
     return metric(points, centres) if callable(metric) else METRICS[metric](points, centres)
 
 
+def of_rows(metric: Metric | Distance, shape: tuple[int, ...]) -> Metric | Distance:
+    """A metric of descriptions of some shape, such as bases [d, p], as one of rows that hold their numbers. [m, d p]"""
+    if not callable(metric) or len(shape) == 1:
+        return metric
+    return lambda points, centres: metric(points.reshape(-1, *shape), centres.reshape(-1, *shape))
+
+
 def euclidean(points: Array, centres: Array) -> Array:
     """‖x − c‖², [m, k]."""
     # The vectors of client models are long, and their differences are small. A mean of the centres is subtracted before

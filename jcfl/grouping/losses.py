@@ -94,6 +94,11 @@ class Least(Group):
         expect(method, "compare", (Itself,), "compares losses as they are")
         expect(method, "when", (Every,), "chooses anew in every round")
         refuse_more_clusters_than_clients(method, context, self.clusters)
+        if self.clusters > 1 and method.train.active and not method.train.distinct:
+            raise InputError(
+                f"{method.name}: clients choose the model of least loss, and all models would start alike, so that all "
+                "clients would stay in the first cluster; set method.train={name: …, distinct: true}"
+            )
         nearest = least_loss(method, context, joined=False)
 
         def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:

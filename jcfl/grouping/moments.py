@@ -38,3 +38,13 @@ def label_counts(y: Array, mask: Array, classes: int) -> Array:
     """
     counts = (jax.nn.one_hot(y, classes) * mask[:, None]).sum(0)
     return counts / jnp.maximum(mask.sum(), 1)
+
+
+def as_shares(rows: Array) -> Array:
+    """Rows [n, c] as shares of classes: none negative, of sum 1. Noise may have made them anything else.
+
+    A row without a positive number says nothing, and becomes equal shares.
+    """
+    rows = jnp.maximum(rows, 0.0)
+    total = rows.sum(1, keepdims=True)
+    return jnp.where(total > 0, rows / jnp.where(total > 0, total, 1.0), 1 / rows.shape[1])

@@ -8,6 +8,7 @@ from pydantic import Field
 from jcfl.core.method import When
 from jcfl.core.neutral import Once as Once  # answers this question too
 from jcfl.core.neutral import Round
+from jcfl.errors import InputError
 from jcfl.registry import register
 
 Renew = Annotated[int | None, Field(ge=1, description="rounds after which a sampled client is described again")]
@@ -21,6 +22,14 @@ class Window(When):
     name: ClassVar[str] = "window"
     first: Round = 0
     last: Annotated[int, Field(ge=1, description="the round after the last, counted from 0")] = 10
+
+    def __post_init__(self) -> None:
+        """Refuse a window without a round."""
+        if self.last <= self.first:
+            raise InputError(
+                f"when: the window of rounds [first, last) has no round: first must be less than last, got "
+                f"[{self.first}, {self.last})"
+            )
 
 
 @register("when", "arrival")

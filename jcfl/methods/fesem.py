@@ -8,6 +8,7 @@ from jcfl.core.aggregates import Matched, TrimmedMean
 from jcfl.core.method import Aggregate, Method, Train, When
 from jcfl.core.neutral import Every
 from jcfl.core.terms import Proximal
+from jcfl.errors import InputError
 from jcfl.grouping.compare import L1, L2, Cosine, LayerDistance, MatchedDistance
 from jcfl.grouping.describe import Part, TrainedModel
 from jcfl.grouping.groups import KMeans
@@ -158,5 +159,11 @@ def robust_tkm(
 
 
 def rounds(shots: tuple[int, int] | None) -> When:
-    """Every round, or the rounds [a, b)."""
+    """Every round, or the rounds [a, b).
+
+    Raises:
+        InputError: there is no such round.
+    """
+    if shots is not None and shots[1] <= shots[0]:
+        raise InputError(f"shots: expected the rounds [a, b) with a less than b, got {[*shots]}")
     return Every() if shots is None else Window(first=shots[0], last=shots[1])

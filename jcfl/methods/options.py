@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jcfl.core.method import Weights
+from jcfl.core.neutral import Round
 from jcfl.grouping.losses import Clusters as Clusters
 
 SEARCH: Any = {"search": [0.001, 1.0], "log": True}
@@ -26,7 +27,9 @@ Represent = Annotated[
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the mean, ε")]
 Runs = Annotated[int, Field(ge=2, description="number of independent runs")]
 Iterations = Annotated[int, Field(ge=1, description="assignments a round")]
-Shots = Annotated[tuple[int, int] | None, Field(description="regroup only in rounds [a, b) of the method's own phase")]
+Shots = Annotated[
+    tuple[Round, Round] | None, Field(description="regroup only in rounds [a, b) of the method's own phase")
+]
 Epochs = Annotated[
     int | None, Field(ge=1, description="local epochs before clustering; as many as in a round if not given")
 ]

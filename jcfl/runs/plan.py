@@ -1,7 +1,6 @@
 """From a configuration, and objects that a user passed in Python, to a run that is built and checked."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -20,7 +19,8 @@ from jcfl.errors import InputError, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import accounting, automatic, devices, hosts, schedules
-from jcfl.runs.config import KINDS, Config, checked, unchecked
+from jcfl.runs.answers import refuse_replaced, with_answers, without
+from jcfl.runs.config import Config, checked, unchecked
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
@@ -288,24 +288,6 @@ def takes(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) 
     return True
 
 
-def with_answers(value: Value, options: Mapping[str, Any]) -> Value:
-    """The method with its answers replaced by those of a configuration's options."""
-    given = {question: options[question] for question in QUESTIONS if options.get(question) is not None}
-    pieces = {question: answer(question, piece) for question, piece in given.items()}
-    return replace(value, **pieces)
-
-
-def answer(question: str, piece: Any) -> Any:
-    """The answer that `{name, options…}` describes; the options have been checked before."""
-    options = {key: value for key, value in dict(piece).items() if key != "name"}
-    return registry.find(KINDS[question], dict(piece)["name"])(**options)
-
-
-def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The options except those with some names."""
-    return {key: value for key, value in options.items() if key not in names}
-
-
 def trainer(train: Trainer, objects: Objects) -> Any:
     """The local trainer that a section describes, or that the user passed in Python."""
     if objects.train is None:
@@ -351,6 +333,8 @@ def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:
 
 def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[str, Algorithm]:
     """The algorithms of a configuration's methods, by title."""
+    for method in config.methods.values():
+        refuse_replaced(method)
     alone = {title: config.model_copy(update={"method": method}) for title, method in config.methods.items()}
     return {
         title: algorithm_by_options(one, context, objects.of_method(place))({})

@@ -46,6 +46,9 @@ def by_round(key: str, table: Mapping[Any, Any]) -> dict[int, Any]:
     if len(table) > MOST or any(len(str(moment)) > 9 for moment in table):
         raise InputError(f"{key}: expected at most {MOST} rounds of at most 9 digits, got {shown(table)}")
     found = dict(sorted((int(moment), value) for moment, value in table.items()))
+    missing = next((moment for moment, value in found.items() if value is None), None)
+    if missing is not None:
+        raise InputError(f"{key}: expected a number from round {missing} on, got null")
     if 0 not in found:
         raise InputError(f"{key}: values by round begin in round 0, got {shown(table)}; expected {{0: …, …}}")
     return found

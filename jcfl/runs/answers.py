@@ -1,0 +1,61 @@
+"""The answers that a configuration gives in place of a method's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jcfl import registry
+from jcfl.core.method import QUESTIONS
+from jcfl.core.method import Method as Value
+from jcfl.errors import InputError
+from jcfl.runs import schedules
+from jcfl.runs.config import KINDS
+from jcfl.runs.objects import registered_name
+from jcfl.runs.sections import Method
+
+
+def with_answers(value: Value, options: Mapping[str, Any]) -> Value:
+    """The method with its answers replaced by those of a configuration's options."""
+    given = {question: options[question] for question in QUESTIONS if options.get(question) is not None}
+    pieces = {question: answer(question, piece) for question, piece in given.items()}
+    return replace(value, **pieces)
+
+
+def answer(question: str, piece: Any) -> Any:
+    """The answer that `{name, options…}` describes; the options have been checked before."""
+    options = {key: value for key, value in dict(piece).items() if key != "name"}
+    return registry.find(KINDS[question], dict(piece)["name"])(**options)
+
+
+def refuse_replaced(method: Method) -> None:
+    """Refuse an option of a method whose place an answer takes, as `clusters` of IFCA beside another `group`.
+
+    Raises:
+        InputError: the method would be the same without the option.
+    """
+    options = schedules.at_most(method).options
+    answers, own = [one for one in QUESTIONS if options.get(one) is not None], without(options, QUESTIONS)
+    if not answers or method.is_placeholder:
+        return
+    make = registry.find("method", registered_name(method, "method"))
+    found = make(**own)
+    if not isinstance(found, Value):
+        return
+    for option in registry.parameters(make):
+        if own.get(option.name, option.default) in (option.default, None):
+            continue
+        try:
+            other = make(**{**own, option.name: option.default})
+        except InputError:  # the method needs it
+            continue
+        if other != found and with_answers(other, options) == with_answers(found, options):
+            where = next(one for one in answers if getattr(other, one) != getattr(found, one))
+            raise InputError(
+                f"method.{option.name} has no effect, because method.{where} takes the place of the answer that it "
+                f"belongs to; set it there, or leave it out"
+            )
+
+
+def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The options except those with some names."""
+    return {key: value for key, value in options.items() if key not in names}

@@ -1,0 +1,269 @@
+"""What becomes of answers, add-ons and faults that meet in one method: each holds, or the combination is refused."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+import jcfl
+from jcfl.core.attacks import Gaussian
+from jcfl.core.faults import Faults
+from jcfl.core.method import Aggregate, Train
+from jcfl.core.neutral import Once
+from jcfl.core.stopping import Converged
+from jcfl.core.terms import Distillation, LossTerm, Proximal
+from jcfl.errors import InputError
+from jcfl.grouping.compare import DecomposedCosine, KullbackLeibler, PrincipalAngles
+from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace
+from jcfl.grouping.groups import KMeans
+from jcfl.methods import ditto, fedavg, ifca, local, oneshot_kmeans, wecfl
+from tests import plain, tiny
+from tests.groups import run, split_as, state, two_groups, vectors
+
+TURNS = 3
+
+
+def head_of(models) -> np.ndarray:
+    """The heads of models, as rows."""
+    return vectors({"params": models["params"]["head"]})
+
+
+# Private parameters and loss terms
+
+
+@dataclass(frozen=True)
+class ToItsCluster(LossTerm):
+    """A pull to the client's cluster among all clusters' models, which is the model that the client starts from."""
+
+    weight: Any
+
+    def build(self, task):
+        def term(model, batch, sent):
+            mine = jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[sent.label]), sent.clusters)
+            gaps = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), model["params"], mine["params"])
+            return self.weight / 2 * sum(jax.tree.leaves(gaps))
+
+        return term
+
+
+@pytest.mark.parametrize(
+    ("term", "same"),
+    [
+        (Proximal(0.5, "shared"), Proximal(0.5, "start")),
+        (Proximal(0.5, "mean"), Proximal(0.5, "start")),
+        (ToItsCluster(0.5), Proximal(0.5, "start")),
+        (Distillation(0.5, 2.0, "shared"), Distillation(0.5, 2.0, "start")),
+    ],
+    ids=str,
+)
+def test_loss_terms_see_every_model_with_the_client_s_own_private_part(term, same):
+    """With one cluster, ω, the mean of the clusters' models and the cluster's model are the same model."""
+    method, here = ifca(clusters=1).with_train(private=("head",)), tiny.setting(0.5)
+    one, two = (tiny.run(tiny.built(method.with_train(terms=(one,)), here), TURNS) for one in (term, same))
+    tiny.same(one.clients, two.clients, 1e-6)
+    tiny.same(one.clusters, two.clusters, 1e-6)
+
+
+@pytest.mark.parametrize("addon", [{"name": "con_para"}, {"name": "cks", "on": "head"}], ids=lambda one: one["name"])
+def test_a_loss_term_on_private_layers_alone_is_refused(addon):
+    """These layers are the client's own in every model, so there is nothing to be near to or far from."""
+    with pytest.raises(InputError, match=r"head.*private"):
+        tiny.built(wecfl(clusters=2).with_train(private=("head",)), tiny.setting(extras=(addon,)))
+
+
+def test_models_compared_by_private_layers_alone_are_refused():
+    """The server never gets these layers."""
+    with pytest.raises(InputError, match=r"head.*private"):
+        tiny.built(wecfl(clusters=2, represent="head").with_train(private=("head",)), tiny.setting())
+
+
+# New clusters and the slots that they take
+
+
+def moves_least(old: np.ndarray, new: np.ndarray, k: int) -> bool:
+    """Whether no other numbers of the new clusters would leave more clients with their old number."""
+    both = np.zeros((k, k))
+    np.add.at(both, (new, old), 1)
+    return both.trace() == both[linear_sum_assignment(-both)].sum()
+
+
+def test_clusters_found_anew_take_the_slots_that_most_of_their_clients_had():
+    """The server's states, the count of moves and a stop condition all go by slots."""
+    states = tiny.run(tiny.built(wecfl(clusters=3, refit=True), tiny.setting()), 6)
+    assert all(moves_least(old, new, 3) for old, new in zip(states.labels[1:], states.labels[2:], strict=False))
+
+
+def test_directions_of_all_models_are_found_anew_in_each_round():
+    """The cluster models are no centres then: their cosines go by the directions of the round before."""
+    method = replace(wecfl(clusters=2), compare=DecomposedCosine(rank=2))
+    states = tiny.run(tiny.built(method, tiny.setting()), 4)
+    assert len(set(states.labels[-1])) == 2
+    assert all(moves_least(old, new, 2) for old, new in zip(states.labels[1:], states.labels[2:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("cfl", {"train": {"lr": 2.0}, "rounds": 24}), ("stocfl", {"tau": 0.8, "rounds": 24})]
+)
+def test_slots_without_clients_do_not_change_when_training_stops(method, options):
+    """The norm of all models is that of the clusters', however much room there is for more."""
+    stop = {"name": "converged", "rounds": 2, "change": 0.05}
+    ends = [
+        run(two_groups(), method, capacity=capacity, stop=stop, **options)["trained_rounds"][0, -1]
+        for capacity in (3, 8)
+    ]
+    assert ends[0] == ends[1] < 24
+
+
+def test_a_change_of_one_cluster_s_model_is_one_among_those_with_clients():
+    """Three of four slots are empty, and their models are large."""
+    state = jax.tree.map(lambda leaf: leaf[-1], tiny.run(tiny.built(ifca(clusters=4), tiny.setting()), 1))
+    large = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 100.0).at[0].set(1.0), state.clusters)
+    before = state.replace(
+        clusters=large, labels=jnp.zeros(8, jnp.int32), shared=jax.tree.map(jnp.zeros_like, state.shared)
+    )
+    after = before.replace(clusters=jax.tree.map(lambda leaf: leaf.at[0].set(1.1), large))
+    assert not Converged(change=0.05).is_unchanged(before, after)
+    assert Converged(change=0.11).is_unchanged(before, after)
+
+
+def test_clusters_of_different_starts_are_asked_for_where_the_least_loss_decides():
+    """From equal starts, all clients would choose the first cluster for ever."""
+    with pytest.raises(InputError, match=r"ifca.*distinct: true"):
+        tiny.built(ifca(clusters=2).with_train(distinct=False), tiny.setting())
+    tiny.built(ifca(clusters=1).with_train(distinct=False), tiny.setting())
+
+
+@pytest.mark.parametrize("train", [{"name": "proximal", "mu": 0.1}, {"name": "scaffold"}], ids=lambda one: one["name"])
+def test_clusters_of_different_starts_train_in_any_way(train):
+    found = run(two_groups(), "ifca", clusters=2, rounds=8, train={"lr": 1.0}, seed=1)
+    other = jcfl.run(
+        two_groups(),
+        model="linear",
+        rounds=8,
+        train={"lr": 1.0, "epochs": 1},
+        seed=1,
+        method={"name": "ifca", "clusters": 2, "train": {**train, "distinct": True}},
+    )
+    assert split_as(found.labels[0, -1], found.groups)
+    assert split_as(other.labels[0, -1], found.groups)
+
+
+# Attacks
+
+
+def test_models_that_stay_with_their_clients_are_not_forged():
+    """Ditto's personal models are never sent, so an attack on uploads leaves them as they were trained."""
+    hostile = np.arange(8) < 2
+    data = replace(tiny.federation(), hostile=hostile)
+    attacked = tiny.setting(data=data).with_context(faults=Faults(attack=Gaussian(share=0.25, sigma=100.0)))
+    clean, forged = (tiny.run(tiny.built(ditto(lam=0.0), here), 1, data=data) for here in (tiny.setting(), attacked))
+    tiny.same(clean.clusters, forged.clusters, 1e-6)
+    assert np.abs(plain.vectors(forged.shared, 1)[-1]).max() > 10
+
+
+def test_an_attack_on_uploads_is_refused_where_nothing_is_sent():
+    attacked = tiny.setting().with_context(faults=Faults(attack=Gaussian(share=0.25)))
+    with pytest.raises(InputError, match=r"local.*label_flip"):
+        tiny.built(local(), attacked)
+
+
+# One grouping for all
+
+
+def test_clients_that_were_never_sampled_have_accumulated_nothing():
+    """They are not grouped by a vector of zeros; each joins a cluster when it first takes part."""
+    method = replace(
+        wecfl(clusters=2), describe=Accumulated(), group=KMeans(clusters=2), when=Once(at=2), train=Train()
+    )
+    states = tiny.run(tiny.built(method, tiny.setting(0.25)), 4)
+    seen, labels = states.seen[3], states.labels[3]  # after the round in which they were grouped
+    assert (~seen).any()
+    assert (labels[~seen] == -1).all()
+    assert (labels[seen] >= 0).all()
+
+
+@pytest.mark.parametrize("averaging", ["by_size", "equally"])
+def test_clusters_of_one_grouping_start_from_averages_as_all_rounds_take_them(averaging):
+    """The weights of clients in the first average of their models are those of every later one."""
+    method = oneshot_kmeans(clusters=1, averaging=averaging)
+    states = tiny.run(tiny.built(replace(method, train=Train(active=False)), tiny.setting(epochs=1, batch_size=12)), 0)
+    plainly = tiny.run(
+        tiny.built(replace(fedavg(), aggregate=Aggregate(weights=averaging)), tiny.setting(epochs=1, batch_size=12)), 1
+    )
+    expected = plain.vectors(plainly.clusters, 2)[1, 0]
+    np.testing.assert_allclose(plain.vectors(states.clusters, 2)[0, 0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("guard", [{"on_divergence": "drop_client"}, {"addons": [{"name": "exclude"}]}], ids=str)
+def test_models_that_are_not_finite_group_nobody(guard):
+    """One client's examples are so large that its model overflows; the others are grouped without it."""
+    federation = two_groups(scale={0: 1e30})
+    options = {"clusters": 2, "distance": "l2", "restarts": 5, "train": {"lr": 1.0, "epochs": 2}, "rounds": 2}
+    found = run(federation, "oneshot_kmeans", *guard.pop("addons", ()), **options, **guard)
+    assert np.isfinite(vectors(state(found).clusters)).all()
+    assert split_as(found.labels[0, -1, 1:], found.groups[1:])
+
+
+def test_cfl_splits_though_one_upload_is_not_finite():
+    """A client that is left out counts in no cosine."""
+    federation = two_groups((12,) * 9, scale={8: 1e30})
+    found = run(federation, "cfl", {"name": "exclude"}, rounds=12, train={"lr": 2.0})
+    assert split_as(found.labels[0, -1, :8], found.groups[:8])
+
+
+def test_medoids_of_subspaces():
+    """K-means with medoids needs no mean, so it groups what has none."""
+    method = replace(
+        wecfl(clusters=2),
+        describe=Subspace(p=2),
+        compare=PrincipalAngles(),
+        group=KMeans(clusters=2, centre="medoid"),
+        when=Once(),
+        train=Train(),
+    )
+    states = tiny.run(tiny.built(method, tiny.setting()), 1)
+    assert set(states.labels[-1]) == {0, 1}
+
+
+def test_shares_of_classes_with_noise_are_shares_still():
+    """Noise makes some shares negative; the divergence takes them as 0, and no distance is NaN."""
+    noisy = np.array([[0.5, 0.6, -0.1], [-0.2, -0.1, 0.0], [0.2, 0.3, 0.5]])
+    away = KullbackLeibler().distance(None, LabelCounts())(jnp.asarray(noisy), jnp.asarray(noisy))
+    assert np.isfinite(away).all()
+    np.testing.assert_allclose(np.diagonal(away), 0, atol=1e-6)
+    clean = jnp.asarray([[0.5 / 1.1, 0.6 / 1.1, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.2, 0.3, 0.5]])
+    np.testing.assert_allclose(away, KullbackLeibler().distance(None, LabelCounts())(clean, clean), atol=1e-6)
+
+
+# Options without an effect
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"privacy": {"noise": 1.0}}, "privacy.noise.*privacy.clip"),
+        ({"privacy": {"clip": 1.0, "description_noise": 1.0}}, "description_noise.*description_clip"),
+        ({"reliability": {"window": 0.3}}, "reliability.window.*reliability.period"),
+        ({"reliability": {"late": "lost"}}, "reliability.late.*reliability.stragglers"),
+        ({"method": {"name": "fesem", "shots": [5, 2]}}, r"shots.*\[5, 2\]"),
+        ({"method": {"name": "fesem", "shots": [-3, 2]}}, "shots"),
+        ({"method": {"name": "clustered", "when": {"name": "window", "first": 4, "last": 4}}}, "window.*first.*last"),
+        (
+            {"method": {"name": "ifca", "clusters": 3, "group": {"name": "together"}}},
+            r"method\.clusters.*method\.group",
+        ),
+        (
+            {"method": {"name": "fesem", "describe": {"name": "model", "epochs": 2}}},
+            r"describe\.epochs.*when=once",
+        ),
+        ({"method": {"name": "fedprox", "mu": {"0": 0.1, "5": None}}}, r"mu.*round 5"),
+    ],
+    ids=str,
+)
+def test_an_option_that_would_do_nothing_is_refused(given, says):
+    with pytest.raises(InputError, match=says):
+        jcfl.run({"data": "digits", "scenario": "iid", "rounds": 1, "method": "fedavg", **given})
