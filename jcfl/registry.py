@@ -54,7 +54,7 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
 
     The function's keyword-only parameters are its options: their annotations are what `options` checks, the first
     line of its docstring is what `jcfl list` shows. A module can register its own function again, as a notebook does
-    when a cell is run twice.
+    when a cell is run twice. A method's function checks its options also where a user's program calls it.
 
     Raises:
         InputError: there is no such kind, an option has no annotation, or another module has registered this name.
@@ -72,7 +72,7 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
             _CONTESTED[kind, name] = f"{kind} {name!r} is registered twice, by {both}; rename or uninstall one of them"
             raise InputError(_CONTESTED[kind, name])
         table[name] = function
-        return function
+        return keywords_checked(function) if kind == "method" else function
 
     return put
 

@@ -321,7 +321,7 @@ def oneshot(clients, cohorts, first, *, k, initial_epochs, labels_by, average, b
     """
     start = np.array([trained(first, client, epochs=initial_epochs) for client in clients])
     labels = labels_by(start)
-    models = np.array([beginning(dict(enumerate(start[labels == c]))) for c in range(k)])
+    models = np.array([beginning({i: start[i] for i in np.flatnonzero(labels == c)}) for c in range(k)])
     for cohort in cohorts:
         uploads = {i: trained(models[labels[i]], clients[i]) for i in cohort}
         models = by_cluster(models, labels, uploads, average)

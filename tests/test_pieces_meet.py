@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 import jcfl
 from jcfl.core.attacks import Gaussian
 from jcfl.core.faults import Faults
-from jcfl.core.method import Aggregate, Train
+from jcfl.core.method import Aggregate, Mean, Train
 from jcfl.core.neutral import Once
 from jcfl.core.stopping import Converged
 from jcfl.core.terms import Distillation, LossTerm, Proximal
@@ -20,7 +20,8 @@ from jcfl.errors import InputError
 from jcfl.grouping.compare import DecomposedCosine, KullbackLeibler, PrincipalAngles
 from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace
 from jcfl.grouping.groups import KMeans
-from jcfl.methods import ditto, fedavg, ifca, local, oneshot_kmeans, wecfl
+from jcfl.methods import cfl, ditto, fedavg, ifca, local, oneshot_kmeans, stocfl, wecfl
+from jcfl.runs.objects import checked_method
 from tests import plain, tiny
 from tests.groups import run, split_as, state, two_groups, vectors
 
@@ -267,3 +268,33 @@ def test_shares_of_classes_with_noise_are_shares_still():
 def test_an_option_that_would_do_nothing_is_refused(given, says):
     with pytest.raises(InputError, match=says):
         jcfl.run({"data": "digits", "scenario": "iid", "rounds": 1, "method": "fedavg", **given})
+
+
+# Methods made in Python
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ifca(clusters=-2), "ifca: clusters: input should be greater than or equal to 1, got -2"),
+        (lambda: stocfl(tau="auto"), "stocfl: tau: input should be a valid number, .*got 'auto'"),
+        (lambda: replace(cfl(), when="once"), r"method\.when: expected When\(…\).*got 'once'"),
+        (lambda: replace(wecfl(), group=KMeans(clusters=0)), "wecfl: group 'kmeans': clusters: .* got 0"),
+        (lambda: replace(fedavg(), train=Train(models="both")), "fedavg: train 'local': models: .*got 'both'"),
+    ],
+)
+def test_a_method_made_in_python_is_checked(make, says):
+    with pytest.raises(InputError, match=says):
+        jcfl.run({"data": "digits", "scenario": "iid", "rounds": 1}, method=make())
+
+
+def test_a_user_s_own_pieces_pass():
+    """With fields that only JAX knows, or of any type."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Mean):
+        table: Any = None
+        rates: jax.Array | None = None
+
+    method = replace(fedavg(), aggregate=Aggregate(rule=Mine(table={1: 2}, rates=jnp.ones(3))))
+    assert checked_method(method) is method

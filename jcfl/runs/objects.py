@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from inspect import isfunction, signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
+from jcfl import registry
 from jcfl.core.context import Context
 from jcfl.core.local import Trainer
-from jcfl.core.method import Method
+from jcfl.core.method import QUESTIONS, Method
 from jcfl.errors import InputError, shown
 from jcfl.runs.sections import PLACEHOLDER, Piece
 from jcfl.runs.titles import FOLDER
@@ -101,6 +102,25 @@ def refuse_unused(config: Any, objects: Objects) -> None:
                 f"{'.'.join([section, *more[:1]])} has no effect beside a federation; leave it out, or give it to the "
                 "function that makes the federation, as in jcfl.data.from_clients(…, validation=0.1)"
             )
+
+
+def checked_method(method: Method) -> Method:
+    """A method that was made in Python, if its answers are answers, and their options in bounds.
+
+    Raises:
+        InputError: an answer of another kind, such as its name, or an option out of bounds.
+    """
+    for question in QUESTIONS:
+        answer, kind = getattr(method, question), get_type_hints(Method)[question]
+        if not isinstance(answer, kind):
+            raise InputError(
+                f"method.{question}: expected {kind.__name__}(…) or a subclass of it, got {shown(answer)}; a name can "
+                f"stand in a mapping, as in method={{'name': 'fedavg', {question!r}: …}}"
+            )
+        known = {option.name: option for option in registry.parameters(type(answer))}
+        what = f"{method.name}: {question} {getattr(answer, 'name', '')!r}"
+        registry.check(what, known, {name: getattr(answer, name) for name in known})
+    return method
 
 
 def made_by_function(make: Any, context: Context) -> Method | Algorithm:

@@ -26,6 +26,7 @@ from jcfl.runs.faults import attacked, faults_of
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import (
     Objects,
+    checked_method,
     checked_trainer,
     config_of_federation,
     made_by_function,
@@ -245,7 +246,7 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
         InputError: answers or add-ons are given for an Algorithm, which cannot be changed.
     """
     if method.is_placeholder and objects.method is not None:
-        found = objects.method
+        found = checked_method(objects.method) if isinstance(objects.method, Value) else objects.method
     else:
         found = registry.find("method", registered_name(method, "method"))(**without(method.options, QUESTIONS))
     if not isinstance(found, Value):
