@@ -85,6 +85,7 @@ class History:
     folder: Path | None = None  #: the folder of the run; None if nothing was written
     #: [m] numbers or text, the ids of the clients; 0 .. m-1 where the user gave none
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    predictor: Any = field(default=None, repr=False)  # of a run that has its `state`: see `jcfl.runs.predicting`
 
     def __post_init__(self) -> None:
         """Number the clients, where nobody has given them ids."""
@@ -108,6 +109,47 @@ class History:
             hint = f"; did you mean {meant!r}? There" if meant else "; there"
             raise KeyError(f"no score {score!r}{hint} are {', '.join(self.scores)}")
         return self.scores[score]
+
+    def predict(self, x: Any, clients: Any, *, seed: int | None = None) -> np.ndarray:
+        """The classes that clients predict for examples of theirs, as they predict for their test examples at the end.
+
+        Each client predicts with its own model, whatever the method's `answer` is: its cluster's model, its private
+        layers, several models that vote, local steps before. The federation is made again for it, so the first call
+        takes longer.
+
+        >>> import jcfl
+        >>> x = np.zeros((3, 8, 8, 1), np.uint8)
+        >>> settings = {"data": "digits", "scenario": {"name": "iid", "clients": 5}, "method": "fedavg", "rounds": 1}
+        >>> history = jcfl.run(settings)
+        >>> history.predict(x, clients=4).shape
+        (3,)
+
+        Args:
+            x: the examples as the federation has its own, before they are scaled: pixels from 0 to 255, or numbers.
+                A client of a rotated group sees its images rotated. [n, ...]
+            clients: the client of every example, or one for all: places in the federation, from 0; the place of an id
+                is `list(history.clients).index(id)`. [n] int or an int
+            seed: the seed whose models predict; the first one by default.
+
+        Returns:
+            The classes. [n] int
+
+        Raises:
+            InputError: the run has no state (one that was loaded, that failed, or in `others`), or the examples or
+                clients are not those of its federation.
+        """
+        return self.logits(x, clients, seed=seed).argmax(-1)
+
+    def logits(self, x: Any, clients: Any, *, seed: int | None = None) -> np.ndarray:
+        """As `predict`, but the logits of all classes. [n, c] float"""
+        if self.predictor is None or self.state is None:
+            raise InputError(
+                f"{self.name}: this history has no models; `jcfl.run('DIR/config.yaml', out='DIR', resume=True)` of a "
+                "complete run trains nothing and has them"
+            )
+        if seed is not None and seed not in self.seeds:
+            raise InputError(f"{self.name}: no seed {seed!r}; there are {', '.join(map(str, self.seeds))}")
+        return self.predictor(self.state, 0 if seed is None else self.seeds.index(seed), x, clients)
 
     def __repr__(self) -> str:
         """The run in a line: method, seeds, rounds, and the last scores that a terminal shows."""

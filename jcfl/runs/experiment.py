@@ -24,6 +24,7 @@ from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, tra
 from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config, read
 from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, smaller
+from jcfl.runs.predicting import Predictor
 from jcfl.runs.provenance import differences, fingerprint, settings
 from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
@@ -244,6 +245,8 @@ def execute(
     main, *rest = histories.values()
     main.others = {other.name: other for other in rest}
     main.folder = out
+    if main.state is not None:
+        main.predictor = Predictor(plan.config, plan.objects)
     return main
 
 

@@ -1,0 +1,108 @@
+"""Predictions of a trained run for examples that were not in its federation."""
+
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl.errors import InputError
+from jcfl.runs import devices
+from jcfl.runs.config import Config
+from jcfl.runs.objects import Objects
+from jcfl.runs.plan import Plan, planned
+from jcfl.types import Array, Federation, Split, State
+from jcfl.types.host import OnHost
+
+
+class Predictor:
+    """Predicts as the clients of a run do at its end; the federation is made again when it is first used."""
+
+    def __init__(self, config: Config, objects: Objects):
+        self.config = config.model_copy(update={"compare": (), "seeds": 1})
+        self.objects = objects
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: neither the federation nor programs."""
+        return {"config": self.config, "objects": self.objects}
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The run's plan.
+
+        Raises:
+            InputError: its examples or its clients' states do not fit the device.
+        """
+        found = planned(self.config, self.objects)
+        if found.context.resources.states_on_host or isinstance(found.federation.x, OnHost):
+            raise InputError("predict: the run's examples or its clients' states are on the host; not possible yet")
+        return found
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The method's `predict`, compiled once for each number of examples: `(state, federation) -> logits [r, c]`."""
+        (algorithm,) = self.plan.algorithms.values()
+        return jax.jit(lambda state, federation: algorithm.predict(state, federation)[1])
+
+    def __call__(self, states: State, lane: int, x: Any, clients: Any) -> np.ndarray:
+        """The logits of some clients' examples. [n, c]
+
+        Args:
+            states: the final states of all seeds, in NumPy. [seeds, ...]
+            lane: the place of the seed whose models predict.
+            x: the examples as the federation has its own, before they are scaled. [n, ...]
+            clients: whose each is, by their places in the federation, or one client's. [n] or []
+
+        Raises:
+            InputError: the examples have another shape or type than the federation's, or there is no such client.
+        """
+        federation = self.plan.federation
+        x = examples(federation, x)
+        owner = owners(federation, clients, len(x))
+        state = self.typed(jax.tree.map(lambda leaf: leaf[lane], states))
+        own = federation.at(state.round - 1).replace(drift=(), validation=())
+        order = owner.argsort(kind="stable")
+        wider = jnp.concatenate([jnp.asarray(own.x), jnp.asarray(x[order])])
+        size = np.bincount(owner, minlength=len(federation.groups))
+        leaves = np.arange(len(own.y), len(own.y) + len(x)), size.cumsum() - size, size
+        test = Split(*(jnp.asarray(leaf, jnp.int32) for leaf in leaves), width=int(size.max()))
+        whole = own.replace(x=wider, y=jnp.concatenate([own.y, jnp.zeros(len(x), own.y.dtype)]), test=test)
+        whole = devices.on_devices(whole, self.plan.context.resources.devices)
+        logits = np.asarray(self.compiled(state, whole))
+        return logits[order.argsort()]
+
+    def typed(self, state: State) -> State:
+        """The state with JAX's keys in place of their integers."""
+        (algorithm,) = self.plan.algorithms.values()
+        like = jax.eval_shape(algorithm.init, jax.random.key(0), self.plan.federation)
+
+        def leaf(shape: Any, value: Any) -> Array:
+            is_key = jnp.issubdtype(shape.dtype, jax.dtypes.prng_key)
+            return jax.random.wrap_key_data(jnp.asarray(value)) if is_key else jnp.asarray(value)
+
+        return jax.tree.map(leaf, like, state)
+
+
+def examples(federation: Federation, x: Any) -> np.ndarray:
+    """New examples, if they are like the federation's own. [n, ...]"""
+    x, own = np.asarray(x), federation.x
+    if x.ndim != own.ndim or x.shape[1:] != own.shape[1:] or not len(x):
+        form = ", ".join(map(str, own.shape[1:]))
+        raise InputError(f"predict: expected examples of shape [n, {form}], got {[*x.shape]}")
+    are_pixels = np.issubdtype(own.dtype, np.integer)
+    if are_pixels and not (np.issubdtype(x.dtype, np.integer) and x.min() >= 0 and x.max() <= 255):
+        raise InputError(f"predict: the federation's examples are pixels from 0 to 255 (uint8), got {x.dtype}")
+    if not are_pixels and not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
+        raise InputError(f"predict: expected finite numbers, got {x.dtype}")
+    return x.astype(own.dtype)
+
+
+def owners(federation: Federation, clients: Any, n: int) -> np.ndarray:
+    """The client of every example. [n] int"""
+    found, m = np.asarray(clients), len(federation.groups)
+    if not np.issubdtype(found.dtype, np.integer) or found.ndim > 1 or (found.ndim and len(found) != n):
+        raise InputError(f"predict: expected one client, or one for each of the {n} examples, got {clients!r}")
+    if found.size and not (found.min() >= 0 and found.max() < m):
+        raise InputError(f"predict: clients are numbers from 0 to {m - 1}, got {clients!r}")
+    return np.broadcast_to(found, (n,))

@@ -1,0 +1,60 @@
+"""Predictions of a trained run for examples that were not in its federation."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import jcfl
+from jcfl.errors import InputError
+
+ROTATED = {
+    "data": "digits",
+    "scenario": {"name": "rotated", "clients": 6, "angles": [0, 180], "held_out": 0.2},
+    "model": {"name": "mlp", "hidden": 4},
+    "train": {"lr": 0.1, "epochs": 2, "batch_size": 20},
+    "rounds": 2,
+}
+PRIVATE = {"name": "ifca", "clusters": 2, "train": {"name": "private", "layers": ["head"], "distinct": True}}
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedem", PRIVATE, {"name": "stocfl", "tau": "auto", "addons": [{"name": "finetune", "steps": 2}]}],
+    ids=["mixture", "private", "finetuned"],
+)
+def test_clients_predict_new_examples_as_they_predict_their_own(method):
+    """Of their test examples, shuffled and given as new ones, as many are right as the run says, for each seed."""
+    history, federation = jcfl.run(ROTATED, method=method, seeds=2), jcfl.federation(ROTATED)
+    x, y, test = np.asarray(federation.x), np.asarray(federation.y), federation.test
+    owner = np.random.default_rng(0).permutation(np.repeat(np.arange(6), test.size))
+    rows = np.zeros(len(owner), int)
+    for client in range(6):
+        rows[owner == client] = test.owned(client)
+    for lane, seed in enumerate(history.seeds):
+        right = history.predict(x[rows], owner, seed=seed) == y[rows]
+        accuracy = [right[owner == client].mean() for client in range(6)]
+        np.testing.assert_allclose(accuracy, history.accuracy_clients[lane, -1], atol=1e-6)
+    one = test.owned(3)
+    np.testing.assert_array_equal(history.predict(x[one], 3), history.logits(x[one], [3] * len(one)).argmax(-1))
+
+
+def test_what_cannot_be_predicted_is_refused(tmp_path):
+    history = jcfl.run(ROTATED, method="fedavg", out=tmp_path / "a")
+    pixels = np.zeros((2, 8, 8, 1), np.uint8)
+    for given, says in (
+        (((pixels[..., 0]), 0), r"shape \[n, 8, 8, 1\], got \[2, 8, 8\]"),
+        ((pixels / 255.0, 0), "pixels from 0 to 255"),
+        ((pixels, 6), "from 0 to 5, got 6"),
+        ((pixels, [0, 1, 2]), "each of the 2 examples"),
+        ((pixels, "0"), "each of the 2 examples"),
+    ):
+        with pytest.raises(InputError, match=says):
+            history.predict(*given)
+    with pytest.raises(InputError, match="no seed 7; there are 0"):
+        history.predict(pixels, 0, seed=7)
+    with pytest.raises(InputError, match="resume=True"):
+        jcfl.results.load(tmp_path / "a").predict(pixels, 0)
+    again = jcfl.run(tmp_path / "a" / "config.yaml", out=tmp_path / "a", resume=True)
+    np.testing.assert_array_equal(again.logits(pixels, 0), history.logits(pixels, 0))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(history)).logits(pixels, 0), history.logits(pixels, 0))
