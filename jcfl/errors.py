@@ -38,6 +38,9 @@ class TrainingError(RuntimeError):
 class Interrupted(KeyboardInterrupt):
     """The run was told to stop, and has written all that it needs to go on."""
 
+    def __init__(self) -> None:
+        super().__init__("stopped; with a folder, out=…, the run goes on where it was: call again with resume=True")
+
 
 class TooLarge(InputError):
     """What was requested does not fit into memory; nothing has been allocated."""

@@ -284,12 +284,17 @@ def not_boolean(value: Any) -> Any:
 
 
 def keywords_checked(function: Function) -> Function:
-    """The function with its keyword-only arguments checked and converted by their annotations, as options are."""
+    """The function with its keyword-only arguments checked and converted by their annotations, as options are.
+
+    A tracer is not checked, so that a method can be made inside of `jax.jit`, with an option as its argument.
+    """
     known = {parameter.name: parameter for parameter in parameters(function)}
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
-        own = {key: value for key, value in given.items() if key in known}
+        from jax.core import Tracer  # imports are slow; `jcfl --help` needs the registry without JAX
+
+        own = {key: value for key, value in given.items() if key in known and not isinstance(value, Tracer)}
         found = check(function.__name__, known, own)
         return function(*args, **{**given, **{key: found[key] for key in own}})
 
@@ -318,7 +323,10 @@ def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> st
         above, _, name = key.rpartition(".")
         return f"{above}{': ' * bool(above)}{unknown('key', name, keys(model, path[:-1]))}"
     got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
-    return f"{key}{': ' * bool(key)}{first['msg'][0].lower()}{first['msg'][1:]}{got}{more}"
+    said = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "tuple_type":  # a word of Python's, and not of YAML's
+        said = f"expected a list, such as [{shown(first['input'])}]"
+    return f"{key}{': ' * bool(key)}{said}{got}{more}"
 
 
 def keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:

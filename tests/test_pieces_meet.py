@@ -288,6 +288,18 @@ def test_a_method_made_in_python_is_checked(make, says):
         jcfl.run({"data": "digits", "scenario": "iid", "rounds": 1}, method=make())
 
 
+def test_a_method_can_be_made_inside_of_jit():
+    """A tracer has no value to check yet."""
+    shapes = jax.eval_shape(lambda tau: jnp.asarray(stocfl(tau=tau).group.tau), 0.5)
+    assert shapes.dtype == jnp.float32
+
+
+def test_an_option_beside_its_answer_is_told_how_to_leave_it_out():
+    says = r"^method\.similarity has no effect, because method\.compare .*: method\.similarity=plain$"
+    with pytest.raises(InputError, match=says):
+        jcfl.run("quickstart", method={"name": "stocfl", "similarity": "noise_corrected", "compare": "cosine"})
+
+
 def test_a_user_s_own_pieces_pass():
     """With fields that only JAX knows, or of any type."""
 

@@ -4,16 +4,19 @@ import dataclasses
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 import jcfl
 from jcfl import InputError, data, results
+from jcfl.errors import Interrupted
 from jcfl.methods import fedavg
 from jcfl.runs import choice
 from tests import folders, tiny
 
 RUN = {"method": "fedavg", "model": "linear", "rounds": 1}
+QUICK = {**RUN, "data": "digits", "scenario": {"name": "rotated", "clients": 4}, "train": {"lr": 0.1}}
 
 
 @pytest.mark.parametrize(
@@ -146,3 +149,30 @@ def test_a_metric_that_a_history_lacks_is_told_by_its_title(tmp_path):
         found["accuracy"]
     with pytest.raises(KeyError, match="no score 'zebra'; there are accuracy_micro, "):
         found["zebra"]
+
+
+def test_results_and_federations_print_in_a_line():
+    """And so do trees of anything in their place, which JAX makes and shows in its errors."""
+    history = jcfl.run(QUICK)
+    federation = jcfl.federation(QUICK)
+    assert "clients [4]" in repr(federation)
+    assert ".labels [1, 4]" in repr(history.state)
+    for one in (history, history.state, federation, jax.tree.map(lambda _: None, federation)):
+        assert "\n" not in repr(one)
+        assert len(repr(one)) < 800
+    swept = jcfl.sweep(QUICK, over={"seed": [0, 1]})
+    tuned = jcfl.tune({**QUICK, "scenario": {**QUICK["scenario"], "validation": 0.2}}, over={"train.lr": [0.1, 1.0]})
+    assert repr(swept).startswith("<Sweep: 2 points; oracle (chosen on test) by accuracy_micro: seed=")
+    assert repr(tuned).startswith("<Tuning: ")
+    assert "\n" not in repr(swept) + repr(tuned)
+
+
+def test_a_value_in_place_of_a_list_is_told_how_a_list_looks():
+    with pytest.raises(InputError, match=r"^compare: expected a list, such as \['fedavg'\], got 'fedavg'$"):
+        jcfl.run({**QUICK, "compare": "fedavg"})
+    with pytest.raises(InputError, match=r"angles: expected a list, such as \[90\], got 90$"):
+        jcfl.run(QUICK, scenario={"name": "rotated", "angles": 90})
+
+
+def test_an_interrupted_program_says_how_it_goes_on():
+    assert "resume=True" in str(Interrupted())

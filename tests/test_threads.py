@@ -18,7 +18,7 @@ from jcfl.runs import config, plan, programs
 registry.load()
 answers = {"describe": "subspace", "compare": "principal_angles", "group": {"name": "linkage", "clusters": 4}}
 changes = {"method": {"name": "clustered", **answers}, "scenario": {"name": "rotated", "clients": 30}, "compare": []}
-planned = plan.planned(config.read(config.loaded("quickstart") | changes, []))
+planned = plan.planned(config.read(config.unchecked("quickstart") | changes, []))
 (algorithm,) = planned.algorithms.values()
 compiled = programs.programs(algorithm, planned.federation, 3)
 for turn in range(30):

@@ -52,7 +52,7 @@ def refuse_replaced(method: Method) -> None:
             where = next(one for one in answers if getattr(other, one) != getattr(found, one))
             raise InputError(
                 f"method.{option.name} has no effect, because method.{where} takes the place of the answer that it "
-                f"belongs to; set it there, or leave it out"
+                f"belongs to; set it there, and leave it out here: method.{option.name}={option.default}"
             )
 
 

@@ -96,6 +96,13 @@ class Federation(struct.PyTreeNode):
     drift: Drift | tuple[()] = ()  #: how clients' data change between rounds; () where they do not
     ids: Ids = struct.field(pytree_node=False, default=Ids())  #: the ids that the user gave; see `clients`
 
+    def __repr__(self) -> str:
+        """The federation in a line: the shapes of its arrays."""
+        arrays = {"examples": self.x, "clients": self.groups}
+        arrays |= {name: getattr(split, "rows", ()) for name, split in self.splits.items()}
+        shapes = [f"{name} {[*getattr(array, 'shape', ())]}" for name, array in arrays.items()]  # JAX also puts others
+        return f"<Federation {self.name}: {', '.join([*shapes, f'{self.classes} classes'])}>"
+
     @property
     def clients(self) -> np.ndarray:
         """The id of every client, as the user gave it; 0 .. m-1 where she gave none. [m] numbers or text"""
@@ -233,6 +240,12 @@ class State(struct.PyTreeNode):
     clients: Any = struct.field(default_factory=dict)  #: the states that clients keep, by name, each [m, ...]
     server: Any = struct.field(default_factory=dict)  #: what the server keeps of each cluster, by name, each [k, ...]
     stopping: Any = ()  #: what a stop condition keeps, see `jcfl.core.stopping`; () without one
+
+    def __repr__(self) -> str:
+        """The state in a line: the shape of every array, by its path."""
+        leaves = jax.tree_util.tree_flatten_with_path(self)[0]
+        shapes = [f"{jax.tree_util.keystr(path)} {[*getattr(leaf, 'shape', ())]}" for path, leaf in leaves]
+        return f"<State {', '.join(shapes)}>"
 
     @property
     def ended(self) -> Array | int:

@@ -72,20 +72,22 @@ NEEDED = {
 
 LINKAGE = "'method.group={name: linkage, clusters: 4}'"
 LOSSES = "method=clustered method.describe=losses method.compare=itself method.when=every"
+LEAST = f"{LOSSES} method.group=least method.train=distinct"
 SETTLED = "method=clustered method.describe=update method.compare=cosine method.group=bipartition method.when=settled"
 MIXTURE = f"{LOSSES} method.group=em method.train=all_models method.answer=mixture"
 
 EXAMPLES = {
     "describe": f"method=clustered method.describe=NAME method.compare=cosine {LINKAGE}",
     "describe nothing": "method=clustered method.describe=nothing",
-    "describe losses": f"{LOSSES} method.group=least",
+    "describe losses": LEAST,
     "describe subspace": f"method=clustered method.describe=subspace method.compare=principal_angles {LINKAGE}",
     "describe accumulated": "method=clustered method.describe=accumulated method.compare=cosine "
     f"{LINKAGE} 'method.when={{name: once, at: 10}}'",
     "compare": f"method=clustered method.describe=gradient method.compare=NAME {LINKAGE}",
     "compare nothing": "method=clustered method.compare=nothing",
-    "compare itself": f"{LOSSES} method.group=least",
-    "compare noise_corrected": "method=stocfl method.compare=noise_corrected",
+    "compare itself": LEAST,
+    "compare noise_corrected": "method=clustered method.describe=gradient method.compare=noise_corrected "
+    "'method.group={name: merge, tau: 0.5}' method.when=arrival",
     "compare kl": f"method=clustered method.describe=labels method.compare=kl {LINKAGE}",
     "compare principal_angles": f"method=clustered method.describe=subspace method.compare=principal_angles {LINKAGE}",
     "compare layer": "model.name=cnn_fashion method=clustered 'method.describe={name: model, part: kernels}' "
@@ -95,14 +97,15 @@ EXAMPLES = {
     "group together": "method=clustered method.group=together",
     "group alone": "scenario.clients=20 method=clustered method.group=alone",
     "group linkage": f"method=clustered method.describe=gradient method.compare=cosine {LINKAGE}",
-    "group least": f"{LOSSES} method.group=least",
+    "group least": LEAST,
     "group em": MIXTURE,
     "group bipartition": f"{SETTLED} participation=1",
     "when": "method=wecfl method.when=NAME",
     "when arrival": "method=stocfl method.when=arrival",
     "when settled": f"{SETTLED} participation=1",
-    "training": "method=ifca method.train=NAME",
-    "training tied": "method=ifca 'method.train={name: tied, layers: [backbone]}'",
+    "training": "method=ifca 'method.train={name: NAME, distinct: true}'",
+    "training distinct": "method=ifca method.train=distinct",
+    "training tied": "method=ifca 'method.train={name: tied, layers: [backbone], distinct: true}'",
     "training private": "method=fedavg 'method.train={name: private, layers: [head]}'",
     "training all_models": MIXTURE,
     "training nothing": "method=stocfl method.train=nothing",

@@ -63,7 +63,7 @@ class Search(NamedTuple):
         return plain({**how, "spaces": axes, "config": self.config.model_dump(exclude={*FILLED_IN, "data_dir"})})
 
 
-@dataclass
+@dataclass(repr=False)
 class Tuning:
     """Every trial of every method, in their order."""
 
@@ -72,6 +72,11 @@ class Tuning:
     trials: list[Trial]
     search: Search  #: what was searched, and how
     compilations: int  #: how often a program was compiled
+
+    def __repr__(self) -> str:
+        """The search in a line: how many trials, and the best of each method."""
+        best = [f"{title} {trial.score:.4f} by {trial.values}" for title, trial in self.best().items()]
+        return f"<Tuning: {'; '.join([f'{len(self.trials)} trials', f'best {self.by}', *best])}>"
 
     @property
     def by(self) -> str:

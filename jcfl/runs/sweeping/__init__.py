@@ -34,7 +34,7 @@ ASK = "keep a share of the training examples for it: scenario.validation=0.1, or
 """What to do where there are no validation examples."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Sweep:
     """Every point of a sweep with its history."""
 
@@ -43,6 +43,13 @@ class Sweep:
     histories: list[History]
     by: str  #: the score that decides which point is best
     compilations: int  #: how often a program was compiled
+
+    def __repr__(self) -> str:
+        """The sweep in a line: how many points, and the best of them."""
+        best = self.best()
+        parts = [f"{len(self.points)} points"]
+        parts += [] if best is None else [f"{self.chosen}: {self.points[best].name}", repr(self.histories[best])]
+        return f"<Sweep: {'; '.join(parts)}>"
 
     @property
     def chosen(self) -> str:
