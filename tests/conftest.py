@@ -16,6 +16,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a f
     # A program in one piece takes a seventh less than one cut into 32 for threads: both cores have a test process each.
     whole = "--xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{quick} {whole} {os.environ.get('XLA_FLAGS', '')}".strip()
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # 1/20 of a test's time went into naming source lines
 gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it
 jcfl.use_cache()  # the test processes share the programs that they compile
 

@@ -21,9 +21,9 @@ CONFIG = {
     "model": {"name": "mlp", "hidden": 8},
     "method": {"name": "ifca", "clusters": 2},
     "train": {"lr": 0.1, "epochs": 1},
-    "rounds": 600,
+    "rounds": 300,
     "participation": 0.5,
-    "evaluate_every": 200,
+    "evaluate_every": 100,
     "checkpoint_every": 0.1,
 }
 COMMAND = [sys.executable, "-c", "from jcfl.cli import main; main()", "run"]
@@ -88,7 +88,7 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
 
     assert cli.status(["run", str(config), "--quiet", "--out", str(tmp_path / "one")]) == 0
     (two, labels), (one, others) = figures(folder), figures(tmp_path / "one")
-    assert set(two) == set(one) == {200, 400, 600}
+    assert set(two) == set(one) == {100, 200, 300}
     np.testing.assert_array_equal(labels, others)
     np.testing.assert_allclose([two[round] for round in one], list(one.values()), atol=0.01)
 

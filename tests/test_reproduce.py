@@ -223,7 +223,7 @@ def test_results_of_another_machine_are_shown_where_there_is_no_run(made, capsys
         ("printed", {"mean": 13.0, "std": 40.0}, "add.json: FedAvg, rotated: printed is 13.0 ± 40.0; expected: 12.0"),
         ("ours", {"values": [1]}, "add.json: FedAvg, rotated has 1 seeds; expected: 2"),
         ("columns", ["rotated"], "3 cells in the row 'FedAvg' of 1 columns"),
-        ("rows", 5, "rows: input should be a valid array, got 5"),
+        ("rows", 5, "rows: expected a list, such as [5], got 5"),
     ],
 )
 def test_files_of_other_results_are_refused_before_training(made, capsys, key, value, said):

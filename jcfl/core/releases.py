@@ -23,7 +23,7 @@ class Release(NamedTuple):
     """
 
     what: str
-    noise: float  # standard deviation of the noise, in units of the clip; of several sums together, as if of one
+    noise: float  # standard deviation of the noise / clip; of several sums, that of one sum that costs the same privacy
     first: int = 0  # the round in which it is sent first
     last: int | None = None  # the round after the last; None: until the run ends
     once: bool = False  # whether a client sends it once in all
@@ -32,7 +32,7 @@ class Release(NamedTuple):
     def text(self) -> str:
         """What is sent, how often and from whom, in words."""
         often = "once" if self.once else "each round"
-        return f"{self.what}, {often}" + ", the cohort being secret" * self.sampled
+        return f"{self.what}, {often}" + ", the cohort is secret" * self.sampled
 
     def times(self, rounds: range) -> int:
         """In how many of some consecutive rounds it is sent."""
