@@ -82,8 +82,8 @@ def run(
 
     Returns:
         The history of the first method; its `others` has those of `compare`, by name. `history["accuracy_micro"]` is
-        [seeds, evaluations], a share in [0, 1]; NaN at evaluations that a seed has not reached. With `compare`, a method
-        that diverged has the reason as `failed` in its `summary`.
+        [seeds, evaluations], a share in [0, 1]; NaN at evaluations that a seed has not reached. With `compare`, a
+        method that diverged has the reason as `failed` in its `summary`.
 
     Raises:
         InputError: an argument is wrong; nothing has been trained or written.
