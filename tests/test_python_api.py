@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jcfl
-from jcfl import InputError, data, results
+from jcfl import InputError, cli, data, registry, results
 from jcfl.errors import Interrupted
 from jcfl.methods import fedavg
 from jcfl.runs import choice
@@ -176,3 +176,18 @@ def test_a_value_in_place_of_a_list_is_told_how_a_list_looks():
 
 def test_an_interrupted_program_says_how_it_goes_on():
     assert "resume=True" in str(Interrupted())
+
+
+def test_a_run_with_a_piece_of_a_program_is_resumed_there(tmp_path, capsys):
+    @registry.register("method", "mine")
+    def mine():
+        """A method that only this test knows."""
+        return fedavg()
+
+    place = str(tmp_path / "run")
+    jcfl.run(QUICK, method="mine", out=place)
+    assert len(jcfl.run(f"{place}/config.yaml", rounds=2, out=place, resume=True).rounds) == 2
+    del registry._TABLES["method"]["mine"]
+    assert cli.status(["run", "--resume", place]) == 2
+    said = capsys.readouterr().err
+    assert "config.yaml: unknown method 'mine'" in said and f"out={place!r}, resume=True)" in said

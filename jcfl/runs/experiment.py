@@ -162,7 +162,10 @@ def configuration(folder: Path) -> Config:
     try:
         return read(file)
     except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        raise InputError(
+            f"{file}: {error}; a piece of your own is known in the program that registers it, which can resume the "
+            f"run: jcfl.run({str(file)!r}, out={str(folder)!r}, resume=True)"
+        ) from None
 
 
 def saved(folder: Path) -> dict[str, Any] | None:
