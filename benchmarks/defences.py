@@ -5,7 +5,7 @@
 
 40 clients hold scikit-learn's digits, and all of them train in every round. `fedavg` is one model on identically
 distributed clients. `stocfl` is on two groups whose images are turned by 0 and 180 degrees, so there are about 20
-clients in a cluster; its threshold is the quickstart's, which was chosen with true groups in view. Defences are told a
+clients in a cluster; its threshold 0.43 was chosen with true groups in view. Defences are told a
 share of 0.3 attackers where they take one; no option of theirs was tuned. The sweep's folder is `runs/defences-NAME`;
 started again, it goes on where it stopped. It writes a table and a figure.
 """
