@@ -289,13 +289,17 @@ def keywords_checked(function: Function) -> Function:
     A tracer is not checked, so that a method can be made inside of `jax.jit`, with an option as its argument.
     """
     known = {parameter.name: parameter for parameter in parameters(function)}
+    signature = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.values())
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         from jax.core import Tracer  # imports are slow; `jcfl --help` needs the registry without JAX
 
-        own = {key: value for key, value in given.items() if key in known and not isinstance(value, Tracer)}
-        found = check(function.__name__, known, own)
+        traced = {key for key, value in given.items() if isinstance(value, Tracer)}
+        unknown = set() if takes_any else given.keys() - signature.keys()  # which `check` refuses
+        own = {key: given[key] for key in given if key in known.keys() - traced | unknown}
+        found = check(function.__name__, {key: known[key] for key in known if key not in traced}, own)
         return function(*args, **{**given, **{key: found[key] for key in own}})
 
     return call  # pyright: ignore[reportReturnType]

@@ -10,18 +10,22 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jcfl
+from jcfl import registry
 from jcfl.core.attacks import Gaussian
 from jcfl.core.faults import Faults
 from jcfl.core.method import Aggregate, Mean, Train
 from jcfl.core.neutral import Once
 from jcfl.core.stopping import Converged
 from jcfl.core.terms import Distillation, LossTerm, Proximal
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from jcfl.grouping.compare import DecomposedCosine, KullbackLeibler, PrincipalAngles
 from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace
 from jcfl.grouping.groups import KMeans
-from jcfl.methods import cfl, ditto, fedavg, ifca, local, oneshot_kmeans, stocfl, wecfl
+from jcfl.methods import cfl, ditto, fedavg, fesem, ifca, local, oneshot_kmeans, stocfl, wecfl
+from jcfl.methods.addons import extended
+from jcfl.runs import config
 from jcfl.runs.objects import checked_method
+from jcfl.runs.plan import planned
 from tests import plain, tiny
 from tests.groups import run, split_as, state, two_groups, vectors
 
@@ -156,20 +160,27 @@ def test_clusters_of_different_starts_train_in_any_way(train):
 # Attacks
 
 
+def with_and_without_attack(method) -> tuple[Any, Any]:
+    """The states after a round without attackers, and with two that send noise."""
+    data = replace(tiny.federation(), hostile=np.arange(8) < 2)
+    attacked = tiny.setting(data=data).with_context(faults=Faults(attack=Gaussian(share=0.25, sigma=100.0)))
+    clean, forged = (tiny.run(tiny.built(method, here), 1, data=data) for here in (tiny.setting(), attacked))
+    return clean, forged
+
+
 def test_models_that_stay_with_their_clients_are_not_forged():
     """Ditto's personal models are never sent, so an attack on uploads leaves them as they were trained."""
-    hostile = np.arange(8) < 2
-    data = replace(tiny.federation(), hostile=hostile)
-    attacked = tiny.setting(data=data).with_context(faults=Faults(attack=Gaussian(share=0.25, sigma=100.0)))
-    clean, forged = (tiny.run(tiny.built(ditto(lam=0.0), here), 1, data=data) for here in (tiny.setting(), attacked))
+    clean, forged = with_and_without_attack(ditto(lam=0.0))
     tiny.same(clean.clusters, forged.clusters, 1e-6)
     assert np.abs(plain.vectors(forged.shared, 1)[-1]).max() > 10
+    tiny.same(*(state.clusters for state in with_and_without_attack(local())), 1e-6)
 
 
-def test_an_attack_on_uploads_is_refused_where_nothing_is_sent():
-    attacked = tiny.setting().with_context(faults=Faults(attack=Gaussian(share=0.25)))
-    with pytest.raises(InputError, match=r"local.*label_flip"):
-        tiny.built(local(), attacked)
+def test_attackers_send_forged_models_at_the_end_of_a_warm_up():
+    """Clients train alone before FeSEM with CAM; the server gets their models when the warm-up ends."""
+    clean, forged = with_and_without_attack(extended(fesem(clusters=2), [{"name": "cam", "warmup": 1}]))
+    largest = [max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(one.clusters)) for one in (clean, forged)]
+    assert largest[0] < 10 < largest[1]
 
 
 # One grouping for all
@@ -248,8 +259,6 @@ def test_shares_of_classes_with_noise_are_shares_still():
     [
         ({"privacy": {"noise": 1.0}}, "privacy.noise.*privacy.clip"),
         ({"privacy": {"clip": 1.0, "description_noise": 1.0}}, "description_noise.*description_clip"),
-        ({"reliability": {"window": 0.3}}, "reliability.window.*reliability.period"),
-        ({"reliability": {"late": "lost"}}, "reliability.late.*reliability.stragglers"),
         ({"method": {"name": "fesem", "shots": [5, 2]}}, r"shots.*\[5, 2\]"),
         ({"method": {"name": "fesem", "shots": [-3, 2]}}, "shots"),
         ({"method": {"name": "clustered", "when": {"name": "window", "first": 4, "last": 4}}}, "window.*first.*last"),
@@ -270,6 +279,28 @@ def test_an_option_that_would_do_nothing_is_refused(given, says):
         jcfl.run({"data": "digits", "scenario": "iid", "rounds": 1, "method": "fedavg", **given})
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"reliability": {"window": 0.3}}, "reliability.window has no effect"),
+        ({"reliability": {"late": "lost"}}, "reliability.late has no effect"),
+        ({"method": "local", "attack": "gaussian"}, "local: .* the attack gaussian has no effect"),
+    ],
+    ids=str,
+)
+def test_what_does_nothing_in_a_baseline_is_told(given, says):
+    """A sweep over stragglers may begin with none, and local training is a baseline under every attack."""
+    with pytest.warns(Notice, match=says):
+        planned(config.read({"data": "digits", "scenario": "iid", "rounds": 1, "method": "fedavg", **given}))
+
+
+def test_features_of_a_private_backbone_have_nothing_to_contrast():
+    """All models have the client's own backbone then, so that their features are equal."""
+    with pytest.raises(InputError, match="contrastive term on features"):
+        method = extended(wecfl(clusters=2), [{"name": "con_rep"}]).with_train(private=("backbone",))
+        tiny.built(method, tiny.setting())
+
+
 # Methods made in Python
 
 
@@ -281,6 +312,8 @@ def test_an_option_that_would_do_nothing_is_refused(given, says):
         (lambda: replace(cfl(), when="once"), r"method\.when: expected When\(…\).*got 'once'"),
         (lambda: replace(wecfl(), group=KMeans(clusters=0)), "wecfl: group 'kmeans': clusters: .* got 0"),
         (lambda: replace(fedavg(), train=Train(models="both")), "fedavg: train 'local': models: .*got 'both'"),
+        (lambda: lambda context: replace(cfl(), when="once"), r"method\.when: expected When\(…\).*got 'once'"),
+        (lambda: stocfl(lamb=1), "stocfl: .*'lamb'.* 'lam'"),
     ],
 )
 def test_a_method_made_in_python_is_checked(make, says):
@@ -289,7 +322,13 @@ def test_a_method_made_in_python_is_checked(make, says):
 
 
 def test_a_method_can_be_made_inside_of_jit():
-    """A tracer has no value to check yet."""
+    """A tracer has no value to check yet, also where an option has no default."""
+
+    @registry.register("method", "required")
+    def required(*, lam: float):
+        return replace(fedavg(), train=Train(terms=(Proximal(lam, "start"),)))
+
+    assert jax.eval_shape(lambda lam: jnp.asarray(required(lam=lam).train.terms[0].weight), 0.5).dtype == jnp.float32
     shapes = jax.eval_shape(lambda tau: jnp.asarray(stocfl(tau=tau).group.tau), 0.5)
     assert shapes.dtype == jnp.float32
 
@@ -309,4 +348,22 @@ def test_a_user_s_own_pieces_pass():
         rates: jax.Array | None = None
 
     method = replace(fedavg(), aggregate=Aggregate(rule=Mine(table={1: 2}, rates=jnp.ones(3))))
+    assert checked_method(method) is method
+
+
+def test_a_user_s_annotations_need_not_be_known_here():
+    """As those of modules that only type checkers import."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Mean):
+        table: "pandas.DataFrame | None" = None  # noqa: F821  # pyright: ignore
+
+    method = replace(fedavg(), group=replace(fedavg().group), aggregate=Aggregate(rule=Mine()))
+    assert checked_method(method) is method
+
+    @dataclass(frozen=True, kw_only=True)
+    class Near(KMeans):
+        table: "pandas.DataFrame | None" = None  # noqa: F821  # pyright: ignore
+
+    method = replace(wecfl(), group=Near(clusters=2))
     assert checked_method(method) is method

@@ -1,5 +1,6 @@
 """Predictions of a trained run for examples that were not in its federation."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import jcfl
 from jcfl.errors import InputError
+from jcfl.methods import fedavg
 
 ROTATED = {
     "data": "digits",
@@ -37,6 +39,18 @@ def test_clients_predict_new_examples_as_they_predict_their_own(method):
         np.testing.assert_allclose(accuracy, history.accuracy_clients[lane, -1], atol=1e-6)
     one = test.owned(3)
     np.testing.assert_array_equal(history.predict(x[one], 3), history.logits(x[one], [3] * len(one)).argmax(-1))
+
+
+def test_histories_are_pickled_without_clients_data_and_with_any_method():
+    """Neither the examples that a user passed nor her functions are in the file; a copy in memory predicts."""
+    federation = jcfl.federation(ROTATED)
+    history = jcfl.run(federation, method=lambda context: fedavg(), rounds=1)
+    stored = pickle.dumps(history)
+    assert len(stored) < np.asarray(federation.x).nbytes
+    one = np.asarray(federation.x)[:1]
+    np.testing.assert_array_equal(copy.deepcopy(history).predict(one, 0), history.predict(one, 0))
+    with pytest.raises(InputError, match="passed in Python"):
+        pickle.loads(stored).predict(one, 0)
 
 
 def test_what_cannot_be_predicted_is_refused(tmp_path):

@@ -137,11 +137,6 @@ def check(method: Method, context: Context) -> None:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
     if isinstance(rule, Matched) and train.private:
         raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
-    if context.faults.attack.forges and method.group.alone and not method.trains_shared:
-        raise InputError(
-            f"{name}: every client is alone, so no attacker sends a model that it could forge; leave the attack out, "
-            "or set attack=label_flip"
-        )
     grouped = "model" in method.group.keeps(method, context)
     if (context.measures_quality or context.models_at) and train.active:
         measuring.refuse(method, context)

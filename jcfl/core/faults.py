@@ -111,16 +111,13 @@ def after_training(
     labels = jnp.maximum(state.labels[cohort.who], 0)
     sent, shared = trees.take(state.clusters, labels), trees.stack(state.shared, labels.size)
     if faults.attack.forges:
-        hostile = federation.hostile[cohort.who]
-        crowd = Crowd(
-            cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, trees.count(state.clusters)
-        )
-        forge = lambda: with_forgeries(faults.attack, key, sent, uploads.cluster, crowd)
+        members = crowd(cohort, labels, trees.count(state.clusters), federation)
+        forge = lambda: forged(faults, key, sent, uploads.cluster, members)
         cluster = uploads.cluster if alone else forge()  # a client's own model is not sent
         common = uploads.shared
         if trains_shared:
-            whole = crowd._replace(cluster=jnp.zeros_like(labels), k=1)
-            common = with_forgeries(faults.attack, key, shared, uploads.shared, whole)
+            whole = members._replace(cluster=jnp.zeros_like(labels), k=1)
+            common = forged(faults, key, shared, uploads.shared, whole)
         elif jax.tree.leaves(common):
             common = cluster
         uploads = uploads.replace(cluster=cluster, shared=common)
@@ -143,6 +140,23 @@ def after_training(
         state = counted(state, "suspected", cohort.who, suspected)
         cohort = Cohort(cohort.who, cohort.present & ~suspected)
     return state, cohort, uploads
+
+
+def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation) -> Crowd:
+    """The attackers and the honest clients among a cohort in k clusters, in a federation that says who attacks."""
+    hostile = federation.hostile[cohort.who] if federation.is_attacked else jnp.zeros_like(cohort.present)
+    return Crowd(cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, k)
+
+
+def forged(faults: Faults, key: Key, sent: Models, uploads: Models, crowd: Crowd) -> Models:
+    """The uploads as the server receives them: with the forgeries of attackers, if they forge. [s, ...]
+
+    Args:
+        key: of the stream TRAIN.
+        sent: the models that the clients were sent. [s, ...]
+        uploads: what they trained. [s, ...]
+    """
+    return with_forgeries(faults.attack, key, sent, uploads, crowd) if faults.attack.forges else uploads
 
 
 def counted(state: State, name: str, who: Array, which: Array) -> State:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import evaluation, server
+from jcfl.core import evaluation, faults, server
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
-from jcfl.core.streams import Stream, stream
-from jcfl.types import VOTER, Algorithm, Array, Cohort, Federation, Key, State
+from jcfl.core.streams import Stream, round_keys, stream
+from jcfl.types import VOTER, Algorithm, Array, Cohort, Federation, Key, Models, State
 
 
 def after_phase(phase: Phase, end: int, first: Algorithm, context: Context, algorithm: Algorithm) -> Algorithm:
@@ -61,12 +61,15 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         after = first.step(state.replace(clusters=own, labels=labels, memory=(), clients={}, server={}), federation)
         clients = state.clients | {"model": after.clusters}
         state = state.replace(clients=clients, round=after.round, failed=after.failed, seen=after.seen)
-        return jax.lax.cond(state.round == end, lambda: cluster(state, federation), lambda: state)
+        return jax.lax.cond(state.round == end, lambda: cluster(state, own, federation), lambda: state)
 
-    def cluster(state: State, federation: Federation) -> State:
+    def cluster(state: State, before: Models, federation: Federation) -> State:
         members = Cohort(everyone, state.seen & (state.round <= federation.depart))
         assert grouping.after is not None
-        models = state.clients["model"]
+        # The server gets the clients' models only now: nobody has a cluster, and attackers look at all of them.
+        key, nobody = round_keys(state.key, state.round - 1).train, jnp.zeros_like(everyone)
+        crowd = faults.crowd(members, nobody, 1, federation)
+        models = faults.forged(context.faults, key, before, state.clients["model"], crowd)
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
         return grouped.replace(clusters=trees.select(total > 0, clusters, grouped.clusters))

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Cohort, Key
 
@@ -104,14 +103,4 @@ def random(
     ] = WINDOW,
 ) -> Reliability:
     """Each client is sometimes unavailable or slow, or its upload is lost, independently of others."""
-    if not period and window != WINDOW:
-        raise InputError(
-            f"reliability.window is a share of reliability.period, which is 0, so {window:g} would have no effect; set "
-            "reliability.period to a number of rounds, or leave window out"
-        )
-    if late == "lost" and stragglers == 0:
-        raise InputError(
-            "reliability.late says what becomes of slow clients, and reliability.stragglers is 0, so none is slow; set "
-            "reliability.stragglers above 0, or leave late out"
-        )
     return Reliability(dropout=dropout, stragglers=stragglers, late=late, period=period, window=window)

@@ -141,6 +141,11 @@ class ContrastiveFeatures(LossTerm):
     sends: ClassVar[Literal["nothing", "shared", "all"]] = "all"
     passes: ClassVar[bool] = True
 
+    @property
+    def on(self) -> On:
+        """The parameters on which it depends."""
+        return "backbone" if self.of == "features" else "everything"
+
     def __str__(self) -> str:
         """What is compared, and how strongly."""
         return f"contrastive term on {self.of}, weight {number(self.weight)}"

@@ -1,5 +1,6 @@
 """The answers that a configuration gives in place of a method's own."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,8 +53,13 @@ def refuse_replaced(method: Method) -> None:
             where = next(one for one in answers if getattr(other, one) != getattr(found, one))
             raise InputError(
                 f"method.{option.name} has no effect, because method.{where} takes the place of the answer that it "
-                f"belongs to; set it there, and leave it out here: method.{option.name}={option.default}"
+                f"belongs to; set it there, and leave it out here: method.{option.name}={written(option.default)}"
             )
+
+
+def written(value: Any) -> str:
+    """A default as one writes it in YAML: `null`, `true`, `[a]`."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """What may go wrong in a run, from its configuration: attackers in the federation, and unreliable clients."""
 
+from collections.abc import Iterator, Mapping
+
 from jcfl import registry
 from jcfl.core.attacks import Attack
 from jcfl.core.faults import Faults
+from jcfl.core.method import Method
+from jcfl.core.reliability import WINDOW
 from jcfl.data import hostile
 from jcfl.runs.config import Config
 from jcfl.types import Federation
@@ -15,6 +19,21 @@ def faults_of(config: Config) -> Faults:
         for section, piece in (("attack", config.attack), ("reliability", config.reliability))
     )
     return Faults(attack, reliability, config.on_divergence)
+
+
+def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method | None]) -> Iterator[str]:
+    """What a configuration says of attackers and of slow or absent clients that changes nothing, a line each.
+
+    It is allowed, because a comparison may have a baseline, and a sweep a point, in which it changes nothing.
+    """
+    for title, method in methods.items():
+        if attack.forges and method is not None and method.group.alone and not method.trains_shared:
+            yield f"{title}: every client is alone and sends no model, so the attack {attack.name} has no effect"
+    given = config.reliability.options
+    if given.get("late") == "lost" and not given.get("stragglers"):
+        yield "reliability.late has no effect, because reliability.stragglers is 0, so that no client is slow"
+    if given.get("window", WINDOW) != WINDOW and not given.get("period"):
+        yield "reliability.window has no effect, because it is a share of reliability.period, which is 0"
 
 
 def attacked(federation: Federation, attack: Attack, config: Config) -> Federation:

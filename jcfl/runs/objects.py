@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from inspect import isfunction, signature
 from typing import Any, NamedTuple, get_type_hints
 
+from jax.core import Tracer
+from pydantic import PydanticUserError
+
 from jcfl import registry
 from jcfl.core.context import Context
 from jcfl.core.local import Trainer
@@ -117,10 +120,23 @@ def checked_method(method: Method) -> Method:
                 f"method.{question}: expected {kind.__name__}(…) or a subclass of it, got {shown(answer)}; a name can "
                 f"stand in a mapping, as in method={{'name': 'fedavg', {question!r}: …}}"
             )
-        known = {option.name: option for option in registry.parameters(type(answer))}
-        what = f"{method.name}: {question} {getattr(answer, 'name', '')!r}"
-        registry.check(what, known, {name: getattr(answer, name) for name in known})
+        refuse_bad_fields(f"{method.name}: {question} {getattr(answer, 'name', '')!r}", answer)
     return method
+
+
+def refuse_bad_fields(what: str, answer: Any) -> None:
+    """Refuse an answer whose fields are not what their annotations say.
+
+    Nothing is checked if the annotations of a user's class cannot be read here: names that only type checkers import,
+    a class inside of a function, a field that only `__init__` has. Traced fields are not checked.
+    """
+    try:
+        known = {option.name: option for option in registry.parameters(type(answer))}
+        values = {name: getattr(answer, name) for name in known}
+        concrete = {name: value for name, value in values.items() if not isinstance(value, Tracer)}
+        registry.check(what, {name: known[name] for name in concrete}, concrete)
+    except (NameError, AttributeError, TypeError, PydanticUserError):
+        return
 
 
 def made_by_function(make: Any, context: Context) -> Method | Algorithm:

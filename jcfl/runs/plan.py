@@ -1,5 +1,6 @@
 """From a configuration, and objects that a user passed in Python, to a run that is built and checked."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,14 +16,14 @@ from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
 from jcfl.core.stopping import with_stop
 from jcfl.data import soundness
-from jcfl.errors import InputError, TooLarge
+from jcfl.errors import InputError, Notice, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import accounting, automatic, devices, hosts, schedules
 from jcfl.runs.answers import refuse_replaced, with_answers, without
 from jcfl.runs.config import Config, checked, unchecked
 from jcfl.runs.environment import made_by
-from jcfl.runs.faults import attacked, faults_of
+from jcfl.runs.faults import attacked, faults_of, without_effect
 from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import (
     Objects,
@@ -94,8 +95,15 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
         InputError: data is missing or corrupt, the federation cannot be made, options exclude each other, or several
             hosts were given different configurations, files or versions.
     """
-    if not automatic.is_open(config):
-        return settled(config, objects, lanes)
+    plan = settled(config, objects, lanes) if not automatic.is_open(config) else with_decisions(config, objects, lanes)
+    methods = {title: one.method for title, one in plan.algorithms.items()}
+    for line in without_effect(plan.config, plan.context.faults.attack, methods):
+        warnings.warn(line, Notice, stacklevel=2)
+    return plan
+
+
+def with_decisions(config: Config, objects: Objects, lanes: int | None) -> Plan:
+    """The plan of a configuration with options that are `auto`; see `planned`."""
     federation = objects.federation if objects.federation is not None else federation_of(config)
     made = objects._replace(federation=federation)
     checked = settled(automatic.with_stand_ins(config), made, lanes)  # what cannot run is refused before anything is
@@ -246,13 +254,13 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
         InputError: answers or add-ons are given for an Algorithm, which cannot be changed.
     """
     if method.is_placeholder and objects.method is not None:
-        found = checked_method(objects.method) if isinstance(objects.method, Value) else objects.method
+        found = objects.method
     else:
         found = registry.find("method", registered_name(method, "method"))(**without(method.options, QUESTIONS))
     if not isinstance(found, Value):
         found = made_by_function(found, context)
     if isinstance(found, Value):
-        whole = with_answers(found, method.options)
+        whole = with_answers(checked_method(found), method.options)
         return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
     if context.privacy.is_on:
         raise InputError(f"privacy: method {method.name!r} is no Method with answers, so what it sends is not known")

@@ -1,5 +1,6 @@
 """Predictions of a trained run for examples that were not in its federation."""
 
+import pickle
 from functools import cached_property
 from typing import Any
 
@@ -24,8 +25,19 @@ class Predictor:
         self.objects = objects
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: neither the federation nor programs."""
-        return {"config": self.config, "objects": self.objects}
+        """What is pickled: no programs, no federation, and of the user's objects those that can be."""
+        own = {name: value for name, value in self.objects._asdict().items() if name != "federation"}
+        return {
+            "config": self.config,
+            "objects": Objects(**{name: value for name, value in own.items() if kept(value)}),
+        }
+
+    def __copy__(self) -> "Predictor":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Predictor":
+        """Itself, because nothing changes it; a copy made by `__getstate__` would lack the federation."""
+        return self
 
     @cached_property
     def plan(self) -> Plan:
@@ -82,6 +94,15 @@ class Predictor:
             return jax.random.wrap_key_data(jnp.asarray(value)) if is_key else jnp.asarray(value)
 
         return jax.tree.map(leaf, like, state)
+
+
+def kept(value: Any) -> bool:
+    """Whether an object can be pickled."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # an object's own code may raise anything
+        return False
+    return True
 
 
 def examples(federation: Federation, x: Any) -> np.ndarray:
