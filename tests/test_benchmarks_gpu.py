@@ -152,15 +152,6 @@ def test_a_table_has_ratios_and_marks_lower_bounds():
     assert "measured_by_estimate" not in gpu.with_ratios(case | {"estimate_s": None}, {})
 
 
-@pytest.fixture
-def source_lines():
-    """Programs name the lines of source that they are from, which `conftest.py` switches off to save time."""
-    before = jax.config.jax_traceback_in_locations_limit
-    jax.config.update("jax_traceback_in_locations_limit", 10)
-    yield
-    jax.config.update("jax_traceback_in_locations_limit", before)
-
-
 def test_the_estimate_is_that_of_the_program_at_hand(monkeypatch, source_lines):
     """A round alone and a block of rounds have the estimate of one round; the device's name says which rates it has."""
     federation = work.made_up_federation(8, 6)
