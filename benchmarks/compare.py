@@ -113,8 +113,12 @@ def main(
         results.write_text(with_section(results.read_text("utf-8"), TITLE, text), "utf-8")
 
 
-def made(name: str | None, cache: Path) -> str:
-    """The Python of a peer's environment, made if it is not there; an explanation where it cannot be made."""
+def made(name: str | None, cache: Path, limit: float | None = None) -> str:
+    """The Python of a peer's environment, made if it is not there; an explanation where it cannot be made.
+
+    Args:
+        limit: the most seconds that its installation may take.
+    """
     if name is None:
         return sys.executable
     folder, wanted = cache / name, HERE / "peers" / name / "requirements.txt"
@@ -124,7 +128,10 @@ def made(name: str | None, cache: Path) -> str:
     print(f"installing {name}", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     asked = [python, "-m", "pip", "install", "--quiet", "-r", wanted]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"cannot be installed: not done after {limit:.0f} s"
     if done.returncode:
         return f"cannot be installed: {last(done.stderr)}"
     stamp.write_text(wanted.read_text("utf-8"), "utf-8")

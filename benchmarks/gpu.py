@@ -1,188 +1,191 @@
-"""A GPU against the CPU beside it: the same results, StoCFL's round of Table 1, convolutions, seeds, the roofline.
+"""A GPU: public setups beside PyTorch, StoCFL's round of Table 1, convolutions, seeds, and the same results as the CPU.
 
-    python benchmarks/gpu.py --out FOLDER
-    JAX_PLATFORMS=cpu python benchmarks/gpu.py --quick        # a smoke test where there is none
+    python benchmarks/gpu.py --data-dir FOLDER --out benchmarks/figures
+    JAX_PLATFORMS=cpu python benchmarks/gpu.py --quick        # only to test that it works
 
-Prints a table and writes gpu.json. Images are made up in MNIST's shapes; the time does not depend on what they show.
+Each row is measured in processes of its own, in the order of `ROWS`, until the time is over. Beside each measured time
+is the estimate of `jcfl.runs.bench.compiled` for the program that ran. Prints tables and writes gpu.md and gpu.json.
 """
 
 import json
 import os
-import platform
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 if "JAX_PLATFORMS" not in os.environ and Path("/dev/nvidiactl").exists():
     os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # the GPU first, and a CPU to compare with
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import compare
+import setups
 
-from jcfl.runs import programs
-from jcfl.runs.bench import load_average, machine
-from jcfl.runs.bench.work import (
-    compiled_step,
-    largest_difference,
-    made_up_federation,
-    medians,
-    seconds_of,
-    settled_state,
-    table_one,
-    timed,
-)
-from jcfl.runs.environment import use_cache
-from jcfl.runs.plan import Plan, config_and_objects, planned
+from jcfl.errors import InputError
+from jcfl.runs.bench import HASTY, heading, load_average, machine
 
-ROUNDS = 6
-LOWERINGS = ("native", "patches", "auto")
+HERE = Path(__file__).resolve().parent
+
+ROWS = {
+    "roof": "One product of large matrices, at both precisions.",
+    **{name: f"{setup.about} PyTorch trains one client after another." for name, setup in setups.SETUPS.items()},
+    "table_one": "StoCFL's settled round of Table 1 (4,800 clients of 50 examples, MLP 2048, 5 full-batch steps).",
+    "cnn": "A round of FedAvg with 1,000 clients of 300 images, `cnn_fashion`, batches of 32, by its convolutions.",
+    "seeds": "A settled round of StoCFL (10 % of 4,800 clients, MLP 200) for one seed, and for several at once.",
+    "equal": "Three rounds of StoCFL on this device and on the CPU, in float32.",
+}
+"""The rows, the most important ones first."""
+
+FAIR = 2
+"""How many times its equal share of the time that is left a row may take."""
+
+HEADINGS = {
+    "flops_per_s": "FLOP/s",
+    "clients_per_s": "clients/s",
+    "times_jcfl": "times jcfl's",
+    "bound": "bound by",
+    "measured_by_estimate": "measured / estimate",
+}
+"""Headings of the tables that `jcfl.runs.bench.heading` does not give."""
+
+HIDDEN = ("case", "once", "lines", "flops", "version")
+"""Entries of a case that are in gpu.json, and not in the tables."""
 
 
 def main(
-    rows: Annotated[list[str] | None, typer.Argument(help="Any of equal, table_one, cnn, seeds.")] = None,
+    rows: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(ROWS)}.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Has CIFAR-10; without it images are generated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use tiny sizes, only to test that it works.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for gpu.json.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Seconds after which nothing more is measured.")] = 540,
+    torch: Annotated[Path | None, typer.Option(help="A Python that has PyTorch.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Cores of jcfl and PyTorch.")] = os.cpu_count() or 1,
+    commit: Annotated[str | None, typer.Option(help="The commit, for a copy without its repository.")] = None,
+    cache: Annotated[Path, typer.Option(help="Folder of PyTorch's environment.")] = compare.CACHE,
+    out: Annotated[Path | None, typer.Option(help="Folder of gpu.json and gpu.md.")] = None,
 ) -> None:
     """Measure what is asked for, or everything, and print it."""
-    load = load_average()
-    peaks = {name: peak(quick, name) for name in ("float32", "tensorfloat32")}
-    found: dict[str, Any] = {"device": described_device(), "products_flops": peaks, "rows": []}
-    for name in rows or ROWS:
-        for case, figures in ROWS[name](quick, peaks).items():
-            found["rows"].append({"row": name, "case": case, **figures})
-            print(
-                f"| {name} | {case} | {', '.join(f'{key} {shown(value)}' for key, value in figures.items())} |",
-                flush=True,
-            )
-    found["machine"] = machine(load)
+    end, load, names = time.monotonic() + limit, load_average(), rows or [*ROWS]
+    for name in names:
+        if name not in ROWS:
+            raise typer.BadParameter(f"no row {name!r}; there are {', '.join(ROWS)}")
+    command = shlex.join(["python", *sys.argv]).replace(str(data_dir), "FOLDER")
+    found: dict[str, Any] = {"command": command, "quick": quick, "threads": threads, "images": "", "device": {}}
+    found |= {"rows": [], "seconds": {}, "torch": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        images = Path(folder) / "images.npz"
+        if setups.SETUPS.keys() & set(names):
+            found["torch"] = setups.python_of_torch(torch, quick, cache, limit)
+            try:
+                found["images"] = setups.stored_images(images, data_dir, quick)
+            except InputError as error:
+                raise typer.BadParameter(f"--data-dir: {error}") from None
+        os.environ |= {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {HASTY}"} if quick else {"JCFL_CACHE": folder}
+        for i, name in enumerate(names):
+            left, begun = end - time.monotonic(), time.monotonic()
+            measure(found, name, images, min(left, FAIR * left / (len(names) - i)))
+            found["seconds"][name] = round(time.monotonic() - begun, 1)
+            found["machine"] = machine(load) | ({"commit": commit} if commit else {})
+            write(found, out)
+    print(tables(found))
+
+
+def measure(found: dict[str, Any], name: str, images: Path, seconds: float) -> None:
+    """Add the cases of a row to what was found.
+
+    Args:
+        images: the file of `setups.stored_images`.
+        seconds: how long the row may take.
+    """
+    print(f"{name}: at most {seconds:.0f} s", file=sys.stderr, flush=True)
+    if name in setups.SETUPS:
+        setup = setups.sized(setups.SETUPS[name], found["quick"])
+        ends = time.monotonic() + seconds
+        cases = setups.beside(setup, images, found["threads"], found["torch"], found["quick"], ends)
+    else:
+        device, *cases = apart(name, found["quick"], seconds)
+        found["device"] = device.get("device", found["device"])
+    roofs = {line["case"]: line["flops_per_s"] for line in found["rows"] if "flops_per_s" in line}
+    found["rows"] += [{"row": name, **with_ratios(case, roofs)} for case in cases]
+
+
+def apart(name: str, quick: bool, seconds: float) -> list[dict[str, Any]]:
+    """The lines that a row of `gpu_rows.py` printed in a process of its own: the device, then its cases."""
+    command = [sys.executable, str(HERE / "gpu_rows.py"), json.dumps([name, quick])]
+    failed: list[dict[str, Any]] = []
+    try:
+        done = subprocess.run(command, timeout=max(seconds, 0), check=False, capture_output=True, text=True)
+        printed = done.stdout
+        failed = [{"case": "", "failed": compare.last(done.stderr)}] if done.returncode else []
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        failed = [{"case": "the rest", "failed": f"not done after {seconds:.0f} s"}]
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [*(lines or [{}]), *failed]
+
+
+def with_ratios(case: dict[str, Any], roofs: dict[str, float]) -> dict[str, Any]:
+    """A case with its measured time as a multiple of the estimate, and its share of the roofs."""
+    seconds, expected, flops = case.get("round_s"), case.get("estimate_s"), case.get("flops")
+    more = {"measured_by_estimate": seconds / expected} if seconds and expected else {}
+    more |= {f"share_of_{name}": flops / roofs[name] / seconds for name in roofs} if seconds and flops else {}
+    return case | more
+
+
+def write(found: dict[str, Any], out: Path | None) -> None:
+    """Write what was found so far into the folder, if there is one."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(json.dumps(found))
+        (out / "gpu.md").write_text(tables(found) + "\n", "utf-8")
 
 
-def peak(quick: bool, precision: str) -> float:
-    """Multiplications and additions a second of one large product: the roof of all that follows."""
-    size = 256 if quick else 8192
-    with jax.default_matmul_precision(precision):
-        product = jax.jit(lambda a, b: a @ b)
-        a = jax.random.normal(jax.random.key(0), (size, size))
-        product(a, a).block_until_ready()
-        seconds = medians([seconds_of(product, a, a)[0] for _ in range(5)])[0]
-    return 2 * size**3 / seconds
+def tables(found: dict[str, Any]) -> str:
+    """The section of RESULTS.md: what was measured where, and a table for each row."""
+    where, device = found["machine"], found["device"]
+    kinds = [*dict.fromkeys([device.get("kind"), *(line.get("device") for line in found["rows"])])]
+    kinds = [kind for kind in kinds if kind]
+    text = "{date}, commit {commit}, ".format(**where) + (" and ".join(kinds) or "an unknown device")
+    text += "; {cores} cores ({processor}), Python {python}, JAX {versions[jax]}".format(**where)
+    torch = [line["version"] for line in found["rows"] if line["case"] == "PyTorch" and "version" in line]
+    text += f", PyTorch {torch[0]}" if torch else ""
+    text += "; load average {load_before} before and {load_after} after.".format(**where)
+    if found["quick"]:
+        text += " **Quick: these numbers only show that it works.**"
+    if not any(line.get("estimate_s") for line in found["rows"]):
+        text += f" There are no estimates, because the rates of {' and '.join(kinds) or 'the device'} are not known."
+    if found["images"]:
+        text += f" The public setups have {found['images']}."
+    parts = [f"```sh\n{found['command']}\n```", text]
+    for name in dict.fromkeys(line["row"] for line in found["rows"]):
+        parts += [f"**`{name}`**: {ROWS[name]}", table([line for line in found["rows"] if line["row"] == name])]
+    return "\n\n".join(parts)
 
 
-def equal(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """The same three rounds on this device and on the CPU: labels, and the largest difference of parameters."""
-    found = {}
-    for engine in ("factored", "general"):
-        results = []
-        for device in (jax.devices()[0], jax.devices("cpu")[0]):
-            with jax.default_device(device), jax.default_matmul_precision("float32"):
-                plan = table_one(True, None, engine=engine, rounds=3, model={"hidden": 32 if quick else 256})
-                plan = plan._replace(federation=jax.device_put(plan.federation, device))
-                (algorithm,) = plan.algorithms.values()
-                state = jax.jit(algorithm.init)(jax.device_put(jax.random.key(0), device), plan.federation)
-                step = compiled_step(plan, state)
-                for _ in range(3):
-                    state = step(state, plan.federation)
-                results.append((np.asarray(state.labels), jax.tree.map(np.asarray, (state.clusters, state.shared))))
-        (labels, models), (others, same) = results
-        found[engine] = {"labels_equal": bool((labels == others).all()), "difference": largest_difference(models, same)}
-    return found
+def table(cases: Sequence[dict[str, Any]]) -> str:
+    """The cases of a row as a Markdown table."""
+    keys = [key for key in dict.fromkeys(key for case in cases for key in case) if key not in ("row", *HIDDEN)]
+    columns = [key for key in keys if key != "failed"]
+    head = " | ".join(HEADINGS.get(key, heading(key)) for key in columns)
+    lines = [f"| | {head} |", "|" + "---|" * (len(columns) + 1)]
+    for case in cases:
+        cells = [f"failed: {case['failed']}"] if "failed" in case else [shown(case, key) for key in columns]
+        lines.append(f"| {case['case']} | {' | '.join(cells)} {'| ' * (len(columns) - len(cells))}|")
+    return "\n".join(lines)
 
 
-def rounds_of_table_one(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """StoCFL's round at a tenth and at all of 4,800 clients, beside the time of its matrix products at the peak."""
-    found = {}
-    for share in (0.1, 1.0):
-        for engine in ("factored", "general"):
-            plan = table_one(quick, None, participation=share, engine=engine)
-            seconds, first = steady(plan, settled_state(plan))
-            flops = products(plan, engine)
-            bound = {f"roof_{name}": flops / peaks[name] / seconds for name in peaks}
-            found[f"{share:.0%} {engine}"] = {"round_s": seconds, "first_s": first, "flops": flops, **bound}
-    return found
+def shown(case: dict[str, Any], key: str) -> str:
+    """An entry of a case as text; an estimate that counts a loop of unknown length once is a lower bound."""
+    value = case.get(key)
+    least = "≥ " if key == "estimate_s" and case.get("once") else ""
+    return "" if value is None else least + (f"{value:.3g}" if isinstance(value, float) else str(value))
 
-
-def products(plan: Plan, engine: str) -> float:
-    """Multiplications and additions of a round's products with the first layer: what a roofline compares with.
-
-    Two models are trained. In general every step multiplies with a kernel forward and back; factored there are X W of
-    two kernels, X Xᵀ, Xᵀ B of two models, and n · n · h a step and direction.
-    """
-    population, h = plan.context.population, plan.config.model.options["hidden"]
-    s, n, d = population.cohort, population.width, int(np.prod(population.shape))
-    _, steps = plan.context.trainer.rows_and_steps(n)
-    if engine == "general":
-        return 2.0 * s * 2 * steps * 2 * n * d * h
-    return 2.0 * s * (4 * n * d * h + n * n * d + 2 * steps * 2 * n * n * h)
-
-
-def convolutions(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """A round of FedAvg with 1,000 clients of 300 and the CNN, by how convolutions are computed."""
-    found, cohort = {}, 4 if quick else 1000
-    federation = made_up_federation(cohort, 20 if quick else 300)
-    for lowering in LOWERINGS:
-        given = {"model": {"name": "cnn_fashion", "convolution": lowering}, "method": "fedavg"}
-        plan = planned(*config_and_objects(federation, given | {"train": {"lr": 0.01, "epochs": 1, "batch_size": 32}}))
-        (algorithm,) = plan.algorithms.values()
-        state = jax.jit(algorithm.init)(jax.random.key(0), plan.federation)
-        try:
-            seconds, first = steady(plan, state)
-        except Exception as error:  # out of memory ends a row, not the others
-            found[lowering] = {"failed": str(error).splitlines()[0][:120]}
-            continue
-        found[lowering] = {"round_s": seconds, "first_s": first, "clients_per_s": cohort / seconds}
-    return found
-
-
-def seeds(quick: bool, peaks: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """Ten rounds of five seeds at once beside those of one."""
-    count, times = 2 if quick else 5, {}
-    plan = table_one(quick, None, model={"hidden": 16 if quick else 200})
-    (algorithm,) = plan.algorithms.values()
-    for lanes in (1, count):
-        compiled = programs.programs(algorithm, plan.federation, lanes)
-        states, seconds = compiled.init(programs.keys(range(lanes)), plan.federation), []
-        for turn in range(1, 4):
-            one, states = seconds_of(compiled.advance, states, plan.federation, jnp.int32(10 * turn))
-            seconds.append(one)
-        times[lanes] = medians(seconds[1:])[0]
-    return {f"{count} seeds": {"one_s": times[1], "all_s": times[count], "times_one": times[count] / times[1]}}
-
-
-def steady(plan: Plan, state: Any) -> tuple[float, float]:
-    """The median of some rounds, and the seconds of the first with compilation."""
-    compiling, step = seconds_of(lambda: compiled_step(plan, state))
-    first, *later = timed(step, state, plan.federation, 2 if plan.context.population.cohort < 50 else ROUNDS)
-    return medians(later)[0], compiling + first
-
-
-def described_device() -> dict[str, Any]:
-    """The device and its memory."""
-    device = jax.devices()[0]
-    memory = (device.memory_stats() or {}).get("bytes_limit")
-    return {"platform": device.platform, "kind": device.device_kind, "bytes": memory, "host": platform.machine()}
-
-
-def shown(value: Any) -> str:
-    """A figure as text."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-ROWS: dict[str, Callable[[bool, dict[str, float]], dict[str, dict[str, Any]]]] = {
-    "equal": equal,
-    "table_one": rounds_of_table_one,
-    "cnn": convolutions,
-    "seeds": seeds,
-}
 
 if __name__ == "__main__":
-    use_cache()
     typer.run(main)

@@ -74,3 +74,14 @@ def data_dir() -> pathlib.Path:
     if not (folder / "mnist").is_dir():
         pytest.skip(f"no real data at {folder}: set JCFL_DATA to a folder that holds mnist/")
     return folder
+
+
+@pytest.fixture
+def source_lines():
+    """Programs name the lines of source that they are from; above this is switched off, to save time."""
+    import jax  # here, because it reads the flags above
+
+    before = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 10)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", before)

@@ -2,9 +2,7 @@
 
 import importlib.util
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -17,8 +15,6 @@ from jcfl.errors import InputError
 from jcfl.runs import bench
 from jcfl.runs.bench import rows, work
 from jcfl.view.plotting import benchmarks as charts
-
-HERE = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -140,18 +136,6 @@ def test_a_peer_that_cannot_be_installed_or_prints_nothing_says_so(tmp_path):
     peer = compare.PEERS["jcfl"]
     assert compare.measured(peer, "cannot be installed: no", [], 9) == {"failed": "cannot be installed: no"}
     assert "invalid choice: 'mlpp'" in compare.measured(peer, sys.executable, ["--model", "mlpp"], 60)["failed"]
-
-
-def test_the_gpu_s_script_runs_without_one(tmp_path):
-    """Every figure is there; the CPU equals itself."""
-    surroundings = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(HERE / "benchmarks/gpu.py"), "equal", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
-    written = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
-    assert json.loads(done.stdout.splitlines()[-1]) == written
-    assert written["products_flops"]["float32"] > 1e8
-    equal = {line["case"]: line["labels_equal"] for line in written["rows"]}
-    assert equal == {"factored": True, "general": True}
 
 
 def test_the_command_prints_a_line_and_ends_with_two():

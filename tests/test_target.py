@@ -80,7 +80,7 @@ def test_a_gpu_reads_the_length_of_one_loop_in_a_factored_round():
         assert str(jax.make_jaxpr(made.step)(state, data)).count("while[") == 1
 
 
-def test_products_and_turns_are_counted():
+def test_products_and_turns_are_counted(source_lines):
     """Five products of a known loop, and as many as the caller says of one whose length depends on data."""
     new = np.random.default_rng().normal()  # a program from the cache might name lines of another day
 

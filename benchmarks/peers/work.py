@@ -1,4 +1,4 @@
-"""The work that every peer does: FedAvg on Fashion-MNIST in equal random shares, and the line of JSON it prints."""
+"""The work that every peer does: FedAvg on images in equal random shares, and the line of JSON it prints."""
 
 import argparse
 import functools
@@ -10,12 +10,29 @@ from pathlib import Path
 import numpy as np
 
 MEAN, STD = np.float32(0.2860), np.float32(0.3530)
+"""Of Fashion-MNIST's pixels."""
+
+MODELS, COLOUR = ("mlp", "cnn", "cnn_norm"), ("lenet", "cnn_wide")
+"""Networks for Fashion-MNIST, and networks for colour images of 32×32 pixels."""
+
+COLOUR_MEAN, COLOUR_STD = np.float32(0.47), np.float32(0.25)
+"""Of CIFAR-10's pixels, over all channels."""
+
+Examples = tuple[np.ndarray, np.ndarray]
+"""Images and their classes [n]."""
 
 
-def arguments(about: str) -> argparse.ArgumentParser:
-    """The options that every peer takes."""
+def arguments(about: str, colour: bool = False) -> argparse.ArgumentParser:
+    """The options that every peer takes.
+
+    Args:
+        colour: whether the peer also trains on colour images, and for several epochs.
+    """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--model", choices=("mlp", "cnn", "cnn_norm"), default="cnn")
+    parser.add_argument("--model", choices=MODELS + (COLOUR if colour else ()), default="cnn")
+    if colour:
+        parser.add_argument("--images", type=Path, help="colour images, as `stored` reads them")
+        parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="cores that the process is kept to")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=200)
@@ -35,7 +52,20 @@ def pin(threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
-def images(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+def stored(file: Path) -> tuple[Examples, Examples]:
+    """The colour images [n, 32, 32, 3] in bytes and the classes of an .npz file, to train and to test on."""
+    with np.load(file) as parts:
+        return (parts["x"], parts["y"]), (parts["test_x"], parts["test_y"])
+
+
+def colour_images(file: Path) -> tuple[Examples, Examples]:
+    """Standardised colour images [n, 3, 32, 32] and their classes, to train and to test on."""
+    scaled = lambda x: (x.transpose(0, 3, 1, 2).astype(np.float32) / 255 - COLOUR_MEAN) / COLOUR_STD
+    (x, y), (test_x, test_y) = stored(file)
+    return (scaled(x), y.astype(np.int64)), (scaled(test_x), test_y.astype(np.int64))
+
+
+def images(folder: Path, part: str) -> Examples:
     """Standardised images [n, 28, 28] of "train" or "t10k", and their classes [n]."""
     raw = {}
     for kind, skip in (("images-idx3", 16), ("labels-idx1", 8)):
@@ -45,9 +75,9 @@ def images(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     return (x - MEAN) / STD, raw["labels-idx1"].astype(np.int64)
 
 
-def owned(asked: argparse.Namespace) -> np.ndarray:
-    """The rows of the training images that every client owns. [clients, examples]"""
-    rows = np.random.default_rng(asked.seed).permutation(60_000)
+def owned(asked: argparse.Namespace, size: int = 60_000) -> np.ndarray:
+    """The rows of the training images, of which there are `size`, that every client owns. [clients, examples]"""
+    rows = np.random.default_rng(asked.seed).permutation(size)
     return rows[: asked.clients * asked.examples].reshape(asked.clients, -1)
 
 

@@ -15,7 +15,7 @@ import work
 
 
 def main() -> None:
-    parser = work.arguments(__doc__)
+    parser = work.arguments(__doc__, colour=True)
     parser.add_argument("--engine", choices=("auto", "general", "factored"), default="auto")
     parser.add_argument("--chunk", type=int, help="clients trained at a time")
     parser.add_argument("--devices", type=int, help="parts of the CPU that clients are shared out among")
@@ -25,6 +25,7 @@ def main() -> None:
 
     from jcfl import metrics
     from jcfl.runs import devices, loop, programs, tuning
+    from jcfl.runs.bench.compiled import estimate
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import config_and_objects, planned
     from jcfl.version import __version__
@@ -36,16 +37,20 @@ def main() -> None:
     count, algorithm = plan.context.resources.devices, plan.algorithms["fedavg"]
     plan = plan._replace(federation=devices.on_devices(plan.federation, count))
     seconds, start = [], time.perf_counter()
-    compiled = programs.programs(algorithm, plan.federation, 1, count)
+    family = programs.begun(algorithm, plan.federation, 1, count)()
+    compiled = family.with_values({})
     state = compiled.init(programs.keys([asked.seed], count), plan.federation)
     for turn in range(asked.rounds):
         state, _ = loop.advanced(compiled, plan.federation, state, turn + 1)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
+    if (np.asarray(state.failed) >= 0).any():  # its later rounds did nothing
+        sys.exit("training diverged")
     outcome = jax.device_get(compiled.evaluate(state, plan.federation))
     accuracy = float(metrics.accuracy(outcome["counts"].sum(0)))
     more = {"jax": jax.__version__, "engine": algorithm.engine, "devices": count}
-    work.told(asked, "jcfl", __version__, seconds, accuracy, **more)
+    more |= {"device": jax.local_devices()[0].device_kind, "chunk": plan.context.resources.chunk}
+    work.told(asked, "jcfl", __version__, seconds, accuracy, **more, **estimate(family.advance, plan))
 
 
 def federation(asked: argparse.Namespace):
@@ -53,22 +58,26 @@ def federation(asked: argparse.Namespace):
     from jcfl import data
     from jcfl.types import NEVER, Federation, Split
 
-    whole, m = data.load("fashion_mnist", asked.data_dir), asked.clients
-    size, tests = len(whole.train.y), len(whole.test.y) // m
+    if asked.images:
+        train, test = (data.Examples(*part) for part in work.stored(asked.images))
+        whole, mean, std = data.Dataset("colour images", train, test, 10), work.COLOUR_MEAN, work.COLOUR_STD
+    else:
+        whole, mean, std = data.load("fashion_mnist", asked.data_dir), work.MEAN, work.STD
+    m, size, tests = asked.clients, len(whole.train.y), len(whole.test.y) // asked.clients
     share = lambda rows, width: Split(rows.ravel().astype(np.int32), np.arange(m) * width, np.full(m, width), width)
     return Federation(
         x=np.concatenate([whole.train.x, whole.test.x]),
         y=np.concatenate([whole.train.y, whole.test.y]).astype(np.int32),
-        train=share(work.owned(asked), asked.examples),
+        train=share(work.owned(asked, size), asked.examples),
         test=share(size + np.arange(tests * m), tests),
         groups=np.zeros(m, np.int32),
         held_out=np.zeros(m, bool),
         arrive=np.zeros(m, np.int32),
         depart=np.full(m, NEVER),
         classes=10,
-        mean=(float(work.MEAN),),
-        std=(float(work.STD),),
-        name="fashion_mnist",
+        mean=(float(mean),),
+        std=(float(std),),
+        name=whole.name,
     )
 
 
@@ -76,12 +85,18 @@ def configured(asked: argparse.Namespace) -> dict:
     """The run's configuration, but for its federation."""
     from jcfl.models.networks import Network
 
-    norm = asked.model == "cnn_norm"
-    cnn = Network(10, filters=(16, 32), padding="SAME", pooled=(0, 1), norm=norm, initial="torch")
+    padded: dict = {"filters": (16, 32), "padding": "SAME", "pooled": (0, 1)}
+    networks: dict[str, dict] = {
+        "cnn": padded,
+        "cnn_norm": padded | {"norm": True},
+        "lenet": {"filters": (6, 16), "pooled": (0, 1), "hidden": (120, 84)},
+        "cnn_wide": {"filters": (32, 64), "kernel": 3, "pooled": (1,), "hidden": (128,)},
+    }
+    mlp = {"name": "mlp", "hidden": 200, "init": "torch"}
     return {
-        "model": {"name": "mlp", "hidden": 200, "init": "torch"} if asked.model == "mlp" else cnn,
+        "model": mlp if asked.model == "mlp" else Network(10, initial="torch", **networks[asked.model]),
         "method": "fedavg",
-        "train": {"lr": asked.lr, "epochs": 1, "batch_size": asked.batch},
+        "train": {"lr": asked.lr, "epochs": asked.epochs, "batch_size": asked.batch},
         "participation": asked.cohort / asked.clients,
         "rounds": asked.rounds,
         "engine": asked.engine,

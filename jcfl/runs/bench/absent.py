@@ -55,6 +55,20 @@ TPUS = {
 """GiB, bytes a second, operations a second in bfloat16, and topologies by the number of chips; products of float32
 take one pass of bfloat16 by default, and six passes for full precision."""
 
+KINDS = {
+    "NVIDIA H200": "h200",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA L4": "l4",
+    "Tesla T4": "t4",
+    "TPU v5 lite": "v5e-1",
+    "TPU v5": "v5p-1",
+    "TPU v5p": "v5p-1",
+    "TPU v6 lite": "v6e-1",
+}
+"""The target of each device, by the name that JAX gives the device. A variant with slower memory, such as an A100 of 40
+GB, is not in the table."""
+
 SHARE = 0.75
 """The share of a GPU's memory that JAX takes by default."""
 
@@ -72,6 +86,11 @@ def targets() -> dict[str, Absent]:
         target = Target(name, "tpu", int(memory * GIB), products / 6, products, bandwidth, LAUNCH["tpu"])
         found |= {f"{name}-{count}": Absent(target, f"{name}:{shape}", count) for count, shape in shapes.items()}
     return found
+
+
+def rates(kind: str) -> Target | None:
+    """The rates of a device at hand, by the name that JAX gives it; None if they are not known."""
+    return targets()[KINDS[kind]].target if kind in KINDS else None
 
 
 def target_named(name: str) -> Absent:

@@ -24,7 +24,7 @@ from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.work import made_up_federation, table_one
 from jcfl.runs.devices import on_every_device
 from jcfl.runs.plan import Plan, config_and_objects, planned
-from jcfl.types.target import Target, compiling_for
+from jcfl.types.target import Target, at_hand, compiling_for
 
 GIB = 2**30
 TRIP = 2e-5
@@ -178,6 +178,8 @@ def settled(plan: Plan, most: int) -> hlo.Turns:
         inner, alone = source.partition("\n")[0], "train(singly" in source
         if inner.startswith("merge_similar.<locals>.before:"):
             return 0
+        if inner.startswith("compiling.<locals>.advance:"):  # the rounds of a block
+            return 1
         if inner.startswith("sums_of_devices:"):
             return -(-clusters // engine.EXCHANGED)
         if inner.startswith("train_tiles:"):
@@ -186,6 +188,31 @@ def settled(plan: Plan, most: int) -> hlo.Turns:
         return None
 
     return turns
+
+
+def estimate(program: Any, plan: Plan) -> dict[str, Any]:
+    """The estimate of a round, from a program that was compiled for the device at hand.
+
+    Args:
+        program: a `jax.stages.Compiled` that trains one round, or a block of rounds.
+
+    Returns:
+        the seconds of a settled round, or None if the device's rates are not known; the resource that limits it; and
+        the loops of unknown length, which count as one turn, so that the estimate is too low. If the program's text
+        cannot be read, the reason is in place of the resource.
+    """
+    known = absent.rates(at_hand().name)
+    if known is None:
+        return {"estimate_s": None, "bound": "", "once": []}
+    (algorithm,) = plan.algorithms.values()
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), plan.federation)
+    turns = settled(plan, trees.count(state.clusters))
+    try:
+        took = hlo.cost(program.as_text() or "", known.platform == "gpu", turns)
+    except Exception as error:  # another version of XLA may write what is not known; a measurement goes on
+        return {"estimate_s": None, "bound": f"not read: {error!r}"[:120], "once": []}
+    least = roofline(took, known)
+    return {"estimate_s": least["round_ms"] / 1e3, "bound": least["bound"], "once": sorted(took.once)}
 
 
 def roofline(took: hlo.Cost, target: Target) -> dict[str, Any]:
