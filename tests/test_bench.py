@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from benchmarks import compare
 from jcfl import cli
 from jcfl.errors import InputError
+from jcfl.fast import slabs
 from jcfl.runs import bench
-from jcfl.runs.bench import rows, work
+from jcfl.runs.bench import newcomers, rows, work
 from jcfl.view.plotting import benchmarks as charts
 
 
@@ -81,6 +82,44 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     assert set(rows.ROWS) == {
         name for line in (cli.measuring.bench.__doc__ or "").split("Rows: ")[1:] for name in words(line)
     }
+
+
+def test_a_round_of_new_clients_is_beside_a_settled_one():
+    """All eight clients of the round were new, and joined the clusters of their groups that were there."""
+    figures = json.loads(json.dumps(newcomers.newcomers("", True, None)))
+    assert (figures["clients"], figures["clusters"], figures["purity"]) == (8, 4, 1.0)
+    assert figures["times_settled"] == figures["new_s"] / figures["settled_s"]
+    assert figures["least_times_settled"] == pytest.approx(1 + figures["inner_products_s"] / figures["settled_s"])
+
+
+def test_plain_inner_products_are_those_of_pairs_of_parts(monkeypatch):
+    """Eight clients in tiles of three and parts of one tile: six products instead of nine, for each of four slabs."""
+    monkeypatch.setattr(newcomers, "WIDTH", 8)
+    monkeypatch.setattr(slabs, "PART", 1)
+    monkeypatch.setitem(slabs.TILE, "cpu", 3)
+    products, (rows,) = newcomers.plain_inner_products(work.table_one(True, None))
+    x = [np.asarray(part) for part in rows]
+    assert [part.shape for part in x] == [(3, 8 * 784), (3, 8 * 784), (2, 8 * 784)]
+    expected = [4 * x[i] @ x[j].T for i in range(3) for j in range(i + 1)]
+    for found, one in zip(products(rows), expected, strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-4, atol=0.5)
+
+
+def test_merging_ends_with_the_groups_and_says_how_long_each_merge_takes():
+    """Three hundred clients in four groups: 296 merges, in blocks of 64."""
+    figures = json.loads(json.dumps(newcomers.greedy_merging("", True, None)))
+    assert (figures["clients"], figures["clusters"], figures["purity"]) == (300, 4, 1.0)
+    assert figures["iterations"] % 64 == 0 and figures["iterations"] >= 296
+    more = figures["merge_s"] - figures["first_pairs_s"]
+    assert figures["each_merge_ms"] == pytest.approx(1e3 * more / 296)
+
+
+def test_what_is_measured_in_turn_leaves_out_the_first_turn():
+    called = []
+    first, second = iter([9.0, 1.0, 3.0]), iter([9.0, 2.0, 5.0])
+    runs = [lambda: called.append("a") or next(first), lambda: called.append("b") or next(second)]
+    assert work.medians_in_turn(2, *runs) == [2.0, 3.5]
+    assert "".join(called) == "ababab"
 
 
 def words(text: str) -> list[str]:

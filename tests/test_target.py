@@ -1,5 +1,10 @@
 """Targets that are not at hand: what is planned for them, and what is read from programs compiled for them."""
 
+import json
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +13,7 @@ import pytest
 from jcfl import cli, models, registry
 from jcfl.core import memory
 from jcfl.errors import InputError
-from jcfl.runs.bench import absent, compiled, hlo
+from jcfl.runs.bench import absent, cases, compiled, hlo
 from jcfl.types.target import Target, at_hand, compiling_for, target
 from tests import tiny
 from tests.test_contract import SIZES, build
@@ -146,7 +151,7 @@ def test_a_target_that_cannot_be_compiled_for_is_refused_in_one_line(monkeypatch
     ("words", "why"),
     [
         (["--target", "v5e-2"], "did you mean 'v5e-8'"),
-        (["--target", "h200", "--threads", "1"], "--threads mean nothing"),
+        (["--target", "h200", "--threads", "1"], "--threads means nothing"),
     ],
 )
 def test_the_command_refuses_in_one_line(words, why, capsys):
@@ -162,4 +167,113 @@ def test_the_table_marks_what_failed_and_what_was_counted_once():
     text = compiled.table([{"target": "a", "case": "b", **sizes}, {"target": "a", "case": "c", "failed": "no"}])
     assert "Compiled, not run" in text
     assert "| ≥ 10 |" in text
+    assert "| ≥ 2.0 | arithmetic |" in text
     assert "| failed: no |" in text
+
+
+MINE = """
+data: {name: digits}
+scenario: {name: rotated, clients: 8}
+model: {name: mlp, hidden: 4}
+method: {name: ifca, clusters: 3}
+compare: [stocfl]
+train: {lr: 0.1, epochs: 1, batch_size: 10}
+participation: 0.5
+rounds: 2
+devices: 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A user's configuration, for three devices of another machine."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE)
+    return str(file)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Compilers count as installed. What is compiled for a target is compiled for the CPU, and in this process."""
+
+    def run(command, **more):
+        return subprocess.CompletedProcess(command, 0, json.dumps(compiled.case(*json.loads(command[-1]))), "")
+
+    monkeypatch.setattr(absent, "target_named", lambda name: absent.targets()[name])
+    monkeypatch.setattr(absent, "with_devices", lambda one: replace(one.target, devices=tuple(jax.devices())))
+    monkeypatch.setattr(compiled, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
+
+
+def test_a_users_file_is_planned_for_the_target(mine):
+    """Its main method alone, with the target's devices and memory; and no example is copied, as nothing will run."""
+    with compiling_for(absent.targets()["h200"].target) as there:
+        plan = cases.planned_for(1, mine, False, None)
+    assert (list(plan.algorithms), plan.config.devices) == (["ifca"], 1)
+    assert plan.context.resources.budget == there.memory // 4
+    assert isinstance(plan.federation.x, np.ndarray)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_users_file_is_compiled_beside_a_case(mine, tmp_path):
+    found = compiled.compiled("h200", ["stocfl_tau", "quickstart-majority", mine], data_dir=tmp_path)["cases"]
+    assert [one["case"] for one in found] == ["stocfl_tau", "quickstart-majority", mine]
+    assert (found[2]["engine"], found[2]["chunk"]) == ("general", 4)
+    assert found[2]["products_TFLOP"] > 0
+    assert f"| h200 | {mine} |" in compiled.table(found)
+    assert "dataset 'mnist' not found" in found[0]["failed"]
+
+
+def test_seeds_that_run_side_by_side_are_one_round(mine, tmp_path):
+    several = tmp_path / "seeds.yaml"
+    several.write_text(MINE + "seeds: 3\n")
+    shapes = []
+    for file in (mine, str(several)):
+        with compiling_for(GPU):
+            state, step = compiled.round_of(plan := cases.planned_for(1, file, False, None))
+            assert jax.eval_shape(step, state, plan.federation).round.shape == state.round.shape
+        shapes.append(state.labels.shape)
+    assert shapes == [(8,), (3, 8)]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["stocfl_taus"], "unknown case or preset (and no such file): 'stocfl_taus'; did you mean 'stocfl_tau'?"),
+        (["fedavg-mpl"], "did you mean 'fedavg-mlp'?"),
+        (["gone.yaml"], "no configuration file 'gone.yaml'"),
+        (["{mine}", "--quick"], "leave --quick out"),
+        (["fedavg-mlp", "--data-dir", "."], "only a preset or a file reads data"),
+        (["stocfl_tau", "--data-dir", "{folder}"], "stocfl_tau: dataset 'mnist' not found"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_planned(words, why, mine, tmp_path, capsys):
+    words = [word.format(mine=mine, folder=tmp_path) for word in words]
+    assert cli.status(["bench", *words, "--target", "h200"]) == 2
+    *progress, told = capsys.readouterr().err.splitlines()
+    assert why in told
+    assert progress in ([], ["h200 stocfl_tau failed"])
+
+
+def test_a_mistake_in_a_users_file_is_told_before_anything_is_compiled(installed, mine, tmp_path, monkeypatch):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(MINE.replace("participation", "participations"))
+    monkeypatch.setattr(compiled, "apart", lambda *arguments: pytest.fail("compiled"))
+    with pytest.raises(InputError, match="did you mean 'participation'"):
+        compiled.compiled("h200", [mine, str(wrong)])
+
+
+def test_what_is_too_large_for_the_target_is_a_row(installed, mine, monkeypatch):
+    small = absent.targets()["t4"]._replace(target=Target("t4", "gpu", 2**10))
+    monkeypatch.setattr(absent, "target_named", lambda name: small)
+    (found,) = compiled.compiled("t4", [mine])["cases"]
+    assert "and 1.0 kB are free" in found["failed"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_rounds_that_ask_the_host_are_said_not_to_compile(mine, tmp_path):
+    """What XLA says of it would be that there is no GPU."""
+    asking = tmp_path / "asking.yaml"
+    asking.write_text(MINE.replace("name: ifca, clusters: 3", "name: ditto") + "examples: host\nclient_states: host\n")
+    (found,) = compiled.compiled("h200", [str(asking)])["cases"]
+    assert found["failed"].startswith("examples are and clients' states are on the host")

@@ -14,6 +14,7 @@ from jcfl.fast import factored
 from jcfl.runs import experiment, tuning
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.runs.sections import Tuned
+from jcfl.types.target import Target, compiling_for
 from tests import tiny
 
 MLP = {"model": {"name": "mlp", "hidden": 5}, "train": {"lr": 0.1, "steps": 2}, "rounds": 4}
@@ -99,6 +100,82 @@ def test_trials_end_when_their_share_of_the_run_is_spent(seconds):
         patch.setattr(tuning.time, "perf_counter", lambda: next(clock))
         tuning.tuned(plan())
     assert len(seconds["tried"]) == 1
+
+
+GPU = Target("some GPU", "gpu", 2**30)
+ROOM = 40_000
+"""Bytes for which the constants let less than ten of 64 clients train at a time."""
+
+
+def on_a_gpu(monkeypatch, seconds_of, each, fixed=0, **settings):
+    """The sizes of the chunks that are tried on an accelerator, and what is chosen.
+
+    Args:
+        seconds_of: the seconds of a round, by the size of the chunks.
+        each: bytes of one client of a chunk.
+        fixed: bytes beside those.
+    """
+    tried = []
+
+    def measure(trial, tuned):
+        resources = trial.context_of(tuned).resources
+        tried.append(resources.chunk)
+        return tuning.Measured(seconds_of(resources.chunk), fixed + each * resources.chunk)
+
+    monkeypatch.setattr(tuning.Trial, "measure", measure)
+    given = {"method": "fedavg", "engine": "general", "budget": ROOM, "rounds": 1000} | settings
+    with compiling_for(GPU):
+        whole = planned(*config_and_objects(tiny.federation((4,) * 64), MLP | given))
+        return tried, tuning.tuned(whole).config.tuned
+
+
+@pytest.mark.usefixtures("seconds")
+def test_an_accelerator_tries_the_largest_chunk_that_fits(monkeypatch):
+    """64 clients would take more than the room, and the next smaller even size is 32."""
+    tried, found = on_a_gpu(monkeypatch, lambda chunk: 10 / chunk, each=600, fixed=2_000)
+    assert tried[0] < 10
+    assert tried[1] == max(tried) == 32
+    assert found["fedavg"].chunk > 3 * tried[0]
+
+
+@pytest.mark.usefixtures("seconds")
+def test_an_accelerator_tries_a_chunk_between_if_the_largest_is_not_faster(monkeypatch):
+    tried, found = on_a_gpu(monkeypatch, lambda chunk: 1 + abs(chunk - 16), each=600)
+    first, largest, between = tried[:3]
+    assert (largest, between) == (64, 16)
+    assert first < 16
+    assert -(-64 // found["fedavg"].chunk) == 64 // 16
+
+
+@pytest.mark.usefixtures("seconds")
+def test_an_accelerator_takes_no_more_than_fits(monkeypatch):
+    """The constants' chunk fills the room, so none is larger; where XLA does not say its memory, twice is tried."""
+    tried, found = on_a_gpu(monkeypatch, lambda chunk: 10 / chunk, each=0, fixed=ROOM)
+    assert (max(tried), found) == (tried[0], {})
+    assert len(tried) > 1
+    tried, _ = on_a_gpu(monkeypatch, lambda chunk: chunk, each=0, train={"lr": 0.1, "steps": 3})
+    assert tried[0] < tried[1] <= 2 * tried[0]
+
+
+@pytest.mark.usefixtures("seconds")
+def test_an_accelerators_trials_end_when_their_time_is_spent(monkeypatch):
+    """The first trial took 10 of at most 8 seconds."""
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: next(clock))
+    tried, found = on_a_gpu(monkeypatch, lambda chunk: 10 / chunk, each=4_500)
+    assert (len(tried), found) == (1, {})
+
+
+def test_a_trial_on_an_accelerator_trains_whole_chunks_and_counts_seconds_by_client(monkeypatch):
+    """Two clients are wanted; a chunk of eight trains eight, of which two would take a quarter of the time."""
+    monkeypatch.setattr(tuning, "seconds_of", lambda program, *arguments: (1.0, None))
+    with compiling_for(GPU):
+        trial = tuning.Trial(plan(method="fedavg", engine="general", chunk=2), "fedavg", 1.0)
+        trial.cohort = 2
+        found = {chunk: trial.measure(Tuned(chunk=chunk)).seconds for chunk in (1, 8)}
+        assert found == {1: 1.0, 8: 0.25}
+        assert trial.clients(trial.context_of(Tuned(chunk=8))) == 8
+    assert trial.clients(trial.context_of(Tuned(chunk=8))) == 2  # on a CPU
 
 
 def test_what_is_chosen_for_the_second_method_of_a_name_is_its_own():

@@ -13,13 +13,23 @@ from jcfl.errors import InputError
 @app.command()
 def bench(
     rows: Annotated[
-        list[str] | None, typer.Argument(metavar="ROW...", help="The rows to measure; all by default.")
+        list[str] | None,
+        typer.Argument(
+            metavar="ROW...",
+            help="The rows to measure; all by default. With --target also presets and YAML files.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use tiny sizes, only to test that it works.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write the table, the numbers as JSON and a chart into this folder.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with mnist/; without it images are generated.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with mnist/; without it images are generated. With --target: folder of a preset's datasets.",
+            show_default="JCFL_DATA for presets and files",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Number of cores to use.", show_default="all")] = None,
     target: Annotated[
         str | None,
@@ -29,11 +39,12 @@ def bench(
 ) -> None:
     """Measure the time of rounds, the memory and their growth on this machine, and compare them with requirements.
 
-    Rows: round, full, whole, grouping, seeds, overhead, start, clients, cohort, parameters, clusters. All of them take
-    about half an hour on two cores; each is measured in a process of its own.
+    Rows: round, full, whole, grouping, newcomers, merging, seeds, overhead, start, clients, cohort, parameters,
+    clusters. All of them take about half an hour on two cores; each is measured in a process of its own.
 
     With `--target`, rounds are compiled for a device that need not be there, and what they would take is read from the
-    compiled programs. Rows are then those of `jcfl.runs.bench.compiled.CASES`, for instance stocfl-10-factored.
+    compiled programs. Rows are then those of `jcfl.runs.bench.cases.CASES`, for instance stocfl-10-factored, or presets
+    and configuration files, of which the main method is compiled.
     """
     from jcfl.results import writing
     from jcfl.runs import bench
@@ -43,10 +54,11 @@ def bench(
         with writing(out):  # half an hour before there is something to write
             out.mkdir(parents=True, exist_ok=True)
     if target is not None:
-        if data_dir is not None or threads is not None:
-            raise InputError("--target runs nothing, so --data-dir and --threads mean nothing with it; leave them out")
-        say = lambda result: typer.echo(f"{result['target']} {result['case']} compiled", err=True)
-        found = compiled.compiled(target, rows or [], quick, say)
+        if threads is not None:
+            raise InputError("--target runs nothing, so --threads means nothing with it; leave it out")
+        done = lambda result: "failed" if "failed" in result else "compiled"
+        say = lambda result: typer.echo(f"{result['target']} {result['case']} {done(result)}", err=True)
+        found = compiled.compiled(target, rows or [], quick, data_dir, say)
         show(found, compiled.table(found["cases"]), compiled.write(found, out) if out is not None else [], as_json)
         return
     say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + " done", err=True)

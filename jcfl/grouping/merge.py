@@ -101,6 +101,10 @@ class Merge(Clustering):
         super().check(method, context)
         expect(method, "compare", (Cosine,), "unites clusters by the cosine of sums of vectors")
 
+    def merged(self, gram: Array, alive: Array) -> merging.Merging:
+        """The last state of greedy merging; see `merging.greedy`. It says how many pairs were looked at."""
+        return merging.merged(gram, alive, self.tau)
+
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
         """Labels by merging of all descriptions, which are scaled to length one."""
 

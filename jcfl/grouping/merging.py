@@ -51,6 +51,12 @@ def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]
     Returns:
         for every row the smallest row among those it was merged with [k] int32, and the Gram matrix after merging.
     """
+    end = merged(gram, alive, tau)
+    return end.target, end.gram
+
+
+def merged(gram: Array, alive: Array, tau: Array | float) -> Merging:
+    """The last state of `greedy`."""
     k = gram.shape[0]
     threshold, ids = limit(tau), jnp.arange(k, dtype=jnp.int32)
     norm = inverse_norm(jnp.diagonal(gram))
@@ -59,8 +65,7 @@ def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]
     best, partner = cosine.max(1), cosine.argmax(1).astype(jnp.int32)
     start = Merging(gram, alive, norm, ids, best, partner, ids, jnp.int32(0), ids[:2], gram[:2])
     block = lambda state: lax.fori_loop(0, min(BLOCK, k), lambda _, state: merged_once(state, threshold), state)
-    end = lax.while_loop(lambda state: state.best.max() >= threshold, block, with_next_pair(start, threshold))
-    return end.target, end.gram
+    return lax.while_loop(lambda state: state.best.max() >= threshold, block, with_next_pair(start, threshold))
 
 
 def merged_once(state: Merging, threshold: Array) -> Merging:

@@ -17,7 +17,7 @@ from jcfl.results import Folder, Record
 from jcfl.runs import hosts
 from jcfl.types import Federation
 from jcfl.types.host import OnHost
-from jcfl.types.target import target
+from jcfl.types.target import at_hand, target
 
 MOST = 256
 """The most devices that a CPU can count as."""
@@ -82,7 +82,12 @@ def cores() -> int:
 
 
 def on_devices(tree: Any, devices: int) -> Any:
-    """A tree of arrays, copied to all devices. A CPU does not copy examples in a mapped file: it reads them there."""
+    """A tree of arrays, copied to all devices. A CPU does not copy examples in a mapped file: it reads them there.
+
+    For a target that is not at hand nothing is copied, because nothing will run.
+    """
+    if target() is not at_hand():
+        return tree
     return jax.device_put(tree, on_every_device(devices)) if devices > 1 else jax.device_put(tree)
 
 

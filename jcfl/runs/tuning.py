@@ -2,11 +2,13 @@
 
 A trial compiles the training of a part of a cohort and measures it on models of zeros. The candidates are: all cores of
 a CPU as devices of their own, the other engine, fewer and more clients at a time, and the other way to compute
-convolutions. Each is tried from the best one so far.
+convolutions. Each is tried from the best one so far. On an accelerator, the memory of the best program according to XLA
+says for how many more clients there is room; the constants expect up to twenty times as much memory as is taken.
 """
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -62,9 +64,9 @@ COPIED = 2**29
 
 
 class Measured(NamedTuple):
-    """A candidate's seconds for the trial's clients."""
+    """A candidate's seconds for the trial's clients, and its memory."""
 
-    seconds: float
+    seconds: float  # of `Trial.cohort` clients, whatever number was trained
     temporary: int  # bytes that XLA says it works on
 
 
@@ -159,7 +161,8 @@ class Trial:
         self.state = zeros(jax.eval_shape(partial(first_state, plan.algorithms[title], slots), plan.federation))
         self.state = self.state.replace(labels=jnp.arange(self.state.labels.size, dtype=jnp.int32) % slots)
         cohort = plan.context.population.cohort
-        wanted = max(cohort * PART / max(expected, PART), EACH * slots, plan.context.resources.chunk * devices.cores())
+        parts = devices.cores() if target().is_cpu else plan.context.resources.devices
+        wanted = max(cohort * PART / max(expected, PART), EACH * slots, plan.context.resources.chunk * parts)
         self.cohort = min(cohort, round(wanted))
         self.first = self.lower(Tuned())
 
@@ -187,24 +190,50 @@ class Trial:
         tile = tile_size(plan.context.task, plan.context, len(REFERENCES))
         return plan.context._replace(resources=plan.context.resources._replace(tile=tile))
 
-    def with_size(self, tuned: Tuned, factor: float) -> Tuned | None:
+    def with_size(self, tuned: Tuned, factor: float, whole: Callable[[float], int] = round) -> Tuned | None:
         """`tuned` with so many times as many clients at a time; None where that is no other number or not allowed."""
         context = self.context_of(tuned)
         field = "chunk" if context.resources.tile is None else "tile"
         if field == "chunk" and not self.plan.chunk_is_free:
             return None
         size, most = getattr(context.resources, field), -(-context.population.cohort // context.resources.devices)
-        new = max(1, min(most, round(size * factor)))
+        new = max(1, min(most, whole(size * factor)))
         return tuned.model_copy(update={field: new}) if new != size else None
+
+    def with_room(self, tuned: Tuned, found: Measured, share: float) -> Tuned | None:
+        """`tuned` with as many more clients at a time as the memory has room for; None where that are no more.
+
+        What does not grow with the clients counts as if it did, so that the new chunk takes less than the room. Tiles
+        are limited by what they cost and not by memory, so they get twice as many clients at most.
+
+        Args:
+            found: what was measured of `tuned`.
+            share: of the growth, as an exponent: 1 for the largest chunk, 0.5 for one between.
+        """
+        before = self.context_of(tuned).resources
+        growth = before.room / found.temporary if found.temporary and before.tile is None else 2.0
+        new = self.with_size(tuned, growth**share, math.floor) if growth > 1 else None
+        if new is None or before.tile is not None:
+            return new
+        return new if self.context_of(new).resources.chunk > before.chunk else None  # made even, it may be as before
+
+    def clients(self, context: Context) -> int:
+        """How many clients a trial trains; on an accelerator whole chunks, since one that is not full takes as long."""
+        resources = context.resources
+        if target().is_cpu or resources.tile is not None:
+            return self.cohort
+        together = resources.chunk * resources.devices
+        return min(context.population.cohort, -(-self.cohort // together) * together)
 
     def lower(self, tuned: Tuned) -> tuple[jax.stages.Lowered, tuple[Any, ...]]:
         """The training as `tuned` says, not yet compiled, and its arguments."""
         context = self.context_of(tuned)
         federation = devices.on_devices(self.plan.federation, context.resources.devices)
         state = devices.on_devices(self.state, context.resources.devices)
-        context = context._replace(population=context.population._replace(cohort=self.cohort))
-        who = np.linspace(0, self.state.labels.size - 1, self.cohort).astype(np.int32)
-        cohort = Cohort(jnp.asarray(who), jnp.ones(self.cohort, bool))
+        count = self.clients(context)
+        context = context._replace(population=context.population._replace(cohort=count))
+        who = np.linspace(0, self.state.labels.size - 1, count).astype(np.int32)
+        cohort = Cohort(jnp.asarray(who), jnp.ones(count, bool))
         grouping, bound = self.method.group.grouping(self.method, context), self.method.aggregate.rule.bind(context)
         _, train = rounds.training(self.method, context, rounds.needs_uploads(grouping, bound))
 
@@ -225,8 +254,8 @@ class Trial:
         times = [run()]
         while sum(times) < PART and len(times) < 5:
             times.append(run())
-        size = program.memory_analysis()
-        return Measured(min(times), size.temp_size_in_bytes if size is not None else 0)
+        size, each = program.memory_analysis(), self.cohort / self.clients(self.context_of(tuned))
+        return Measured(min(times) * each, size.temp_size_in_bytes if size is not None else 0)
 
 
 def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tuned:
@@ -238,47 +267,55 @@ def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tune
     """
     begin = time.perf_counter()
     try:
-        best, least = first, trial.measure(first).seconds
+        best, least = first, trial.measure(first)
     except jax.errors.JaxRuntimeError:  # too little memory, for which the run takes fewer clients at a time
         return first
     took = time.perf_counter() - begin
-    all_of_run = least * trial.context.population.cohort / trial.cohort * rounds_in_all
+    all_of_run = least.seconds * trial.context.population.cohort / trial.cohort * rounds_in_all
     end = begin + min(SHARE * all_of_run, LONGEST)
     for change in changes(trial, cores):
-        tuned = change(best)
+        tuned = change(best, least)
         if tuned is None or time.perf_counter() + took > end:
             continue
         try:
             found = trial.measure(tuned)
         except (InputError, jax.errors.JaxRuntimeError):  # it cannot be had, or takes more memory than there is
             continue
-        if found.seconds < BETTER * least and found.temporary <= trial.context.resources.room:
-            best, least = tuned, found.seconds
+        if found.seconds < BETTER * least.seconds and found.temporary <= trial.context.resources.room:
+            best, least = tuned, found
     return best
 
 
-def changes(trial: Trial, cores: int) -> Iterator[Callable[[Tuned], Tuned | None]]:
-    """The candidates, each as a change of the best one so far; None where a change has no meaning for it."""
+Change = Callable[[Tuned, Measured], Tuned | None]
+"""A candidate, of the best one so far and what was measured of it; None where the change has no meaning for it."""
+
+
+def changes(trial: Trial, cores: int) -> Iterator[Change]:
+    """The candidates, each as a change of the best one so far."""
     config = trial.plan.config
 
-    def other_devices(best: Tuned) -> Tuned | None:
+    def other_devices(best: Tuned, found: Measured) -> Tuned | None:
         return best.model_copy(update={"devices": 1 if (best.devices or 1) > 1 else cores}) if cores > 1 else None
 
-    def other_engine(best: Tuned) -> Tuned | None:
+    def other_engine(best: Tuned, found: Measured) -> Tuned | None:
         other = "general" if trial.engine(best) == Factored.name else Factored.name
         return (
             best.model_copy(update={"engine": other, "chunk": None, "tile": None}) if config.engine == "auto" else None
         )
 
-    def other_convolution(best: Tuned) -> Tuned | None:
+    def other_convolution(best: Tuned, found: Measured) -> Tuned | None:
         other = "native" if lowering(target().platform) == "patches" else "patches"
         return best.model_copy(update={"convolution": other}) if convolution_is_free(config) else None
 
     yield other_devices
     yield other_engine
-    yield lambda best: trial.with_size(best, 0.25)
-    yield lambda best: trial.with_size(best, 0.5)
-    yield lambda best: trial.with_size(best, 2.0)
+    if not target().is_cpu:  # larger chunks first: they are what an accelerator most likely wants, and time is limited
+        yield lambda best, found: trial.with_room(best, found, 1.0)
+        yield lambda best, found: trial.with_room(best, found, 0.5)
+    yield lambda best, found: trial.with_size(best, 0.25)
+    yield lambda best, found: trial.with_size(best, 0.5)
+    if target().is_cpu:
+        yield lambda best, found: trial.with_size(best, 2.0)
     yield other_convolution
 
 

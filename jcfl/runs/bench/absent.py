@@ -116,7 +116,9 @@ def surroundings(absent: Absent) -> dict[str, str]:
     """The environment of a process that compiles for a target: JAX itself runs on the CPU."""
     tuned = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0" if absent.gpu else ""
     tpu = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5e-4"}
-    return {"JAX_PLATFORMS": "cpu", "JCFL_CACHE": ""} | ({"XLA_FLAGS": tuned.strip()} if tuned else tpu)
+    lines = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "10"}  # by which `hlo` knows a loop
+    common = {"JAX_PLATFORMS": "cpu", "JCFL_CACHE": "", **lines}
+    return common | ({"XLA_FLAGS": tuned.strip()} if tuned else tpu)
 
 
 def with_devices(absent: Absent) -> Target:

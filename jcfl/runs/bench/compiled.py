@@ -17,13 +17,14 @@ import jax
 
 from jcfl import trees
 from jcfl.core import engine
-from jcfl.errors import unknown
+from jcfl.errors import InputError, TooLarge
 from jcfl.fast import factored
 from jcfl.results import writing
 from jcfl.runs.bench import absent, hlo, machine
-from jcfl.runs.bench.work import made_up_federation, table_one
+from jcfl.runs.bench.cases import CASES, configuration, planned_for
 from jcfl.runs.devices import on_every_device
-from jcfl.runs.plan import Plan, config_and_objects, planned
+from jcfl.runs.plan import Plan
+from jcfl.types import Federation, State
 from jcfl.types.target import Target, at_hand, compiling_for
 
 GIB = 2**30
@@ -33,80 +34,50 @@ TRIP = 2e-5
 LIMIT = 1800
 """The most seconds that one program may compile."""
 
-Maker = Callable[[bool, int], Plan]
-"""A case's plan: whether it is tiny, and how many devices share the clients."""
-
-
-def stocfl(share: float, engine: str) -> Maker:
-    """StoCFL's round of Table 1."""
-    return lambda quick, devices: table_one(quick, None, participation=share, engine=engine, devices=devices)
-
-
-def fedavg(model: str, size: int) -> Maker:
-    """A round of FedAvg with 1,000 clients of 300 images."""
-
-    def make(quick: bool, devices: int) -> Plan:
-        federation = made_up_federation(16 if quick else 1000, 20 if quick else 300)
-        train = {"lr": 0.01, "epochs": 1, "batch_size": size}
-        given = {"model": model, "method": "fedavg", "train": train, "devices": devices}
-        return planned(*config_and_objects(federation, given))
-
-    return make
-
-
-def quickstart(method: Any) -> Maker:
-    """A round of one of the quickstart's methods."""
-    changed = {"method": method} if method else {}
-    return lambda quick, devices: planned(
-        *config_and_objects("quickstart", {**changed, "compare": [], "devices": devices})
-    )
-
-
-CASES: dict[str, Maker] = {
-    "stocfl-10-factored": stocfl(0.1, "factored"),
-    "stocfl-10-general": stocfl(0.1, "general"),
-    "stocfl-100-factored": stocfl(1.0, "factored"),
-    "stocfl-100-general": stocfl(1.0, "general"),
-    "fedavg-cnn": fedavg("cnn_fashion", 32),
-    "fedavg-mlp": fedavg("mlp", 20),
-    "quickstart-stocfl": quickstart(None),
-    "quickstart-fedavg": quickstart("fedavg"),
-    "quickstart-ifca": quickstart({"name": "ifca", "clusters": 4}),
-    "quickstart-majority": quickstart("majority"),
-}
-
 
 def compiled(
     target: str,
     cases: Sequence[str],
     quick: bool = False,
+    data_dir: Path | None = None,
     on_result: Callable[[dict[str, Any]], None] = lambda one: None,
 ) -> dict[str, Any]:
     """Compile cases for a target, each in a process of its own.
 
     Args:
         target: a name of `absent.targets()`.
-        cases: names of `CASES`; all of them where none is given.
-        quick: whether everything is tiny.
+        cases: names of `CASES`, presets, or configuration files; all of `CASES` where none is given.
+        quick: whether the cases of `CASES` are tiny.
+        data_dir: the folder of datasets for presets and files.
         on_result: called with each case when it is complete.
 
     Raises:
-        InputError: an unknown name, or the target's compiler is not installed.
+        InputError: an unknown name, a configuration with a mistake, or the target's compiler is not installed; or no
+            case can be planned, for instance because data is missing.
     """
     aimed = absent.target_named(target)
-    for name in cases:
-        if name not in CASES:
-            raise unknown("case", name, CASES)
+    own = [name for name in cases if name not in CASES]
+    for name in own:
+        configuration(name, aimed.devices, data_dir)
+    if data_dir is not None and not own:
+        raise InputError("--data-dir: only a preset or a file reads data here; leave it out, or name one")
+    if quick and own:
+        raise InputError(
+            f"--quick: {own[0]!r} is planned as it is; leave --quick out, or name cases of {', '.join(CASES)}"
+        )
     found = []
     for name in cases or CASES:
-        found.append({"target": target, "case": name, **apart(aimed, target, name, quick)})
+        found.append({"target": target, "case": name, **apart(aimed, target, name, quick, data_dir)})
         on_result(found[-1])
+    if all(one.get("refused") for one in found):  # else a mistake in one case would hide what the others took
+        raise InputError(f"{found[0]['case']}: {found[0]['failed']}")
     return {"about": "compiled, not run", "machine": machine(0.0), "quick": quick, "cases": found}
 
 
-def apart(aimed: absent.Absent, target: str, name: str, quick: bool) -> dict[str, Any]:
+def apart(aimed: absent.Absent, target: str, name: str, quick: bool, data_dir: Path | None) -> dict[str, Any]:
     """A case compiled in a new process, whose environment its compiler needs."""
-    command = [sys.executable, "-m", "jcfl.runs.bench.compiled", json.dumps([target, name, quick])]
+    asked = [target, name, quick, str(data_dir) if data_dir is not None else None]
+    command = [sys.executable, "-m", "jcfl.runs.bench.compiled", json.dumps(asked)]
     around = {**os.environ, **absent.surroundings(aimed)}
     try:
         done = subprocess.run(command, timeout=LIMIT, env=around, check=False, capture_output=True, text=True)
@@ -118,28 +89,30 @@ def apart(aimed: absent.Absent, target: str, name: str, quick: bool) -> dict[str
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def case(target: str, name: str, quick: bool) -> dict[str, Any]:
-    """The numbers of one case."""
+def case(target: str, name: str, quick: bool, data_dir: str | None = None) -> dict[str, Any]:
+    """The numbers of one case, or why it cannot be planned or compiled."""
     aimed = absent.target_named(target)
     with compiling_for(aimed.target):
-        plan = CASES[name](quick, aimed.devices)
-    (algorithm,) = plan.algorithms.values()
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), plan.federation)
+        try:
+            plan = planned_for(aimed.devices, name, quick, data_dir)
+        except InputError as error:  # too little memory on the target is an outcome, and all else a mistake
+            return {"failed": str(error), "refused": not isinstance(error, TooLarge)}
+        if beside_device(plan):
+            return {"failed": f"{beside_device(plan)} on the host, and such rounds compile only where the device is"}
+        state, step = round_of(plan)
     with compiling_for(absent.with_devices(aimed)) as there:
         alone = jax.sharding.SingleDeviceSharding(there.devices[0])
         on = on_every_device(aimed.devices) if aimed.devices > 1 else alone
-        shapes = lambda tree: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), tree)
-        step = jax.jit(algorithm.step, donate_argnums=0, out_shardings=on)
-        lowered = step.lower(shapes(state), shapes(plan.federation))
+        there_too = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on)
+        arguments = jax.tree.map(there_too, (state, jax.eval_shape(lambda tree: tree, plan.federation)))
+        lowered = jax.jit(step, donate_argnums=0, out_shardings=on).lower(*arguments)
         begun = time.perf_counter()
         try:
             program = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             return {"failed": str(error).splitlines()[0][:300], "compile_s": time.perf_counter() - begun}
         seconds = time.perf_counter() - begun
-        took = hlo.cost(
-            program.as_text() or "", aimed.target.platform == "gpu", settled(plan, trees.count(state.clusters))
-        )
+        took = hlo.cost(program.as_text() or "", aimed.target.platform == "gpu", settled(plan))
     sizes: Any = program.memory_analysis()
     largest = max(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if hasattr(leaf.dtype, "itemsize"))
     return {
@@ -147,6 +120,7 @@ def case(target: str, name: str, quick: bool) -> dict[str, Any]:
         "arguments_GiB": sizes.argument_size_in_bytes / GIB,
         "temporaries_GiB": sizes.temp_size_in_bytes / GIB,
         "largest_GiB": largest / GIB,
+        "engine": next(iter(plan.algorithms.values())).engine,
         "chunk": plan.context.resources.chunk,
         "kernels": took.kernels,
         "host_trips": took.trips,
@@ -159,14 +133,29 @@ def case(target: str, name: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def settled(plan: Plan, most: int) -> hlo.Turns:
+def beside_device(plan: Plan) -> str:
+    """What a plan's rounds ask the host for, in words; an empty text if that is nothing."""
+    places = {"examples are": plan.needs.place == "host", "clients' states are": plan.context.resources.states_on_host}
+    return " and ".join(what for what, asked in places.items() if asked)
+
+
+def round_of(plan: Plan) -> tuple[State, Callable[[State, Federation], State]]:
+    """The shapes of a plan's state, and its round; of all seeds together where they run side by side."""
+    (algorithm,) = plan.algorithms.values()
+    init, step, key = algorithm.init, lambda state, data: algorithm.step(state, data.at(state.round)), jax.random.key(0)
+    if plan.config.seeds_in_one and plan.config.seeds > 1:
+        init, step = jax.vmap(init, (0, None)), jax.vmap(step, (0, None))
+        key = jax.random.split(key, plan.config.seeds)
+    return jax.eval_shape(init, key, plan.federation), step
+
+
+def settled(plan: Plan) -> hlo.Turns:
     """How often loops turn in a settled round: no client is new, and clusters of equal size are the groups.
 
     XLA does not know it, because it depends on the clusters that are found.
-
-    Args:
-        most: how many clusters the method can have.
     """
+    (algorithm,) = plan.algorithms.values()
+    most = trees.count(jax.eval_shape(algorithm.init, jax.random.key(0), plan.federation).clusters)  # clusters
     population, devices = plan.context.population, plan.context.resources.devices
     clusters, cohort = min(population.groups, most), -(-population.cohort // devices)
     tile, each = 1, -(-cohort // clusters)
@@ -204,11 +193,8 @@ def estimate(program: Any, plan: Plan) -> dict[str, Any]:
     known = absent.rates(at_hand().name)
     if known is None:
         return {"estimate_s": None, "bound": "", "once": []}
-    (algorithm,) = plan.algorithms.values()
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), plan.federation)
-    turns = settled(plan, trees.count(state.clusters))
     try:
-        took = hlo.cost(program.as_text() or "", known.platform == "gpu", turns)
+        took = hlo.cost(program.as_text() or "", known.platform == "gpu", settled(plan))
     except Exception as error:  # another version of XLA may write what is not known; a measurement goes on
         return {"estimate_s": None, "bound": f"not read: {error!r}"[:120], "once": []}
     least = roofline(took, known)
@@ -248,6 +234,9 @@ COLUMNS = {
 }
 """The table's columns: the number, its heading and its format."""
 
+COUNTED = ("kernels", "host_trips", "collectives", "sent_MiB", "moved_GiB", "products_TFLOP", "round_ms")
+"""The columns that grow with the turns of loops."""
+
 
 def table(cases: Sequence[dict[str, Any]]) -> str:
     """Cases as a Markdown table."""
@@ -260,7 +249,7 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
     for one in cases:
         least = "≥ " if one.get("once") else ""  # some loops were counted as one turn
         shown = (
-            [(least if key == "kernels" else "") + f"{one[key]:{form}}" for key, (_, form) in COLUMNS.items()]
+            [(least if key in COUNTED else "") + f"{one[key]:{form}}" for key, (_, form) in COLUMNS.items()]
             if "failed" not in one
             else []
         )

@@ -18,6 +18,7 @@ from jcfl import metrics
 from jcfl.core.memory import most_resident
 from jcfl.runs import programs
 from jcfl.runs.bench.growth import GROWTH, growth_figures
+from jcfl.runs.bench.newcomers import greedy_merging, newcomers
 from jcfl.runs.bench.work import compiled_step, largest_difference, medians, seconds_of, settled_state, table_one, timed
 from jcfl.runs.experiment import execute
 from jcfl.runs.plan import Plan, config_and_objects, planned
@@ -208,6 +209,18 @@ ROWS: dict[str, Row] = {
         lambda quick: ("exact", "sketch"),
         must="less than 60 s on two cores",
         aim="less than 15 s",
+    ),
+    "newcomers": Row(
+        "A round of Table 1 as `round` whose 480 clients are all new, a settled one, and the plain products of the new "
+        "clients' inner products, in turn. `least times settled` is a settled round with these products.",
+        newcomers,
+        aim="at most 1.5 times a settled round",
+    ),
+    "merging": Row(
+        "StoCFL's greedy merging of 10,000 clients into 4 clusters, from their inner products, and its first search of "
+        "the most similar pairs alone.",
+        greedy_merging,
+        aim="at most 5 s",
     ),
     "seeds": Row(
         "Five seeds of the quickstart's StoCFL in one program.",

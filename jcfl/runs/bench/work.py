@@ -86,6 +86,12 @@ def timed(step: Callable[..., State], state: State, federation: Federation, roun
     return times
 
 
+def medians_in_turn(turns: int, *runs: Callable[[], float]) -> list[float]:
+    """The median of the seconds that each function returns, all called in turn; a first turn does not count."""
+    times = [[run() for run in runs] for _ in range(turns + 1)]
+    return medians(*zip(*times[1:], strict=True))
+
+
 def medians(*times: Sequence[float]) -> list[float]:
     """The median of each list."""
     return [statistics.median(some) for some in times]
