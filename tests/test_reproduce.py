@@ -213,7 +213,7 @@ def test_the_terminal_says_what_the_page_says(name, width):
     words = [texts.legend(found), *re.findall(r"^(?:- )(.*)$", page, re.MULTILINE)]
     said = " ".join(screen.file.getvalue().split())
     assert len(words) > 4 and all(" ".join(one.split()) in said for one in words)
-    numbers = {text for line in texts.lines(found) for text in (*line.printed, *line.ours)}
+    numbers = {text for line in texts.lines(found) for who in line.numbers.values() for text in who}
     assert all(any(text in line for line in lines) for text in numbers)  # none is broken
     for above, _, _, _, gap, verdict in texts.orders(found):
         assert any(above.split()[0] in line and f"{gap}  {verdict}" in line for line in lines) == (gap != "–")

@@ -1,6 +1,8 @@
 """What a paper's table beside ours looks like on a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len
@@ -42,27 +44,53 @@ def numbers(found: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The paper's numbers, and ours below them; several tables where one would be too wide."""
     lines = texts.lines(found)
     columns = {
-        title: [(line.printed[index], line.ours[index]) for line in lines]
-        for index, title in enumerate(found["columns"])
+        title: [[numbers[index] for numbers in line.numbers.values()] for line in lines]
+        for index, title in enumerate(texts.columns(found))
     }
     needed = {
-        title: max(map(cell_len, [title[:1], *title.split(), *(text for pair in pairs for text in pair)]))
-        for title, pairs in columns.items()
+        title: widest([*title.split(), *(text for cell in cells for text in cell)]) for title, cells in columns.items()
     }
-    room = width - GAP - max(map(cell_len, WHO))
-    label = max(width // LABEL, room - sum(GAP + width for width in needed.values()))
-    label = min(label, max((cell_len(line.row) for line in lines), default=0))
+    room = width - GAP - widest(WHO) - GAP  # Rich counts one behind the last column
+    label = label_width(lines, width // LABEL, room - sum(GAP + number for number in needed.values()))
     for group in groups(needed, room - label):
+        spare = room - label - sum(GAP + needed[title] for title in group)
         table = Table(box=None, header_style="bold", pad_edge=False)
-        table.add_column(max_width=label)
-        table.add_column()
+        table.add_column(width=label)
+        table.add_column(width=widest(WHO))
         for title in group:
-            table.add_column(Text(title), justify="right", min_width=needed[title])
+            wide = min(max(needed[title], cell_len(title)), needed[title] + spare // len(group))
+            table.add_column(Text(title), justify="right", width=max(wide, 1))
         for index, line in enumerate(lines):
-            pairs = [WHO, *(columns[title][index] for title in group)]
-            table.add_row(Text(line.row), *(Text.assemble((above, "dim"), "\n", below) for above, below in pairs))
+            cells = [[*line.numbers], *(columns[title][index] for title in group)]
+            table.add_row(Text(line.row), *(stacked(line, cell) for cell in cells))
         yield table
         yield ""
+
+
+def label_width(lines: Sequence[texts.Line], most: int, left: int) -> int:
+    """How wide the rows' labels are: as long as the paper's, or as is needed for two lines of those of baselines.
+
+    Args:
+        lines: the rows.
+        most: a limit for them.
+        left: what the numbers leave, where it is more.
+    """
+    labels = [line.row for line in lines]
+    own = widest([line.row for line in lines if len(line.numbers) == len(WHO)])
+    folded = next(width for width in count(1) if all(len(wrap(label, width)) < 3 for label in labels))
+    wide = max(own, folded) if widest(labels) > left else widest(labels)
+    return max(widest([word for label in labels for word in label.split()]), min(wide, max(most, left)))
+
+
+def widest(found: Sequence[str]) -> int:
+    """The cells of a terminal that the widest text takes."""
+    return max(map(cell_len, found), default=0)
+
+
+def stacked(line: texts.Line, cell: Sequence[str]) -> Text:
+    """The paper's number, if the row has one, and ours below it."""
+    looks = ["dim" if who == "paper" else "" for who in line.numbers]
+    return Text("\n").join(Text(text, look) for text, look in zip(cell, looks, strict=True))
 
 
 def groups(needed: Mapping[str, int], room: int) -> list[list[str]]:

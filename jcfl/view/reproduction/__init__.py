@@ -1,6 +1,7 @@
 """A paper's table beside what was found here: as Markdown, LaTeX, JSON and a figure."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,17 +51,21 @@ def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str
 
 
 def figure(found: Mapping[str, Any]) -> Figure | None:
-    """Printed numbers with their deviations beside ours with their intervals, a panel per column; None without ours."""
+    """Printed numbers with their deviations beside ours with their intervals, a panel per column; None without ours.
+
+    Baselines alone are no reason for a panel.
+    """
+    rows = {one["row"]: one["cells"] for one in found["rows"]} | texts.baselines(found, "row")
     columns = {
-        column: {one["row"]: one["cells"][i] for one in found["rows"] if one["cells"][i] is not None}
-        for i, column in enumerate(found["columns"])
+        name: {row: cells[i] for row, cells in rows.items()}
+        for i, name in enumerate(found["columns"])
+        if any(one["cells"][i] and one["cells"][i]["ours"] for one in found["rows"])
     }
-    columns = {name: cells for name, cells in columns.items() if any(cell["ours"] for cell in cells.values())}
     if not columns:
         return None
-    most = max(len(cells) for cells in columns.values())
+    columns |= {name: dict(zip(rows, cells, strict=True)) for name, cells in texts.baselines(found, "column").items()}
     with matplotlib.rc_context(style.STYLE):
-        shown, axes = style.panels(len(columns), min(COLUMNS, len(columns)), 0.6 + ROW * most, style.PAGE)
+        shown, axes = style.panels(len(columns), min(COLUMNS, len(columns)), 0.6 + ROW * len(rows), style.PAGE)
         for index, (axis, (name, cells)) in enumerate(zip(axes, columns.items(), strict=True)):
             draw(axis, cells)
             axis.set_title(name, fontsize=6)
@@ -70,16 +75,18 @@ def figure(found: Mapping[str, Any]) -> Figure | None:
 
 
 def draw(axis: Axes, cells: Mapping[str, Any]) -> None:
-    """One column: a row per method, the first on top, the paper's number above ours."""
+    """One column: a row per method, the first on top, the paper's number above ours. A row can have neither."""
     looks: dict[str, Any] = {"paper": {"color": style.colour(7), "mfc": "white"}, "ours": {"color": style.colour(0)}}
     points: dict[str, list[tuple[float, float, float]]] = {name: [] for name in looks}
+    own = [cell for cell in cells.values() if cell is not None and "printed" in cell] or list(cells.values())
     for place, cell in enumerate(cells.values()):
-        points["paper"].append((place - 0.15, cell["printed"]["mean"], cell["printed"]["std"] or 0.0))
-        if cell["ours"] is not None:
+        if cell is not None and "printed" in cell:
+            points["paper"].append((place - 0.15, cell["printed"]["mean"], cell["printed"]["std"] or 0.0))
+        if cell in own and cell is not None and cell["ours"] is not None:
             low, high = cell["ours"]["interval"] or (cell["ours"]["mean"],) * 2
             points["ours"].append((place + 0.15, cell["ours"]["mean"], (high - low) / 2))
     for name, found in points.items():
-        y, x, reach = zip(*found, strict=True)
+        y, x, reach = zip(*found, strict=True) if found else ((), (), ())
         axis.errorbar(x, y, xerr=reach, linestyle="none", marker="o", ms=3, elinewidth=0.8, label=name, **looks[name])
     # The interval of two seeds can be many times longer than the numbers are apart: it is cut at the panel's edge.
     numbers = [*(x - reach for _, x, reach in points["paper"]), *(x + reach for _, x, reach in points["paper"])]
@@ -88,5 +95,27 @@ def draw(axis: Axes, cells: Mapping[str, Any]) -> None:
     if room > 0:
         low, high = axis.get_xlim()
         axis.set_xlim(max(low, min(numbers) - room), min(high, max(numbers) + room))
+    draw_beside(
+        axis, {place: cell for place, cell in enumerate(cells.values()) if cell is not None and cell not in own}
+    )
     axis.set_ylim(len(cells) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
+
+
+def draw_beside(axis: Axes, cells: Mapping[int, Mapping[str, Any]]) -> None:
+    """Baselines in a column of other numbers, which keep the panel to themselves: farther ones are written at the edge.
+
+    Args:
+        axis: the panel.
+        cells: the baselines by their places from the top.
+    """
+    low, high = axis.get_xlim()
+    colour = style.colour(0)
+    for place, cell in cells.items():
+        mean, text = cell["ours"]["mean"] if cell["ours"] else math.nan, texts.unjudged(cell)
+        if low <= mean <= high:
+            axis.plot(mean, place + 0.15, marker="o", ms=3, color=colour)
+        elif text:
+            words, at, side = (f"← {text}", 0.03, "left") if mean < low else (f"{text} →", 0.97, "right")
+            where = axis.get_yaxis_transform()
+            axis.text(at, place, words, transform=where, ha=side, va="center", fontsize=5, color=colour)

@@ -18,19 +18,52 @@ DIFFERENCES = "Differences of the two, seed by seed; in brackets the 95 % interv
 
 
 class Line(NamedTuple):
-    """A row of the table: the paper's numbers, and ours below them."""
+    """A row of the table, with its numbers by who has them: the paper's, and ours below them."""
 
     row: str
-    printed: list[str]
-    ours: list[str]
+    numbers: dict[str, list[str]]
+
+
+def columns(found: Mapping[str, Any]) -> list[str]:
+    """The heads of the table: the paper's columns, and those of baselines."""
+    return [*found["columns"], *baselines(found, "column")]
 
 
 def lines(found: Mapping[str, Any]) -> list[Line]:
-    """The rows of the table as text."""
-    return [
-        Line(one["row"], [printed(cell) for cell in one["cells"]], [ours(cell) for cell in one["cells"]])
-        for one in found["rows"]
+    """The rows of the table as text: the paper's, and those of baselines, which have our numbers only."""
+    more = baselines(found, "column").values()
+    empty = [""] * len(more)
+    rows = [
+        Line(
+            one["row"],
+            {
+                "paper": [*map(printed, one["cells"]), *empty],
+                "here": [*map(ours, one["cells"]), *(unjudged(cells[index]) for cells in more)],
+            },
+        )
+        for index, one in enumerate(found["rows"])
     ]
+    beside = baselines(found, "row").items()
+    return [*rows, *(Line(label, {"here": [*map(unjudged, cells), *empty]}) for label, cells in beside)]
+
+
+def baselines(found: Mapping[str, Any], kind: str) -> dict[str, list[Any]]:
+    """The cells of the baselines that have a row, or a column, by its label, if there is a number in them.
+
+    Files that were written before there were baselines have none.
+
+    Args:
+        found: what `jcfl.runs.reproducing.reproduce` returns.
+        kind: `row` or `column`.
+    """
+    labels: dict[str, list[Any]] = {}
+    lines = [line for line in found.get("beside", ()) if line["kind"] == kind]
+    often = Counter(line["method"] for line in lines)
+    for line in lines:
+        federations = "; ".join(dict.fromkeys(cell["federation"] for cell in line["cells"] if cell is not None))
+        label = f"{line['method']} (not in the paper)" + f", {federations}" * (often[line["method"]] > 1)
+        labels[label] = line["cells"]
+    return {label: cells for label, cells in labels.items() if any(map(unjudged, cells))}
 
 
 def printed(cell: Mapping[str, Any] | None) -> str:
@@ -44,6 +77,11 @@ def ours(cell: Mapping[str, Any] | None) -> str:
         return ""
     mark = MARKS[cell["verdict"]]
     return mark if cell["ours"] is None else f"{number(cell['ours'], max(cell['digits'], 1))} {mark}"
+
+
+def unjudged(cell: Mapping[str, Any] | None) -> str:
+    """A baseline's number, if there is one."""
+    return "" if cell is None or cell["ours"] is None else number(cell["ours"], max(cell["digits"], 1))
 
 
 def number(value: Mapping[str, float | None], digits: int) -> str:
