@@ -50,7 +50,7 @@ def numbers(found: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     needed = {
         title: widest([*title.split(), *(text for cell in cells for text in cell)]) for title, cells in columns.items()
     }
-    room = width - GAP - widest(WHO) - GAP  # Rich counts one behind the last column
+    room = width - GAP - widest(WHO)
     label = label_width(lines, width // LABEL, room - sum(GAP + number for number in needed.values()))
     for group in groups(needed, room - label):
         spare = room - label - sum(GAP + needed[title] for title in group)
