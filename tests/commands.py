@@ -37,7 +37,7 @@ def checked(command: str) -> None:
         configured(*separated(context.params["words"], context.params["overrides"]))
     if name == "reproduce" and not context.params["as_list"]:
         table = find(context.params["table"])
-        known = {*table.given.printed.rows, *table.given.printed.columns}
+        known = {*table.given.printed.rows, *table.given.printed.columns, *table.given.beside}
         assert {*(context.params["only"] or [])} <= known and table.budget(context.params["budget"])
     if name == "tune":
         axes(context.params["over"])

@@ -143,7 +143,7 @@ def test_every_configuration_is_one(page):
             assert len(points(given, None).points) == 2
         elif "tables" in given:
             (table,) = tables(page, block, {})
-            assert [table.config(key, table.budget("laptop")).seeds for key in every_key(table)] == [3] * 4
+            assert [table.config(key, table.budget("laptop")).seeds for key in every_key(table)] == [3] * 6
         else:
             config.read(given)
 

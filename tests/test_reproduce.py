@@ -1,6 +1,8 @@
 """Papers' tables: the verdict's rule, the tables that come with the package, and a made-up one from end to end."""
 
+import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +12,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from jcfl import cli
+from jcfl.cli import paper
 from jcfl.errors import InputError, TooLarge
 from jcfl.results import History
 from jcfl.runs import reproducing
@@ -20,8 +24,11 @@ from jcfl.runs.reproducing import judging, outcomes, published, tables
 from jcfl.runs.reproducing.judging import Printed
 from jcfl.view import pages, reproduction
 from jcfl.view.plotting import style
+from jcfl.view.reproduction import texts
 
 TABLES = tables.shipped()
+
+PUBLISHED = Path(__file__).parents[1] / "docs" / "reproduction"
 
 MADE = """
 base:
@@ -175,7 +182,8 @@ def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
     (folder / "FedAvg" / "summary.json").unlink()  # as if it had been stopped
     assert run("made.yaml") == 0
     said = capsys.readouterr()
-    assert "cannot be run here" in said.out and "IFCA_K=2" in said.err
+    assert "cannot be run here (1 number): data needed: cifar100" in said.out and "IFCA_K=2" in said.err
+    assert "- Two seeds." in said.out and "- The table was made up." in said.out
     monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("a complete run was run again"))
     monkeypatch.setattr(reproducing, "attempted", lambda *given: judging.Judgement("not run", "not here"))
     assert run("made.yaml", "--json") == 0
@@ -190,6 +198,34 @@ def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
     assert "\\textbar{}absent" in (made / "reproduction" / "made-up-laptop.tex").read_text("utf-8")
     assert json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8")) == again
     assert (made / "reproduction" / "made-up-laptop.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("name", ["S1", "T-text", "E1-runs"])
+def test_the_terminal_says_what_the_page_says(name, width):
+    found = json.loads((PUBLISHED / f"{name}-laptop.json").read_text("utf-8"))
+    screen = Console(file=io.StringIO(), width=width)
+    for part in paper.parts(found, width):
+        screen.print(part, highlight=False)
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    page = reproduction.page(found, "md")
+    words = [texts.legend(found), *re.findall(r"^(?:- )(.*)$", page, re.MULTILINE)]
+    said = " ".join(screen.file.getvalue().split())
+    assert len(words) > 4 and all(" ".join(one.split()) in said for one in words)
+    numbers = {text for line in texts.lines(found) for who in line.numbers.values() for text in who}
+    assert all(any(text in line for line in lines) for text in numbers)  # none is broken
+    for above, _, _, _, gap, verdict in texts.orders(found):
+        assert any(above.split()[0] in line and f"{gap}  {verdict}" in line for line in lines) == (gap != "–")
+
+
+@pytest.mark.parametrize("file", sorted(PUBLISHED.glob("*.json")), ids=lambda file: file.stem)
+def test_published_pages_are_those_of_their_numbers(file):
+    picture = lambda text: re.sub(r"!\[.*\]", "", text)
+    drawn = file.stem if file.with_suffix(".png").exists() else None
+    found = json.loads(file.read_text("utf-8"))
+    assert picture(reproduction.page(found, "md", drawn)) == picture(file.with_suffix(".md").read_text("utf-8"))
+    assert reproduction.page(found, "tex") == file.with_suffix(".tex").read_text("utf-8")
 
 
 def test_results_of_another_machine_are_shown_where_there_is_no_run(made, capsys):

@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,6 +45,7 @@ def reproduce(
     The same command continues where it was stopped; complete runs are not run again. It writes TABLE-BUDGET.md, .tex,
     .json and a figure.
     """
+    from jcfl.cli import paper
     from jcfl.results import writable
     from jcfl.results.files import writing
     from jcfl.runs import bars, devices, reproducing
@@ -73,25 +74,9 @@ def reproduce(
     if as_json:
         print(json.dumps(writable(found), indent=2))
     elif not quiet:
-        console.print(shown(found), highlight=False)
-        console.print("; ".join(reproduction.tally(found, what) for what in found["counts"]), **PLAIN)
+        for part in paper.parts(found, console.width):
+            console.print(part, highlight=False)
         console.print(f"Written to {', '.join(map(str, files))}", **PLAIN)
-
-
-def shown(found: dict[str, Any]) -> "Table":
-    """The paper's numbers and ours, one below the other."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from jcfl.view import reproduction
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("", "", *found["columns"]):
-        table.add_column(Text(title), justify="right" if title else "left")
-    for line in reproduction.lines(found):
-        table.add_row(*map(Text, (line.row, "paper", *line.printed)), style="dim")
-        table.add_row(*map(Text, ("", "here", *line.ours)))
-    return table
 
 
 def listing() -> "Table":

@@ -72,6 +72,11 @@ class Score:
         return self.unit not in ("", "%")
 
     @property
+    def is_of_predictions(self) -> bool:
+        """Whether it is taken on examples that clients predict, so that it has a meaning for every method."""
+        return "validation" in self.over
+
+    @property
     def digits(self) -> int:
         """The number of decimals that tables show."""
         return {"": 3, "%": 2}.get(self.unit, 0)

@@ -2,7 +2,7 @@
 
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ from jcfl.runs.config import Config
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import Objects, federation_of, planned
 from jcfl.runs.replicas import OnProgress
-from jcfl.runs.reproducing import published
+from jcfl.runs.reproducing import beside, published
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.runs.reproducing.outcomes import outcome
-from jcfl.runs.reproducing.tables import Key, Table, find, title
+from jcfl.runs.reproducing.tables import Budget, Key, Table, find, title
 from jcfl.runs.sweeping.groups import finished_history
 from jcfl.runs.workers import Workers, share_out
 from jcfl.types import Federation
@@ -46,8 +46,8 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     Args:
         name: the table's, or a file with one.
         budget: laptop, gpu or full.
-        only: the rows and columns to run: where there are both, the cells where they meet; all if there are none. Of
-            the others, what has been run already is shown.
+        only: the rows and columns to run, those of baselines among them: where there are both, the cells where they
+            meet; all if there are none. Of the others, what has been run already is shown.
         settings: how.
 
     Raises:
@@ -60,13 +60,9 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     """
     table = find(name)
     chosen = table.budget(budget)
-    rows, columns = (set(only) & set(there) for there in (table.given.printed.rows, table.given.printed.columns))
-    for one in set(only) - rows - columns:
-        raise unknown(f"row or column of {table.name}", one, [*table.given.printed.rows, *table.given.printed.columns])
+    wanted = set(wanted_keys(table, chosen, only))
     earlier = published.read(settings.add, table, budget, chosen)
     found: Found = {}
-    meet = lambda row, column: (not rows or row in rows) and (not columns or column in columns)
-    wanted = [key for cell, _ in table.cells() if meet(*cell) for key in table.keys(cell)]
     configs = {key: table.config(key, chosen, settings.data_dir) for key in every_key(table)}  # all checked first
     for key in configs:
         if table.left_out(key, chosen):
@@ -82,10 +78,35 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     return outcome(table, budget, chosen, found, earlier)
 
 
+def wanted_keys(table: Table, budget: Budget, only: Collection[str]) -> Iterator[Key]:
+    """The runs of some rows and columns, all if none are named, and the baselines on the federations of these runs.
+
+    A baseline that is named itself is run on every federation of which the budget runs anything.
+
+    Raises:
+        InputError: an unknown row or column.
+    """
+    lines, numbers = beside.lines(table), table.given.printed
+    rows = {*numbers.rows, *(line.method for line in lines if line.kind == "row")}.intersection(only)
+    columns = {*numbers.columns, *(line.method for line in lines if line.kind == "column")}.intersection(only)
+    for one in set(only) - rows - columns:
+        known = dict.fromkeys([*numbers.rows, *numbers.columns, *(line.method for line in lines)])
+        raise unknown(f"row or column of {table.name}", one, known)
+    meet = lambda row, column: (not rows or row in rows) and (not columns or column in columns)
+    printed = [(key, meet(*cell)) for cell, _ in table.cells() for key in table.keys(cell)]
+    yield from (key for key, is_wanted in printed if is_wanted)
+    possible = {key[0] for key, _ in printed if not table.left_out(key, budget)}
+    trained = {key[0] for key, is_wanted in printed if is_wanted and not table.left_out(key, budget)}
+    for cell, key in (one for line in lines for one in line.keys(table)):
+        if key[0] in trained or (key[1] in only and key[0] in possible and meet(*cell)):
+            yield key
+
+
 def every_key(table: Table) -> list[Key]:
-    """The runs behind all cells of a table, each once, those on a federation together."""
-    keys = dict.fromkeys(key for cell, _ in table.cells() for key in table.keys(cell))
-    order = list(dict.fromkeys(federation for federation, _ in keys))
+    """The runs behind a table, each once, those on a federation together; baselines first, which take least time."""
+    printed = [key for cell, _ in table.cells() for key in table.keys(cell)]
+    keys = dict.fromkeys([*(key for line in beside.lines(table) for _, key in line.keys(table)), *printed])
+    order = list(dict.fromkeys(federation for federation, _ in printed))
     return sorted(keys, key=lambda key: order.index(key[0]))
 
 

@@ -11,7 +11,7 @@ from jcfl import metrics, results
 from jcfl.errors import InputError, unknown
 from jcfl.nested import flat
 from jcfl.results import History
-from jcfl.runs.reproducing import judging
+from jcfl.runs.reproducing import beside, judging
 from jcfl.runs.reproducing.judging import VERDICTS, Judgement, Printed
 from jcfl.runs.reproducing.published import Published
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
@@ -31,7 +31,9 @@ def outcome(
 
     Returns:
         `table`, `source`, `caption`, `columns`; `rows`: for every row its `cells`, each with `printed` (`mean`, `std`),
-        `ours` (`mean`, `std`, `interval`, `values` per seed) or None, `verdict`, `why`, `doubts`; `orders`, each with
+        `ours` (`mean`, `std`, `interval`, `values` per seed) or None, `verdict`, `why`, `doubts`; `beside`: for every
+        row or column (`kind`) of a baseline its `method` and its `cells`, each with `federation`, `score` and `ours`;
+        `orders`, each with
         `above`, `below`, `at`, `printed` and `ours` of the difference, `verdict`, `why`; `counts` of verdicts of
         `numbers` and `orders`; `budget`, `changes`, `departures`, `hours` expected; `made`: for each run, or several
         together, their federations and methods (`runs`), commands, commits, devices, versions, seeds and seconds.
@@ -49,6 +51,7 @@ def outcome(
         "caption": numbers.caption,
         "columns": list(numbers.columns),
         "rows": [{"row": row, "cells": [entries.get((row, column)) for column in numbers.columns]} for row in rows],
+        "beside": [baseline(table, line, budget, found, earlier) for line in beside.lines(table)],
         "orders": orders,
         "counts": {"numbers": counts(entries.values()), "orders": counts(orders)},
         "budget": name,
@@ -130,6 +133,31 @@ def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgem
         **judgement._asdict(),
         "doubts": table.doubts(cell),
     }
+
+
+def baseline(
+    table: Table, line: beside.Line, budget: Budget, found: Mapping[Key, History | Judgement], earlier: Published
+) -> dict[str, Any]:
+    """A row or column of a baseline: our numbers without a verdict."""
+    cells = []
+    for place in line.places:
+        if place is None:
+            cells.append(None)
+            continue
+        run = found[place.federation, line.method]
+        ours = beside_values(run, place, budget.last or table.given.last)
+        ours = earlier.beside.get((line.method, place.federation, place.score)) if ours is None else ours
+        one = {"federation": place.federation, "score": place.score, "digits": place.digits}
+        cells.append({**one, "ours": None if ours is None else spread(ours)})
+    return {"method": line.method, "kind": line.kind, "cells": cells}
+
+
+def beside_values(run: History | Judgement, place: beside.Place, last: int) -> np.ndarray | None:
+    """A baseline's numbers, one per seed; None where it is not run or does not have the score. [seeds]"""
+    if isinstance(run, Judgement) or place.score not in {*run.scores, *flat(run.summary)}:
+        return None
+    ours = place.scale * score(run, place.score, last)
+    return ours if np.isfinite(ours).all() else None
 
 
 def spread(found: Any) -> dict[str, Any]:

@@ -31,6 +31,12 @@ class Ours(BaseModel):
 
     values: tuple[Annotated[float, BeforeValidator(number)], ...]
 
+    def array(self, where: str, budget: Budget) -> np.ndarray:
+        """The numbers, which are as many as a budget has seeds. [seeds]"""
+        if len(self.values) != budget.seeds:
+            raise InputError(f"{where} has {len(self.values)} seeds; expected: {budget.seeds}")
+        return np.asarray(self.values)
+
 
 class Entry(BaseModel):
     """A cell of the file."""
@@ -48,6 +54,21 @@ class Row(BaseModel):
     cells: tuple[Entry | None, ...]
 
 
+class Beside(BaseModel):
+    """A number of a baseline in the file."""
+
+    federation: str
+    score: str
+    ours: Ours | None
+
+
+class Baseline(BaseModel):
+    """A row or a column of a baseline in the file."""
+
+    method: str
+    cells: tuple[Beside | None, ...]
+
+
 class Made(BaseModel):
     """What made some runs: `runs` are their federations and methods."""
 
@@ -63,6 +84,7 @@ class File(BaseModel):
     changes: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    beside: tuple[Baseline, ...] = ()  # files had none before there were baselines
     made: tuple[Made, ...]
 
     @model_validator(mode="after")
@@ -80,11 +102,19 @@ class File(BaseModel):
                 if entry is not None and entry.verdict != "not run":
                     yield (row.row, column), entry
 
+    def baselines(self) -> Iterator[tuple[tuple[str, str, str], Ours]]:
+        """The numbers of baselines by method, federation and score."""
+        for line in self.beside:
+            for cell in line.cells:
+                if cell is not None and cell.ours is not None:
+                    yield (line.method, cell.federation, cell.score), cell.ours
+
 
 class Published(NamedTuple):
     """Earlier results of a table."""
 
     cells: dict[Cell, np.ndarray | Judgement]  # our numbers, one per seed, or why there are none
+    beside: dict[tuple[str, str, str], np.ndarray]  # those of baselines, by method, federation and score
     made: tuple[dict[str, Any], ...]  # what made their runs
 
     def besides(self, runs: Collection[Key]) -> list[dict[str, Any]]:
@@ -106,6 +136,7 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
             or of a budget with other changes, so that its runs may have had another configuration.
     """
     found: dict[Cell, np.ndarray | Judgement] = {}
+    baselines: dict[tuple[str, str, str], np.ndarray] = {}
     made: dict[str, dict[str, Any]] = {}
     for path in paths:
         file = parsed(path)
@@ -124,13 +155,14 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                     f"{path}: {row}, {column}: printed is {' ± '.join(map(str, there))}; "
                     f"expected: {' ± '.join(map(str, expected))}"
                 )
-            if entry.ours is not None and len(entry.ours.values) != budget.seeds:
-                seeds = len(entry.ours.values)
-                raise InputError(f"{path}: {row}, {column} has {seeds} seeds; expected: {budget.seeds}")
             judgement = Judgement(entry.verdict, entry.why)
-            found[row, column] = judgement if entry.ours is None else np.asarray(entry.ours.values)
+            found[row, column] = (
+                judgement if entry.ours is None else entry.ours.array(f"{path}: {row}, {column}", budget)
+            )
+        for key, ours in file.baselines():
+            baselines[key] = ours.array(f"{path}: {', '.join(key[:2])}", budget)
         made |= {one.model_dump_json(): one.model_dump(mode="json") for one in file.made}
-    return Published(found, tuple(made.values()))
+    return Published(found, baselines, tuple(made.values()))
 
 
 def parsed(path: Path) -> File:

@@ -93,6 +93,7 @@ class Definition(BaseModel):
     base: dict[str, Any] = {}  # keys of every configuration
     federations: dict[str, dict[str, Any]] = {}  # keys of the configurations on a federation
     methods: dict[str, dict[str, Any]] = {}
+    beside: dict[str, dict[str, Any]] = {}  # baselines: methods of which the paper prints no number
     rows: dict[str, Part] = {}
     columns: dict[str, Part] = {}
     default: Part = Part()  # of every cell
@@ -160,14 +161,14 @@ class Table(NamedTuple):
         return self.given.budgets[name]
 
     def left_out(self, key: Key, budget: Budget) -> bool:
-        """Whether a budget does not run a federation or a method."""
-        chosen = (budget.federations, budget.methods)
+        """Whether a budget does not run a federation or a method; it runs every baseline."""
+        chosen = (budget.federations, budget.methods if key[1] in self.given.methods else None)
         return any(names is not None and name not in names for name, names in zip(key, chosen, strict=True))
 
     def config(self, key: Key, budget: Budget, data_dir: Path | None = None) -> Config:
         """The checked configuration of a run."""
         federation, method = key
-        piece = {**self.given.methods[method], "label": title(method)}
+        piece = {**(self.given.beside | self.given.methods)[method], "label": title(method)}
         settings = {**self.given.base, **self.given.federations[federation], "method": piece, "seeds": budget.seeds}
         paths = [(name.split("."), value) for name, value in budget.set.items()]
         try:
@@ -266,12 +267,14 @@ def sound(table: Table) -> Table:
         for name in names:
             if name != title(name):
                 raise InputError(f"{kind} {name!r}: expected a name that can be a file's, such as {title(name)!r}")
-    for kind, names in (("federation", given.federations), ("method", given.methods)):
+    for kind, names in (("federation", [*given.federations]), ("method", [*given.methods, *given.beside])):
         folders: dict[str, str] = {}
         for name in names:
-            other = folders.setdefault(title(name).lower(), name)
-            if other != name:
+            folder = title(name).lower()
+            if folder in folders:
+                other = folders[folder]
                 raise InputError(f"{table.name}: the {kind}s {other!r} and {name!r} would share a folder; rename one")
+            folders[folder] = name
     known = {"row": printed.rows, "column": printed.columns}
     for row, numbers in printed.rows.items():
         if len(numbers) != len(printed.columns):
