@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jcfl import InputError, cli, errors, registry
-from jcfl.core.local import HELD, Local, schedule
+from jcfl.core.batches import HELD, schedule
+from jcfl.core.local import Local
 from jcfl.data import load
 from jcfl.data.federation import federation
 from jcfl.grouping import kmeans

@@ -37,7 +37,7 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
     """One client's part of a round: `(broadcast, data, key) -> upload`.
 
     The client trains the model of its cluster and, where ω is trained on a copy of its own, ω as well; both see the
-    same mini-batches in the same order.
+    same mini-batches in the same order, of the same share of the client's examples.
 
     Args:
         task: stands in for the run's, where an engine trains another form of the model.

@@ -11,17 +11,14 @@ import optax
 from pydantic import Field
 
 from jcfl import trees
+from jcfl.core import batches
 from jcfl.core.objective import Objective
-from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError, unknown
 from jcfl.registry import register
-from jcfl.types import Array, Broadcast, Clients, Key, Model
+from jcfl.types import Broadcast, Clients, Key, Model
 
 MOST = 2**31 - 64
 """The most local steps in a round; from here on numbers name random streams, see `jcfl.core.streams`."""
-
-HELD = 2**18
-"""The most numbers that the orders of a client's examples in all passes take."""
 
 
 @runtime_checkable
@@ -58,7 +55,7 @@ class Trainer(Protocol):
         ...
 
     def full_batch(self, steps: int, momentum: bool = True) -> Self:
-        """The same trainer for so many steps on all of the client's examples; optionally without momentum."""
+        """The same trainer for so many full-batch steps; optionally without momentum."""
         ...
 
     @property
@@ -99,6 +96,7 @@ class Local(NamedTuple):
     weight_decay: Any
     keep_optimizer_state: bool = False
     other: Callable[[], optax.GradientTransformation] | None = None  # makes the optimizer in place of SGD
+    share: float = 1.0  # of the client's examples; each training draws its own
 
     def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
         """The model after local training from `start` on one client's examples (`data.x` [n, ...])."""
@@ -109,8 +107,9 @@ class Local(NamedTuple):
     ) -> tuple[Model, Any]:
         """As `train`, from the optimizer's state of the client's last round; returns the new state too."""
         optimizer = self.optimizer()
-        batch, passes, total = schedule(self, data, key)
-        share = sent.own.get("work") if isinstance(sent, Broadcast) else None  # of its steps that the client does
+        data = batches.drawn(self.share, data, key)
+        batch, passes, total = batches.schedule(self, data, key)
+        work = sent.own.get("work") if isinstance(sent, Broadcast) else None  # of its steps that the client does
 
         def step(turn, carry):
             model, memory = carry
@@ -120,10 +119,10 @@ class Local(NamedTuple):
             updates, memory = optimizer.update(grads, memory, model["params"])
             new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
             new = trees.select(rows.mask.any(), new, carry) if passes else new
-            if share is None:
+            if work is None:
                 return new
-            done, own = steps_done(self, data, turn) if passes else (turn, total)
-            return trees.select(done < jnp.ceil(share * own), new, carry)
+            done, own = batches.steps_done(self, data, turn) if passes else (turn, total)
+            return trees.select(done < jnp.ceil(work * own), new, carry)
 
         return jax.lax.fori_loop(0, total, step, (start, memory))
 
@@ -133,8 +132,9 @@ class Local(NamedTuple):
 
     def rows_and_steps(self, n: int) -> tuple[int, int]:
         """Rows in a step, and steps in a round, of a client with `n` examples."""
-        rows = n if self.batch_size == "full" else min(self.batch_size, n)
-        steps = self.steps or (self.epochs or 1) * -(-max(n, 1) // max(rows, 1))
+        most = batches.taken(self.share, n)
+        rows = most if self.batch_size == "full" else min(self.batch_size, most)
+        steps = self.steps or (self.epochs or 1) * -(-max(most, 1) // max(rows, 1))
         if steps > MOST:
             raise InputError(f"train: expected at most {MOST} local steps of a client in a round, got {steps}")
         return rows, steps
@@ -148,7 +148,7 @@ class Local(NamedTuple):
         return self._replace(epochs=epochs, steps=None)
 
     def full_batch(self, steps: int, momentum: bool = True) -> "Local":
-        """The same trainer for so many steps on all of the client's examples; as plain SGD if without momentum."""
+        """The same trainer for so many full-batch steps; as plain SGD if without momentum."""
         found = self._replace(steps=steps, epochs=None, batch_size="full")
         return found if momentum else found._replace(momentum=0.0, other=None)
 
@@ -173,9 +173,10 @@ class Local(NamedTuple):
             raise InputError(
                 "control variates need plain SGD: set train.name=sgd, and train.momentum and train.weight_decay to 0"
             )
-        rows, steps = self.rows_and_steps(data.mask.shape[0])
-        if not self.steps and rows < data.mask.shape[0]:  # a smaller client's passes have fewer batches
-            steps = jnp.maximum((self.epochs or 1) * -(-data.size // rows), 1)
+        n = data.mask.shape[0]
+        rows, steps = self.rows_and_steps(n)
+        if not self.steps and rows < batches.taken(self.share, n):  # a smaller client's passes have fewer batches
+            steps = jnp.maximum((self.epochs or 1) * -(-batches.number(self.share, data) // rows), 1)
         return jax.tree.map(lambda a, b: (a - b) / (steps * self.lr), start, after)
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -195,6 +196,9 @@ SmallRate = Annotated[
 Epochs = Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")]
 Steps = Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")]
 Batch = Annotated[int, Field(ge=1)] | Literal["full"]
+Share = Annotated[
+    float, Field(gt=0, le=1, description="share of the client's examples to train on, drawn anew in every round")
+]
 Decay = Annotated[float, Field(ge=0, le=1, description="of the mean of gradients, or of their squares")]
 
 
@@ -205,6 +209,7 @@ def sgd(
     epochs: Epochs = None,
     steps: Steps = None,
     batch_size: Batch = "full",
+    share: Share = 1.0,
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     weight_decay: Annotated[float, Field(ge=0)] = 0.0,
     keep_optimizer_state: Annotated[bool, Field(description="a client keeps its momentum between rounds")] = False,
@@ -217,13 +222,20 @@ def sgd(
     Mini-batches are drawn without replacement within a pass, in a new order in each pass. A client with fewer examples
     than a batch uses all of them; padding is never drawn.
 
+    With a `share`, each local training takes a random share of the client's examples, rounded down, and an epoch is a
+    pass over these. Every round and every client has a draw of its own (the code of Zeng et al. 2023 for Shifted MNIST,
+    `share=0.8`). Averages are weighted by all of a client's examples, as without it.
+
     Deviations:
+        A client that trains a cluster model and ω takes the same share of its examples for both in a round. The code of
+        Zeng et al. draws twice.
         Momentum starts at zero in every round, unless `keep_optimizer_state` is set; released code of the papers
         keeps it for some methods and not for others. With CAM it is kept from the end of the warm-up.
     """
     if keep_optimizer_state and is_zero(momentum):
         raise InputError("train: keep_optimizer_state keeps momentum, which is 0; set momentum, or leave it out")
-    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, momentum, weight_decay, keep_optimizer_state)
+    pace = *epochs_or_steps(epochs, steps), batch_size
+    return Local(lr, *pace, momentum, weight_decay, keep_optimizer_state, None, share)
 
 
 @register("train", "adam")
@@ -233,6 +245,7 @@ def adam(
     epochs: Epochs = None,
     steps: Steps = None,
     batch_size: Batch = "full",
+    share: Share = 1.0,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0, description="added to the root of the mean of squares")] = 1e-8,
@@ -241,11 +254,11 @@ def adam(
 ) -> Local:
     """Adam over the client's own examples (Kingma and Ba 2015, arXiv:1412.6980); AdamW with a `weight_decay`.
 
-    Epochs, steps and mini-batches are those of `sgd`. The moments are reset in every round, unless
+    Epochs, steps, mini-batches and the share are those of `sgd`. The moments are reset in every round, unless
     `keep_optimizer_state` is set.
     """
     other = lambda: optax.adamw(lr, b1, b2, eps, weight_decay=weight_decay)
-    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, 0.0, 0.0, keep_optimizer_state, other)
+    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, 0.0, 0.0, keep_optimizer_state, other, share)
 
 
 @register("train", "optax")
@@ -256,6 +269,7 @@ def by_name(
     epochs: Epochs = None,
     steps: Steps = None,
     batch_size: Batch = "full",
+    share: Share = 1.0,
     options: Annotated[dict[str, Any], Field(description="further arguments of the optimizer")] = {},  # noqa: B006
     keep_optimizer_state: Annotated[
         bool, Field(description="a client keeps the optimizer's state between rounds")
@@ -263,7 +277,7 @@ def by_name(
 ) -> Local:
     """Any optimizer of optax that takes a `learning_rate` (https://optax.readthedocs.io/en/latest/api/optimizers.html).
 
-    Epochs, steps and mini-batches are those of `sgd`.
+    Epochs, steps, mini-batches and the share are those of `sgd`.
     """
     known = optimizers()
     if optimizer not in known:
@@ -276,7 +290,7 @@ def by_name(
         jax.eval_shape(lambda x: other().update(x, other().init(x), x), jnp.zeros(2))
     except Exception as error:  # whatever optax makes of the values
         raise InputError(f"train: optax.{optimizer} refuses {options}: {error}") from None
-    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, 0.0, 0.0, keep_optimizer_state, other)
+    return Local(lr, *epochs_or_steps(epochs, steps), batch_size, 0.0, 0.0, keep_optimizer_state, other, share)
 
 
 @functools.cache
@@ -301,50 +315,6 @@ def epochs_or_steps(epochs: int | None, steps: int | None) -> tuple[int | None, 
     if epochs is not None and steps is not None:
         raise InputError(f"train: give epochs or steps, not both (got epochs={epochs}, steps={steps})")
     return 1 if epochs is None and steps is None else epochs, steps
-
-
-def schedule(local: Local, data: Clients, key: Key):
-    """Which rows each step sees.
-
-    Returns:
-        `batch(turn) -> Clients` with `[b, ...]` rows, whether a step can have none (a smaller client's pass ends before
-        the longest one's), and the number of steps.
-    """
-    n = data.mask.shape[0]
-    b, total = local.rows_and_steps(n)
-    if b == n:
-        return (lambda turn: data), False, total
-    real = jnp.maximum(data.size, 1)
-    own_pass = (real + b - 1) // b  # batches in one pass over this client's examples
-    longest = -(-n // b)
-    turns = own_pass if local.steps else longest
-
-    def order(turn: Array) -> Array:
-        """The rows in the order of one pass, the padding last. [n]"""
-        noise = jax.random.uniform(stream(key, Stream.ORDER, turn), (n,))
-        return jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
-
-    passes = total // longest if not local.steps and total // longest * n <= HELD else 0
-    orders = jax.vmap(order)(jnp.arange(passes))  # of few passes; of many, each step computes its own again
-
-    def batch(turn: Array) -> Clients:
-        position = (turn % turns) * b + jnp.arange(b)
-        rows = (orders[turn // turns] if passes else order(turn // turns))[position % real]
-        weight = () if isinstance(data.weight, tuple) else data.weight[rows]
-        return Clients(data.x[rows], data.y[rows], (position < data.size), weight)
-
-    return batch, not local.steps, total
-
-
-def steps_done(local: Local, data: Clients, turn: Array) -> tuple[Array, Array]:
-    """How many steps a client has done before a turn of a round, and how many it does in the whole round.
-
-    In epochs, a smaller client has no step in some turns, because its pass ends before the longest one's.
-    """
-    n = data.mask.shape[0]
-    b, total = local.rows_and_steps(n)
-    own, longest = (data.size + b - 1) // b, -(-n // b)  # batches of one pass
-    return turn // longest * own + jnp.minimum(turn % longest, own), total // longest * own
 
 
 def is_zero(value: Any) -> bool:

@@ -20,6 +20,7 @@ The tree of streams, with what each is folded by:
         │   │   ├── ATTACK[client]    what an attacker draws
         │   │   └── CLIENT[client]
         │   │       ├── STEP[step]    what the model draws in one step, such as dropout
+        │   │       ├── SHARE         which of the client's examples it trains on, if not on all
         │   │       └── ORDER[epoch]  the order of the client's examples in one pass over them
         │   ├── FAILURE           unreliable clients
         │   │   ├── LOST[client]      whether the client's round is lost
@@ -30,14 +31,15 @@ The tree of streams, with what each is folded by:
         │       └── UPLOAD[client]    the noise on a model that the client is grouped by
         ├── WINDOWS               when clients' windows of availability begin
         ├── ANCHOR                StoCFL's anchor; this key itself draws the anchor's model
-        │   ├── HALVES[client]    how a client's examples are divided for the noise-corrected similarity
+        │   ├── HALVES[client]    how a client's examples are divided for the noise-corrected similarity; with anchor
+        │   │                     steps STEP and SHARE lie below it as below CLIENT
         │   └── DESCRIPTION[client]   the noise on the description that a client sends once
         ├── ONESHOT               clustering before the first round
         │   ├── SOLO              local training of everybody; its CLIENT streams are as those of TRAIN
         │   └── FIT               the clustering itself
         ├── WARMUP                clustering at the end of the warm-up
-        ├── TUNE[round, client]   fine-tuning at an evaluation; STEP and ORDER lie below it as below CLIENT
-        ├── OWN[round, client]    local training that an evaluation measures; STEP and ORDER lie below it likewise
+        ├── TUNE[round, client]   fine-tuning at an evaluation; STEP, SHARE and ORDER lie below it as below CLIENT
+        ├── OWN[round, client]    local training that an evaluation measures; its streams are as those of TUNE
         ├── DRAW[round, client]   mini-batches of which an evaluation measures the gradients
         └── BUCKETS[round]        which clients are in the buckets of the bootstrap median of means
 """
@@ -88,6 +90,7 @@ class Stream(Enum):
     ATTACK = Place("TRAIN", 2**31 - 7, ("client",))
     CLIENT = Place("TRAIN", None, ("client",))
     STEP = Place("CLIENT", None, ("step",))
+    SHARE = Place("CLIENT", 2**31 - 12)
     ORDER = Place("CLIENT", 2**31 - 1, ("epoch",))
     HALVES = Place("ANCHOR", None, ("client",))
     DESCRIPTION = Place("ANCHOR", 2**31 - 9, ("client",))

@@ -76,7 +76,7 @@ def federation(
         scenario: the scenario's registered name.
         seed: the seed of all random streams, from 0 to 2**64 - 1.
         min_examples: the smallest number of (training, test) examples of a client; see `topped_up`. A client without
-            test examples has weight 0 in a mean by size.
+            test examples has weight 0 in a mean by size. It has no meaning with a scenario's `duplicates`.
         validation: the share of each client's training examples for validation, in [0, 1); see `with_validation`. It is
             taken last, so `min_examples` counts these examples too.
         mixing: the share of its examples that each client gives to a client of another true group, in [0, 0.5); see
@@ -120,7 +120,7 @@ def federation(
     made = make(streams[0], *datasets, **own)
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
-        whole = _from_draws(made, classes, name)
+        whole = assembled(made.x, made.y, made.groups, made.train, made.test, classes, name)
     else:
         whole_numbers(made.owner, "owner", name, (NOBODY, len(made.groups) - 1), "row {}".format)
         made = _owned(topped_up(streams[1], made, common["min_examples"]))
@@ -198,12 +198,6 @@ def _from_partition(partition: Partition, classes: int, name: str) -> Federation
     whole = assembled(partition.x, partition.y, partition.groups, train, test, classes, name)
     ids: Any = Ids(partition.ids)
     return replace(whole, ids=ids)
-
-
-def _from_draws(draws: Draws, classes: int, name: str) -> Federation:
-    """The federation of clients that draw from a shared pool."""
-    train, test = (packed(table.reshape(-1), np.full(*table.shape)) for table in (draws.train, draws.test))
-    return assembled(draws.x, draws.y, draws.groups, train, test, classes, name)
 
 
 def assembled(

@@ -1,7 +1,7 @@
 """The partition of examples among clients, which every scenario returns, and the steps that scenarios share.
 
-Each example has one number, its client. An example can therefore never belong to two clients, and the storage does not
-depend on the sizes of the clients.
+In a `Partition` each example has one number, its client. An example can therefore never belong to two clients, and the
+storage does not depend on the sizes of the clients. In `Draws` clients have lists of rows, so it can.
 """
 
 import math
@@ -63,8 +63,8 @@ class Draws(NamedTuple):
 
     x: np.ndarray  # [N, ...]
     y: np.ndarray  # [N]
-    train: np.ndarray  # [m, n] int32, every client's training examples
-    test: np.ndarray  # [m, t] int32
+    train: Split
+    test: Split
     groups: np.ndarray  # [m] int, -1 where not known
     source: np.ndarray = ITSELF  # [N] the dataset's example that each is a copy of
 

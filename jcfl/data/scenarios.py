@@ -25,6 +25,7 @@ from jcfl.data.partition import (
     copied,
     divided,
     group_shares,
+    packed,
     pool,
     random_owners,
 )
@@ -119,7 +120,8 @@ def crowd(
     first = groups.astype(np.int32)[:, None] * whole
     train = first + rng.integers(0, part, (clients, examples[0]), np.int32)
     test = first + part + rng.integers(0, len(dataset.test), (clients, examples[1]), np.int32)
-    return Draws(parts.x, parts.y, train, test, groups, parts.source)
+    own, tests = (packed(table.reshape(-1), np.full(*table.shape)) for table in (train, test))
+    return Draws(parts.x, parts.y, own, tests, groups, parts.source)
 
 
 @register("scenario", "shifted")

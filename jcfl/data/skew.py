@@ -7,9 +7,17 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset
+from jcfl.data.duplicates import (
+    Duplicates,
+    class_shares,
+    dirichlet_shares,
+    grouped_with_duplicates,
+    with_duplicates,
+)
 from jcfl.data.partition import (
     NOBODY,
     Count,
+    Draws,
     Least,
     Partition,
     Pool,
@@ -110,13 +118,21 @@ def dirichlet(
         Literal["class", "client"],
         Field(description="class: each is spread over the clients by Dir(α); client: each draws classes by Dir(αp)"),
     ] = "class",
-) -> Partition:
+    duplicates: Duplicates = False,
+) -> Partition | Draws:
     """Each class spread over the clients by proportions drawn from Dir(α) (Ma, A.2, client-wise, α = 0.1).
 
     With `per="client"`, each client draws class proportions from Dir(αp), where p are those of the dataset, and all
     clients have equally many examples (Hsu et al. 2019, whom Ma cites). If a class has no examples left, clients draw
     from the other classes.
+
+    Raises:
+        InputError: `duplicates` together with `per="client"`, or too few clients of that partition get enough examples.
     """
+    if duplicates and per == "client":
+        raise InputError("duplicates: the code of Ma spreads each class over the clients; leave per='client' out")
+    if duplicates:
+        return with_duplicates(rng, dataset, clients, dirichlet_shares(alpha))
     if per == "class":
         shares = rng.dirichlet(np.full(clients, alpha), dataset.classes)  # [c, m]
     else:
@@ -134,8 +150,9 @@ def grouped_dirichlet(
     alpha_group: Alpha = 0.1,
     alpha_client: Alpha = 10.0,
     sizes: Sizes = "equal",
+    duplicates: Duplicates = False,
     min_examples: Least = (10, 2),
-) -> Partition:
+) -> Partition | Draws:
     """Classes spread over groups by Dir(0.1), then over a group's clients by Dir(10) (Ma, A.2, cluster-wise).
 
     Group shares are drawn again if a group would have fewer than `min_examples` for each of its clients.
@@ -144,6 +161,10 @@ def grouped_dirichlet(
         InputError: none of many draws gave every group enough examples.
     """
     group = client_groups(clients, groups, sizes)
+    if duplicates:
+        return grouped_with_duplicates(
+            rng, dataset, group, dirichlet_shares(alpha_group), dirichlet_shares(alpha_client)
+        )
     need = np.bincount(group)[:, None] * np.asarray(min_examples)  # [k, 2]
     of_group = _workable_shares(rng, dataset, need, alpha_group)  # [c, k]
     shares = np.empty((dataset.classes, clients))
@@ -160,7 +181,8 @@ def n_class(
     *,
     clients: Count = 200,
     n: Annotated[int, Field(ge=1, description="classes of a client")] = 2,
-) -> Partition:
+    duplicates: Duplicates = False,
+) -> Partition | Draws:
     """N random classes per client, every class split equally among its holders (Ma, A.2, client-wise, n = 2).
 
     Raises:
@@ -168,6 +190,8 @@ def n_class(
     """
     if n > dataset.classes:
         raise InputError(f"n: {n} classes per client, but {dataset.name} has {dataset.classes}")
+    if duplicates:
+        return with_duplicates(rng, dataset, clients, class_shares(n))
     holds = _chosen(rng, np.ones((clients, dataset.classes), bool), n)
     return _by_class(rng, dataset, holds.T.astype(float), np.full(clients, NOBODY))
 
@@ -182,7 +206,8 @@ def grouped_n_class(
     a: Annotated[int, Field(ge=1, description="classes of a group")] = 3,
     b: Annotated[int, Field(ge=1, description="classes of a client, among its group's")] = 2,
     sizes: Sizes = "equal",
-) -> Partition:
+    duplicates: Duplicates = False,
+) -> Partition | Draws:
     """A random classes per group and b of them per client, every class split equally (Ma, A.2, cluster-wise, 3 and 2).
 
     Groups' classes are drawn so that every class is in about equally many groups.
@@ -193,6 +218,8 @@ def grouped_n_class(
     if not b <= a <= dataset.classes:
         raise InputError(f"a, b: expected b <= a <= {dataset.classes} classes of {dataset.name}, got a = {a}, b = {b}")
     group = client_groups(clients, groups, sizes)
+    if duplicates:
+        return grouped_with_duplicates(rng, dataset, group, class_shares(a), class_shares(b))
     of_group = np.zeros((groups, dataset.classes), bool)
     for row in of_group:
         row[np.lexsort((rng.random(dataset.classes), of_group.sum(0)))[:a]] = True  # the least used first

@@ -20,6 +20,27 @@ def label_counts(federation: Federation, split: str = "train") -> np.ndarray:
     return np.bincount(cell, minlength=len(size) * classes).reshape(len(size), classes)
 
 
+def shared(federation: Federation) -> dict[str, int]:
+    """What several clients have.
+
+    Returns:
+        `train` and `test`, the numbers of examples that several clients have; and `copies`, the number of clients whose
+        examples, to train and to test on, are exactly those of a client before them.
+    """
+    number = len(np.asarray(federation.y))
+    found, mark = {}, np.zeros(len(np.asarray(federation.groups)), np.uint64)
+    for name, salt in (("train", 0), ("test", 1)):
+        owned, size = rows(federation, name)
+        owner = np.repeat(np.arange(len(size)), size)
+        first, last = np.zeros(number, int), np.zeros(number, int)
+        last[owned], first[owned[::-1]] = owner, owner[::-1]  # of rows that are there again, the last value stays
+        found[name] = int((first < last).sum())
+        weight = np.random.default_rng(salt).integers(2**64, size=number, dtype=np.uint64)
+        total, end = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weight[owned])]), np.cumsum(size)
+        mark += total[end] - total[end - size]  # random sums: clients with other examples have other ones
+    return found | {"copies": len(mark) - len(np.unique(mark))}
+
+
 def describe(federation: Federation) -> dict[str, Any]:
     """A federation in numbers, all of them plain Python values.
 

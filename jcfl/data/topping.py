@@ -13,7 +13,8 @@ def topped_up(rng: np.random.Generator, partition: Partition, least: tuple[int, 
     give away are drawn at random. Clients whose group is not known count as one group.
 
     Deviations:
-        The code of Ma (2023) gives small clients exact copies of other clients. Here no example has two owners.
+        The code of Ma (2023) replaces small clients by exact copies of others, see `jcfl.data.duplicates`. Here no
+        example has two owners.
 
     Raises:
         InputError: a group has fewer examples than its clients need together.

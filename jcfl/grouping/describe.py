@@ -117,7 +117,7 @@ class Gradient(OfData):
         found = self.description(context)
 
         def described(anchor: Any, client: Array, data: Clients) -> Array:
-            psi, _ = found(anchor, data, jax.random.key(0))
+            psi, _ = found(anchor, data, jax.random.fold_in(jax.random.key(0), client))
             return ravel_pytree(psi)[0]
 
         return described

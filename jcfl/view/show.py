@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jcfl.data.summary import describe, label_counts
+from jcfl.data.summary import describe, label_counts, shared
 from jcfl.types import NEVER, Federation
 
 MOST = 20
@@ -19,12 +19,12 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def facts(federation: Federation) -> dict[str, Any]:
-    """The numbers that describe a federation: those of `jcfl.data.summary.describe`, and three more.
+    """The numbers that describe a federation: those of `jcfl.data.summary.describe`, and some more.
 
     Returns:
         the result of `describe`, and: `arrivals`, `departures` and `drift`, the number of clients that arrive, leave or
-        exchange their data, by round; `guess_one`, the
-        accuracy on all test examples if every client predicts the class that is most frequent in all training data.
+        exchange their data, by round; `shared`, the result of `jcfl.data.summary.shared`; `guess_one`, the accuracy on
+        all test examples if every client predicts the class that is most frequent in all training data.
     """
     test = label_counts(federation, "test").sum(0)
     top = int(label_counts(federation).sum(0).argmax())
@@ -34,7 +34,8 @@ def facts(federation: Federation) -> dict[str, Any]:
         for name, when in moments.items()
     }
     turnover["drift"] = moved(federation)
-    return describe(federation) | turnover | {"guess_one": float(test[top] / max(test.sum(), 1))}
+    more = {"shared": shared(federation), "guess_one": float(test[top] / max(test.sum(), 1))}
+    return describe(federation) | turnover | more
 
 
 def moved(federation: Federation) -> dict[int, int]:
@@ -95,6 +96,10 @@ def remarks(found: Mapping[str, Any]) -> Iterator[str]:
         if found[name]:
             moments = ", ".join(f"{count} in round {round}" for round, count in found[name].items())
             yield f"clients that {verb}: {moments}"
+    train, test, copies = (found["shared"][name] for name in ("train", "test", "copies"))
+    if train or test:
+        yield f"examples that several clients have: {train} to train on, {test} to test on"
+        yield f"clients that are exact copies of another one: {copies} of {found['all']['clients']}"
     micro, macro, one = (f"{100 * share:.1f} %" for share in guesses(found))
     yield f"guess: accuracy if each client predicts its most frequent class; {micro} by size, {macro} mean over clients"
     yield f"accuracy if all clients predict the same class: {one}"

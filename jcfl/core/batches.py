@@ -1,0 +1,129 @@
+"""Which of a client's examples each local step sees."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl.core.streams import Stream, stream
+from jcfl.types import Array, Clients, Key
+
+HELD = 2**18
+"""The most numbers that the orders of a client's examples in all passes take."""
+
+
+class Pace(Protocol):
+    """What a schedule needs to know of a trainer."""
+
+    @property
+    def steps(self) -> int | None:
+        """Steps in a round, where they are counted and not passes over the examples."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """The share of a client's examples that one training takes."""
+        ...
+
+    def rows_and_steps(self, n: int) -> tuple[int, int]:
+        """Rows in a step, and steps in a round, of a client with `n` examples."""
+        ...
+
+
+def taken(share: float, size: Any) -> Any:
+    """How many of `size` examples one training takes: their share, rounded down, and at least one of any.
+
+    Args:
+        size: a number, or an array of numbers; not a traced one.
+    """
+    found = np.maximum(np.floor(share * np.asarray(size)), np.minimum(size, 1)).astype(np.int32)
+    return found if found.ndim else int(found)
+
+
+def number(share: float, data: Clients) -> Array:
+    """How many of one client's examples one training takes. [] int"""
+    if share == 1:
+        return data.size
+    return jnp.asarray(taken(share, np.arange(data.mask.shape[0] + 1)))[data.size]  # as exact as on the host
+
+
+def drawn(share: float, data: Clients, key: Key) -> Clients:
+    """One client's examples, of which a random share is left; the others count as padding.
+
+    Args:
+        share: above 0 and at most 1.
+        key: of the client in this round.
+    """
+    if share == 1:
+        return data
+    noise = jax.random.uniform(stream(key, Stream.SHARE), data.mask.shape)
+    rank = jnp.where(data.mask, noise, jnp.inf).argsort().argsort()
+    return data.replace(mask=data.mask & (rank < number(share, data)))
+
+
+def schedule(pace: Pace, data: Clients, key: Key) -> tuple[Callable[[Array], Clients], bool, int]:
+    """Which rows each step sees.
+
+    Args:
+        pace: the trainer.
+        data: one client's examples, as `drawn` gives them for the trainer's share.
+
+    Returns:
+        `batch(turn) -> Clients` with `[b, ...]` rows, whether a step can have none (a smaller client's pass ends before
+        the longest one's), and the number of steps.
+    """
+    n = data.mask.shape[0]
+    b, total = pace.rows_and_steps(n)
+    most = taken(pace.share, n)
+    if b == most:
+        whole = compact(data, most)
+        return (lambda turn: whole), False, total
+    real = jnp.maximum(data.size, 1)
+    own_pass = (real + b - 1) // b  # batches in one pass over this client's examples
+    longest = -(-most // b)
+    turns = own_pass if pace.steps else longest
+
+    def order(turn: Array) -> Array:
+        """The rows in the order of one pass, the padding last. [n]"""
+        noise = jax.random.uniform(stream(key, Stream.ORDER, turn), (n,))
+        return jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
+
+    passes = total // longest if not pace.steps and total // longest * n <= HELD else 0
+    orders = jax.vmap(order)(jnp.arange(passes))  # of few passes; of many, each step computes its own again
+
+    def batch(turn: Array) -> Clients:
+        position = (turn % turns) * b + jnp.arange(b)
+        rows = (orders[turn // turns] if passes else order(turn // turns))[position % real]
+        return rows_of(data, rows, position < data.size)
+
+    return batch, not pace.steps, total
+
+
+def compact(data: Clients, most: int) -> Clients:
+    """The same examples in `most` rows, which are enough for them; the data themselves if they have no more."""
+    if data.mask.shape[0] == most:
+        return data
+    rows = jnp.argsort(~data.mask, stable=True)[:most]
+    return rows_of(data, rows, data.mask[rows])
+
+
+def rows_of(data: Clients, rows: Array, mask: Array) -> Clients:
+    """Some rows [b] of one client's examples, with their mask [b]."""
+    weight = () if isinstance(data.weight, tuple) else data.weight[rows]
+    return Clients(data.x[rows], data.y[rows], mask, weight)
+
+
+def steps_done(pace: Pace, data: Clients, turn: Array) -> tuple[Array, Array]:
+    """How many steps a client has done before a turn of a round, and how many it does in the whole round.
+
+    In epochs, a smaller client has no step in some turns, because its pass ends before the longest one's.
+
+    Args:
+        data: as for `schedule`.
+    """
+    n = data.mask.shape[0]
+    b, total = pace.rows_and_steps(n)
+    own, longest = (data.size + b - 1) // b, -(-taken(pace.share, n) // b)  # batches of one pass
+    return turn // longest * own + jnp.minimum(turn % longest, own), total // longest * own
