@@ -168,6 +168,11 @@ def test_every_figure_of_the_papers_has_its_command(parts):
     )
 
 
+def test_what_holds_up_is_linked_before_all_other_pages():
+    text = PAGES["index.md"]
+    assert text.index("](reproduction/what-holds-up.md)") == text.index("](reproduction/") < text.index("\n- [")
+
+
 def test_models_are_compared_after_the_rounds_that_figures_show():
     made = {}
     for words in map(shlex.split, commands(PAGES["figures.md"])):
