@@ -8,7 +8,7 @@
 
 Every seed is another federation, another start and another order of examples. Seconds are the processor's, compilation
 included, so that other work on the machine does not count. `attacks` is in attacks.py, `thresholds` in
-thresholds.py, what all studies have in common in study.py.
+thresholds.py, the figure of `collapse` in collapse.py, what all studies have in common in study.py.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from collapse import draw
 from study import Study, heading, row
 
 from jcfl.runs import config
@@ -99,7 +100,10 @@ def collapse(
         str, typer.Option(help="Clients of every group, with commas between [default: equal].")
     ] = "",
 ) -> None:
-    """The sizes of IFCA's clusters after every round, for half as many models as groups, as many and twice as many."""
+    """The sizes of IFCA's clusters after every round, for half as many models as groups, as many and twice as many.
+
+    With `--out FILE.json` it also draws the sizes after the last round as FILE.png.
+    """
     study: Study = context.obj(rounds=20)
     uneven = {"sizes": [int(size) for size in group_sizes.split(",")]} if group_sizes else {}
     federations = study.federations(scenario, groups=study.groups, **uneven)
@@ -110,12 +114,15 @@ def collapse(
             counts = [sizes(labels, method["clusters"]) for labels in history.labels[0]]
             title = f"{start}, seed {seed}"
             scores = {key: float(history[key][0, -1]) for key in ("accuracy_micro", "purity", "ari")}
-            found[title] = {"sizes": dict(zip(history.rounds.tolist(), counts, strict=True)), **scores}
+            rounds = dict(zip(history.rounds.tolist(), counts, strict=True))
+            found[title] = {"sizes": rounds, "groups": sizes(history.groups, study.groups), **scores}
             print(f"\n{title}: {', '.join(f'{key} {value:.3f}' for key, value in scores.items())}")
             print(
                 *(f"  round {t:2d}: {size}" for t, size in found[title]["sizes"].items() if size), sep="\n", flush=True
             )
             study.saved(found)
+    if study.out is not None:
+        draw(found, study.out.with_suffix(".png"))
 
 
 def starters(groups: int, warmup: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A page calls the functions in `SUBSTITUTIONS` by MyST's substitutions, each in a line of its own: `{{ method("ifca") }}`
 describes a method, `{{ answers() }}` is the table of all methods and their seven answers, `{{ pieces("addon") }}`
 describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("CHANGELOG.md") }}` is a file,
-`{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it.
+`{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it, `{{ figures() }}` the table of all figures.
 """
 
 import json
@@ -19,7 +19,7 @@ from jcfl.runs import config
 from jcfl.runs.automatic import with_stand_ins
 from jcfl.runs.plan import settled
 from jcfl.runs.reproducing.tables import Table, shipped
-from jcfl.view import facts
+from jcfl.view import facts, plotting
 from jcfl.view.options import Option
 from jcfl.view.options import keys as described_keys
 
@@ -219,10 +219,35 @@ def doubts() -> str:
     return "\n".join(rows)
 
 
+def figures() -> str:
+    """The figures of runs, their options in `jcfl plot`, and the figures of papers that the page says how to draw."""
+    drawn = paper_figures((ROOT / "docs" / "figures.md").read_text("utf-8"))
+    rows = ["| figure | what it shows | options | in papers |", "|---|---|---|---|"]
+    for name, draw in plotting.FIGURES.items():
+        line = re.sub(r" \([^()]*, Figs?\. [^()]*\)", "", registry.line(draw))  # the last column says it
+        options = ", ".join(f"`--{key}`" for key in ("at", "by", "seed", "cluster") if key in plotting.parameters(name))
+        papers = [f"{paper}: {', '.join(numbers)}" for paper, numbers in drawn.get(name, {}).items()]
+        rows.append(f"| `{name}` | {cell(line)} | {options} | {'; '.join(papers)} |")
+    return "\n".join(rows)
+
+
+def paper_figures(page: str) -> dict[str, dict[str, list[str]]]:
+    """The numbers of papers' figures by our figure and by paper, from the commands under the headings of a page."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for paper in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        for part in re.split(r"^#### Figures? ", paper, flags=re.MULTILINE)[1:]:
+            names = [name for some in re.findall(r"--figure (\S+)", part) for name in some.split(",")]
+            names += ["heatmap"] * bool(re.search(r"^jcfl show ", part, re.MULTILINE))
+            for name in dict.fromkeys(names):
+                found.setdefault(name, {}).setdefault(paper.partition("\n")[0], []).append(part.partition("\n")[0])
+    return found
+
+
 SUBSTITUTIONS = {
     **{"method": about_method, "answers": answers, "pieces": all_pieces, "table": listed, "file": part},
     "reproductions": reproductions,
     "verdicts": verdicts,
     "doubts": doubts,
+    "figures": figures,
 }
 """The functions that pages call."""

@@ -2,16 +2,18 @@
 
 import re
 import shlex
+from typing import Any
 
 import typer
 
 from jcfl import cli
+from jcfl.cli import viewing
 from jcfl.cli.arguments import configured, grid, separated
 from jcfl.cli.tuning import axes
 from jcfl.cli.viewing import kinds
 from jcfl.runs import config
 from jcfl.runs.reproducing.tables import find
-from jcfl.view import facts
+from jcfl.view import facts, plotting
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -39,9 +41,20 @@ def checked(command: str) -> None:
         table = find(context.params["table"])
         known = {*table.given.printed.rows, *table.given.printed.columns, *table.given.beside}
         assert {*(context.params["only"] or [])} <= known and table.budget(context.params["budget"])
+    if name == "plot":
+        refuse_figures(context.params)
     if name == "tune":
         axes(context.params["over"])
     if name == "sweep":
         grid(context.params["over"])
     if name == "list" and context.params["what"] not in config.presets():
         assert context.params["what"] in (None, *kinds()) or facts.facts_by_name(context.params["what"])
+
+
+def refuse_figures(params: dict[str, Any]) -> None:
+    """Refuse figures and options that `jcfl plot` would refuse before it reads a run."""
+    names = [name for option in params["names"] or [] for name in option.split(",")]
+    viewing.refuse_unknown(names, params["formats"].split(","))
+    given = {key: params[key] for key in ("by", "seed", "cluster")} | {"at": params["at"] and params["at"].split(",")}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    plotting.refuse_untaken(names or list(plotting.FIGURES), chosen)

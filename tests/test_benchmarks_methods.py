@@ -1,10 +1,12 @@
 """The scripts behind the tables of methods, on digits and for a round or two."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from jcfl.data import federation, load
@@ -88,7 +90,7 @@ def test_sizes_are_sorted_and_empty_before_there_are_clusters(ask):
     assert methods.sizes(np.array([-1, -1]), 4) == []
 
 
-def test_collapse_tells_the_sizes_after_every_round(ask):
+def test_collapse_tells_the_sizes_after_every_round(ask, tmp_path):
     import methods
 
     assert list(methods.starters(10, 8)) == [f"K = {k}{cam}" for k in (5, 10, 20) for cam in ("", ", CAM")]
@@ -98,6 +100,36 @@ def test_collapse_tells_the_sizes_after_every_round(ask):
     assert before == []  # in warm-up there are no clusters
     assert [(sum(sizes), len(sizes)) for sizes in after] == [(8, 4), (8, 4)]
     assert [line.split(":")[0] for line in text.splitlines()[2:]] == ["  round  1", "  round  2"]
+    assert found["K = 4, CAM, seed 0"]["groups"] == [2, 2, 2, 2]
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_figure_of_collapse_has_a_point_for_each_seed_s_cluster(ask):
+    import collapse
+
+    rows = {"": [[5, 3, 0], [4, 4, 0]], ", CAM": [[4, 3, 1]]}
+    found = {
+        f"K = 3{kind}, seed {seed}": {"sizes": {"1": [8, 0, 0], "2": row}, "groups": [6, 2]}
+        for kind, some in rows.items()
+        for seed, row in enumerate(some)
+    }
+    axis = Figure().subplots()
+    collapse.panel(axis, found, 3)
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[5, 3, 0], [4, 4, 0], [4, 3, 1]]
+    assert axis.get_legend_handles_labels()[1] == ["true groups", "IFCA", "IFCA with CAM"]
+    assert axis.patches[0].get_data().values.tolist() == [6, 2, 0]
+
+
+def test_the_drawn_sizes_are_those_of_the_published_table():
+    section = (FOLDER / "RESULTS.md").read_text("utf-8").split("### Does IFCA collapse?")[1].partition("Of K = 20")[0]
+    drawn, title, seen = json.loads((FOLDER / "figures" / "question-collapse.json").read_text("utf-8")), "", 0
+    for name, seed, last in re.findall(r"^\| (K.*?)? ?\| (\d) \|.*\| (.*?) \|$", section, re.MULTILINE):
+        title, seen = name or title, seen + 1
+        pairs = (part.partition(" × ") for part in last.split(", "))
+        sizes = [int(size) for size, _, times in pairs for _ in range(int(times or 1))]
+        found = drawn[f"{title}, seed {seed}"]["sizes"]["20"]
+        assert sizes + [0] * (len(found) - len(sizes)) == found and sum(found) == 200
+    assert seen == len(drawn) == 18
 
 
 def test_choice_says_what_and_how_sure(ask):

@@ -1,5 +1,6 @@
 """The docs are true: every method has a page, substitutions give text, code runs, and messages are real."""
 
+import itertools
 import pkgutil
 import re
 import shlex
@@ -19,6 +20,7 @@ from jcfl.runs import config
 from jcfl.runs.reproducing import every_key
 from jcfl.runs.reproducing.tables import tables
 from jcfl.runs.sweeping.points import points
+from jcfl.view import plotting
 from tests.commands import blocks, checked, commands
 
 ROOT = Path(__file__).parents[1]
@@ -123,6 +125,12 @@ def test_pictures_are_there_and_small():
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in used)
 
 
+FILES = {
+    re.findall(r"`(\w+\.yaml)`", before)[-1]: after.partition("```")[0]
+    for before, after in itertools.pairwise(PAGES["figures.md"].split("```yaml\n"))
+}
+"""The configurations on the page of figures, by the names that it gives them."""
+
 PAIRS = [(page, command) for page in PAGES for command in dict.fromkeys(commands(PAGES[page]))]
 
 
@@ -132,7 +140,48 @@ def test_every_command_parses(tmp_path, monkeypatch, page, command):
     for name in ("mine.yaml", "runs/quickstart-tune/tuned-stocfl.yaml", "tuned/rotated/tuned-ifca.yaml"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(blocks(PAGES["tutorial.md"], "yaml")[0])
+    for name, text in FILES.items():
+        Path(name).write_text(text)
     checked(command)
+
+
+def test_every_figure_of_the_papers_has_its_command(parts):
+    """Those that show results; the others are drawings."""
+    drawn = parts.paper_figures(PAGES["figures.md"])
+    assert set(drawn) <= set(plotting.FIGURES)
+    numbers = {}
+    for papers in drawn.values():
+        for paper, some in papers.items():
+            numbers[paper] = sorted({*numbers.get(paper, []), *some})
+    assert numbers == {
+        "Zeng et al. 2023": ["2", "3a", "3b", "4", "5", "7", "8"],
+        "Bhattacharya and Aridi 2023": ["1", "2", "3", "4"],
+        "Ma 2023": [
+            *("3.2", "3.3", "3.4", "3.5", "3.6", "7.1", "7.2"),
+            *("7.3 and 7.4", "7.5", "7.6", "7.7", "A.1 to A.4"),
+        ],
+        "Xie et al. 2020": ["2", "3", "4"],
+    }
+    assert all(f"\n| `{name}` |" in parts.figures() for name in plotting.FIGURES)
+    assert re.search(
+        r"\| `embedding` \|.*\| `--at`, `--by`, `--seed` \| Zeng et al. 2023: 3a, 7, 8 \|", parts.figures()
+    )
+
+
+def test_what_holds_up_is_linked_before_all_other_pages():
+    text = PAGES["index.md"]
+    assert text.index("](reproduction/what-holds-up.md)") == text.index("](reproduction/") < text.index("\n- [")
+
+
+def test_models_are_compared_after_the_rounds_that_figures_show():
+    made = {}
+    for words in map(shlex.split, commands(PAGES["figures.md"])):
+        if "--out" in words:
+            made[words[words.index("--out") + 1]] = words
+        elif "--at" in words and "model" in words[words.index("--figure") + 1]:
+            compared = re.search(r"compare_models=\[(.*?)\]", " ".join(made[words[2]]))[1]
+            assert {*words[words.index("--at") + 1].split(",")} <= {*compared.split(",")}
+    assert len(made) > 15
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "yaml")])

@@ -527,8 +527,8 @@ def test_models_are_ordered_by_cluster(one):
 def test_models_are_points_at_each_round(one):
     shown = plotting.model_embedding(one, by="pca")
     assert [axis.get_title() for axis in shown.axes if axis.get_visible()] == [
-        *(f"round {round}" for round in folders.ROUNDS),
-        "true groups, round 8",
+        *(f"round {round}, seed 0" for round in folders.ROUNDS),
+        "true groups, round 8, seed 0",
     ]
     points = np.concatenate([mine.get_offsets() for mine in shown.axes[3].collections])
     rows = folders.vectors() + 3 * np.eye(6)[folders.GROUPS]

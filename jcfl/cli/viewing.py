@@ -175,13 +175,17 @@ def plot(
     font_size: Annotated[
         float | None, typer.Option(min=3, max=40, help="Size of the text in points.", show_default="8")
     ] = None,
+    at: Annotated[str | None, typer.Option(metavar="ROUND,ROUND", help="The rounds to show, such as 5,10,40.")] = None,
+    by: Annotated[str | None, typer.Option(metavar="tsne|pca", help="How points are placed.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed to show.", show_default="the first")] = None,
+    cluster: Annotated[int | None, typer.Option(help="The cluster to show, 1 for the largest.")] = None,
 ) -> None:
     """Draw the figures of runs from their folders.
 
     Figures: curves, clusters, clients, effect, with_addons, quality and privacy lay runs over each other; decision,
     embedding, similarity, group_similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow,
     groups_to_clusters, stability, apart, samples and heatmap show one. --figure can be given several times, or be a
-    list with commas.
+    list with commas. --at, --by, --seed and --cluster are for the figures that have these options.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting
@@ -192,7 +196,8 @@ def plot(
     refuse_unknown(chosen, endings)
     folder = out or (folders[0] / "figures" if len(folders) == 1 else Path("figures"))
     console = bars.screen()
-    for stem, figure in plotting.drawn(runs, chosen):
+    options = {"at": None if at is None else at.split(","), "by": by, "seed": seed, "cluster": cluster}
+    for stem, figure in plotting.drawn(runs, chosen, **options):
         if isinstance(figure, InputError) and chosen:
             raise InputError(f"{stem}: {figure}")
         if isinstance(figure, InputError):

@@ -5,10 +5,12 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_origin
 
 from matplotlib.figure import Figure
 
+from jcfl import registry
 from jcfl.errors import InputError, unknown
 from jcfl.results import History
 from jcfl.view.plotting.bars import with_addons
@@ -20,7 +22,7 @@ from jcfl.view.plotting.lines import clusters, curves, effect, privacy, quality
 from jcfl.view.plotting.membership import by_cluster, flow, groups_to_clusters, sizes
 from jcfl.view.plotting.models import distances, model_embedding, model_similarity
 from jcfl.view.plotting.search import search
-from jcfl.view.plotting.style import FORMATS, has_clusters, histories, save, titles
+from jcfl.view.plotting.style import FORMATS, has_clusters, histories, refuse_seed, save, titles
 
 __all__ = [
     "FIGURES",
@@ -90,39 +92,83 @@ DETAILED = 4
 
 
 def drawn(
-    runs: Sequence[History], names: Sequence[str] = (), columns: int | None = None
+    runs: Sequence[History], names: Sequence[str] = (), **options: Any
 ) -> Iterator[tuple[str, Figure | InputError]]:
     """The figures of some runs, each with the name of its file. If a figure cannot be drawn, its error is given.
 
     Args:
         runs: histories.
         names: the figures to draw; by default all that make sense for these runs.
-        columns: panels in a row.
+        options: parameters of the figures by name, such as `at`, `by`, `seed` and `columns`; a figure gets those that
+            it has. None stands for the figure's default.
 
     Raises:
-        InputError: there is no figure with one of the names.
+        InputError: there is no figure with one of the names, none of the figures takes an option, or no run has the
+            seed.
     """
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
+    given = {key: value for key, value in options.items() if value is not None}
     wanted = [name for name in FIGURES if not names or name in names]
+    refuse_untaken(wanted, given)
+    refuse_seed(runs, given.get("seed"))
     for name in wanted:
         if name in SEVERAL:
-            yield name, attempted(name, list(runs), columns)
+            yield name, attempted(name, list(runs), given)
         elif name == "heatmap":
-            yield name, attempted(name, runs[0], columns)
+            yield name, attempted(name, runs[0], given)
     chosen = [i for i, run in enumerate(runs) if names or has_clusters(run)]
     for i in chosen if names else chosen[:DETAILED]:
         for name in wanted:
             if name in SINGLE and name != "heatmap":
                 stem = f"{name}-{titles(runs)[i].replace('/', '-')}" if len(runs) > 1 else name
-                yield stem, attempted(name, runs[i], columns)
+                yield stem, attempted(name, runs[i], given)
 
 
-def attempted(name: str, what: Sequence[History] | History, columns: int | None) -> Figure | InputError:
+def attempted(name: str, what: Sequence[History] | History, given: Mapping[str, Any]) -> Figure | InputError:
     """A figure, or the error that says why it cannot be drawn."""
-    parameters = inspect.signature(FIGURES[name]).parameters
     try:
-        return FIGURES[name](what, **({"columns": columns} if "columns" in parameters else {}))
+        return FIGURES[name](what, **taken(name, given))
     except InputError as error:
         return error
+
+
+def refuse_untaken(names: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuse an option that none of some figures has, or whose value none of them takes."""
+    for key, value in given.items():
+        having = [name for name in names if key in parameters(name)]
+        if not having:
+            every = ", ".join(name for name in FIGURES if key in parameters(name))
+            raise InputError(f"the option {key} is for other figures than {', '.join(names)}; it is for {every}")
+        refused = []
+        for name in having:
+            try:
+                taken(name, {key: value})
+            except InputError as error:
+                refused.append(error)
+        if len(refused) == len(having):
+            raise refused[0]
+
+
+def taken(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a figure has, of those given; where it takes one value, a list of one is this value.
+
+    >>> taken("distances", {"at": ["5"], "by": "pca"}), taken("embedding", {"at": ["5"], "by": "pca"})
+    ({'at': 5}, {'at': [5], 'by': 'pca'})
+
+    Raises:
+        InputError: the figure's annotations refuse a value.
+    """
+    known = {key: parameter for key, parameter in parameters(name).items() if key in given}
+    values = {key: given[key] for key in known}
+    for key, parameter in known.items():
+        single = get_origin(parameter.annotation) not in (Sequence, tuple)
+        if single and isinstance(values[key], list) and len(values[key]) == 1:
+            (values[key],) = values[key]
+    return registry.check(f"figure {name!r}", known, values)
+
+
+def parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """A figure's parameters: what it shows, and its options."""
+    return inspect.signature(FIGURES[name]).parameters

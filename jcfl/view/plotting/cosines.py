@@ -13,7 +13,19 @@ from matplotlib.lines import Line2D
 from jcfl import results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.style import COLUMN, Picture, colour, figure, marker, matched, panels, ranked, remove_space
+from jcfl.view.plotting.style import (
+    COLUMN,
+    Number,
+    Picture,
+    colour,
+    figure,
+    marker,
+    matched,
+    panels,
+    ranked,
+    refuse_seed,
+    remove_space,
+)
 
 NAMED = 12
 """The most clusters or groups that a legend names."""
@@ -25,7 +37,7 @@ FEW = 5
 @figure(single=True)
 def embedding(
     run: History,
-    at: Sequence[int] = (),
+    at: Sequence[Number] = (),
     by: Literal["tsne", "pca"] = "tsne",
     seed: int | None = None,
     columns: int | None = None,
@@ -36,7 +48,8 @@ def embedding(
 
     Args:
         run: a history or a folder.
-        at: rounds whose clusters are shown, each in a panel; the clusters are those of the last evaluation until then.
+        at: rounds whose clusters are shown, each in a panel; the clusters are those of the last evaluation until then,
+            and rounds with the same one have one panel.
         by: t-SNE of the cosine distances, or their two principal axes.
         seed: the seed whose clusters are shown; the first by default.
         columns: panels in a row.
@@ -47,10 +60,10 @@ def embedding(
     points = tsne(np.clip(1 - cosine, 0, 2), points) if by == "tsne" and len(who) > FEW else points
     whole = ranked(labels_of(run, seed))
     labels = whole[:, who]
-    shots = [evaluation_index(run, round) for round in at] or [len(run.rounds) - 1]
+    shots = list(dict.fromkeys(evaluation_index(run, round) for round in at)) or [len(run.rounds) - 1]
     groups = matched(labels[-1], run.groups[who])
     truth = bool((groups >= 0).any())
-    shown, axes = panels(len(shots) + truth, columns, 2.9)
+    shown, axes = panels(len(shots) + truth, columns or in_a_row(len(shots) + truth), 2.9)
     for axis, shot in zip(axes, shots, strict=False):
         many = len(np.unique(whole[shot][whole[shot] >= 0]))
         scatter(axis, points, labels[shot], "cluster")
@@ -156,13 +169,17 @@ def labels_of(run: History, seed: int | None) -> np.ndarray:
     """
     if not run.labels.size:
         raise InputError(f"{run.name}: nothing has been evaluated yet")
-    if seed is not None and seed not in run.seeds:
-        raise InputError(f"{run.name} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
+    refuse_seed([run], seed)
     return run.labels[0 if seed is None else run.seeds.index(seed)]
 
 
+def in_a_row(count: int) -> int:
+    """How many of some panels with points stand in a row, so that their titles and legends have room."""
+    return 2 if count == 4 else 3
+
+
 def of_seed(run: History, seed: int | None) -> str:
-    """Which seed a figure shows, for the end of a label; nothing where there is one alone."""
+    """Which seed a figure shows, for the end of a label; nothing if the run has one seed."""
     return f", seed {run.seeds[0] if seed is None else seed}" if len(run.seeds) > 1 else ""
 
 
@@ -214,7 +231,7 @@ def scatter(axis: Axes, points: np.ndarray, labels: np.ndarray, what: str, names
         handles.append(Line2D([], [], linestyle="", label=name, markersize=4, **look))
     remove_axes(axis)
     if len(handles) <= NAMED:
-        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 6}
+        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 5}
         axis.legend(handles=handles, title=what, title_fontsize=7, columnspacing=0.8, handletextpad=0.1, **place)
 
 

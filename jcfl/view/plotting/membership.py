@@ -1,6 +1,6 @@
 """Figures of the clients in clusters: sizes and accuracies over rounds, and moves between clusters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,18 @@ from matplotlib.path import Path
 from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.view.plotting.cosines import labels_of, of_seed, remove_axes
-from jcfl.view.plotting.style import COLUMN, NOBODY, colour, figure, in_per_cent, matched, panels, ranked, whole_numbers
+from jcfl.view.plotting.style import (
+    COLUMN,
+    NOBODY,
+    Number,
+    colour,
+    figure,
+    in_per_cent,
+    matched,
+    panels,
+    ranked,
+    whole_numbers,
+)
 
 SHOWN = 8
 """The most clusters that are drawn one by one; the others are drawn as one."""
@@ -92,7 +103,7 @@ def draw_means(
 
 
 @figure(single=True)
-def flow(run: History, at: tuple[int, ...] = (), seed: int | None = None) -> Figure:
+def flow(run: History, at: Sequence[Number] = (), seed: int | None = None) -> Figure:
     """The moves of clients between clusters, at the rounds between which most clients moved.
 
     A column is a round and a block a cluster. A band is the clients that go from one cluster to another; it has the

@@ -16,13 +16,15 @@ from jcfl.view.plotting.cosines import (
     draw_strip,
     evaluation_index,
     full_matrix,
+    in_a_row,
     labels_of,
+    of_seed,
     principal_axes,
     remove_axes,
     scatter,
     tsne,
 )
-from jcfl.view.plotting.style import COLUMN, PAGE, Picture, figure, matched, panels, ranked, remove_space
+from jcfl.view.plotting.style import COLUMN, PAGE, Number, Picture, figure, matched, panels, ranked, remove_space
 
 SHOTS = 4
 """The most rounds that are shown unless they are chosen."""
@@ -45,7 +47,7 @@ class Compared(NamedTuple):
 
 @figure(single=True)
 def model_similarity(
-    run: History, at: int | None = None, cluster: int | None = None, seed: int | None = None
+    run: History, at: Number | None = None, cluster: Number | None = None, seed: int | None = None
 ) -> Figure:
     """Cosines between the clusters' models, and between the clients' own models ordered by cluster (Ma 2023, Fig. 3.4).
 
@@ -67,7 +69,8 @@ def model_similarity(
     if several:
         draw_centres(parts[0].add_subplot(), one.cosine[n:, n:], one.clusters)
     cosine = one.cosine[np.ix_(mine, mine)]
-    draw_matrix(parts[-1], cosine, one.labels[mine], one.groups[mine]).set_label("cosine of clients’ models")
+    bar = draw_matrix(parts[-1], cosine, one.labels[mine], one.groups[mine])
+    bar.set_label(f"cosine of clients’ models, round {one.round}{of_seed(run, seed)}")
     return shown
 
 
@@ -102,7 +105,7 @@ def draw_centres(axis: Axes, cosine: np.ndarray, clusters: np.ndarray) -> None:
 @figure(single=True)
 def model_embedding(
     run: History,
-    at: Sequence[int] = (),
+    at: Sequence[Number] = (),
     by: Literal["tsne", "pca"] = "tsne",
     seed: int | None = None,
     columns: int | None = None,
@@ -123,14 +126,14 @@ def model_embedding(
     some = np.unique(np.linspace(0, len(rounds) - 1, min(SHOTS, len(rounds))).round().astype(int)) if rounds else [0]
     shots = [compared(run, round, seed) for round in at or [rounds[i] if rounds else None for i in some]]
     truth = bool((shots[-1].groups >= 0).any())
-    shown, axes = panels(len(shots) + truth, columns or (3 if len(shots) > 2 else None), 2.6)
+    shown, axes = panels(len(shots) + truth, columns or in_a_row(len(shots) + truth), 2.6)
     points = [positions(shot, by) for shot in shots]
     for axis, spots, shot in zip(axes, points, shots, strict=False):
         scatter(axis, spots, shot.labels, "cluster")
-        axis.set_title(f"round {shot.round}")
+        axis.set_title(f"round {shot.round}{of_seed(run, seed)}")
     if truth:
         scatter(axes[-1], points[-1], shots[-1].groups, "group", names=shots[-1].named)
-        axes[-1].set_title(f"true groups, round {shots[-1].round}")
+        axes[-1].set_title(f"true groups, round {shots[-1].round}{of_seed(run, seed)}")
     return shown
 
 
@@ -143,7 +146,7 @@ def positions(one: Compared, by: str) -> np.ndarray:
 
 
 @figure(single=True)
-def distances(run: History, at: int | None = None, seed: int | None = None) -> Figure:
+def distances(run: History, at: Number | None = None, seed: int | None = None) -> Figure:
     """The distance from each client's own model to each cluster's (Bhattacharya and Aridi 2023, Fig. 1).
 
     Clients are ordered by cluster, whose edges are white, and then by true group, whose colours are above.
@@ -172,7 +175,7 @@ def distances(run: History, at: int | None = None, seed: int | None = None) -> F
         axis.axvline(edge + 0.5, color="white", linewidth=1.2)
     axis.set_yticks(range(c), [str(cluster + 1) for cluster in one.clusters])
     axis.tick_params(length=0)
-    axis.set(xlabel=f"{n} clients by cluster, round {one.round}", ylabel="model of cluster")
+    axis.set(xlabel=f"{n} clients by cluster, round {one.round}{of_seed(run, seed)}", ylabel="model of cluster")
     bar = shown.colorbar(image, ax=axis, pad=0.01, aspect=12)
     bar.set_label("distance of models")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
@@ -185,7 +188,7 @@ def seed_of(run: History, seed: int | None) -> int:
     return run.seeds[0] if seed is None else seed
 
 
-def compared(run: History, at: int | None, seed: int | None) -> Compared:
+def compared(run: History, at: Number | None, seed: int | None) -> Compared:
     """The models of one seed after a round, clusters that serve nobody left out.
 
     Raises:

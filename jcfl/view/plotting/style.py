@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import matplotlib
 import numpy as np
@@ -14,10 +14,14 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from pydantic import Field
 
 from jcfl import results
 from jcfl.errors import InputError, unknown
 from jcfl.results import History
+
+Number = Annotated[int, Field(ge=1)]
+"""The number of a round or of a cluster that a figure shows."""
 
 COLUMN, PAGE = 3.4, 7.0
 """Inches: the width of a paper's column, and of its page."""
@@ -113,6 +117,12 @@ def titles(runs: Sequence[History]) -> list[str]:
     above = [place.parent.parent if place.parent.name == "runs" else place.parent for place in places]
     long = [f"{folder.name}/{name}".lstrip("/") for folder, name in zip(above, names, strict=True)]
     return [name if long.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(long)]
+
+
+def refuse_seed(runs: Sequence[History], seed: int | None) -> None:
+    """Refuse a seed that none of some runs has."""
+    if seed is not None and not any(seed in run.seeds for run in runs):
+        raise InputError(f"{runs[0].name} has no seed {seed}; it has {', '.join(map(str, runs[0].seeds))}")
 
 
 def has_clusters(run: History) -> bool:
