@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import gpu
-from jcfl import trees
 from jcfl.errors import InputError
 from jcfl.runs import programs
 from jcfl.runs.bench import absent, compiled, hlo, work
@@ -164,7 +163,7 @@ def test_the_estimate_is_that_of_the_program_at_hand(monkeypatch, source_lines):
     assert compiled.estimate(step, plan) == {"estimate_s": None, "bound": "", "once": []}
     monkeypatch.setitem(absent.KINDS, jax.local_devices()[0].device_kind, "t4")
     found, target = compiled.estimate(step, plan), absent.targets()["t4"].target
-    took = hlo.cost(step.as_text() or "", True, compiled.settled(plan, trees.count(state.clusters)))
+    took = hlo.cost(step.as_text() or "", True, compiled.settled(plan))
     assert took.kernels * target.launch <= found["estimate_s"] and took.bytes / target.bandwidth <= found["estimate_s"]
     assert found["bound"] in ("launches", "memory") and found["once"] == []
     block = compiled.estimate(programs.begun(algorithm, plan.federation, 1)().advance, plan)
