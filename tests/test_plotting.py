@@ -472,9 +472,13 @@ def test_a_sample_of_clients_is_said_to_be_one(one):
     part = held | {"compared": few, "cosine": (psi @ psi.T)[np.triu_indices(len(few), 1)].astype(np.float32)}
     (one / "federation.npz").unlink()
     results.Folder(one).federation(lambda: part)
-    clusters, _ = plotting.embedding(one).axes
+    shown = plotting.embedding(one)
+    clusters, _ = shown.axes
     assert clusters.get_title() == "3 clusters after round 8, seed 0"
-    assert clusters.get_xlabel() == f"{len(few)} of {folders.CLIENTS} clients"
+    assert shown.get_supxlabel() == f"{len(few)} of {folders.CLIENTS} clients"
+    shown.draw_without_rendering()
+    (text,) = [text for text in shown.texts if text.get_text() == shown.get_supxlabel()]
+    assert 0 <= text.get_window_extent().y0 < text.get_window_extent().y1 < clusters.get_legend().get_window_extent().y0
 
 
 def test_names_beside_blocks_do_not_meet(tmp_path):

@@ -72,7 +72,7 @@ def embedding(
         scatter(axes[-1], points, groups, "group", names=run.groups[who])
         axes[-1].set_title(f"{len(np.unique(run.groups[run.groups >= 0]))} true groups")
     if len(who) < whole.shape[1]:
-        axes[0].set_xlabel(f"{len(who)} of {whole.shape[1]} clients")
+        shown.supxlabel(f"{len(who)} of {whole.shape[1]} clients", fontsize=8)  # below the legends
     return shown
 
 
