@@ -297,8 +297,8 @@ def keywords_checked(function: Function) -> Function:
         from jax.core import Tracer  # imports are slow; `jcfl --help` needs the registry without JAX
 
         traced = {key for key, value in given.items() if isinstance(value, Tracer)}
-        unknown = set() if takes_any else given.keys() - signature.keys()  # which `check` refuses
-        own = {key: given[key] for key in given if key in known.keys() - traced | unknown}
+        misspelt = set() if takes_any else given.keys() - signature.keys()  # `check` refuses these
+        own = {key: given[key] for key in given if key in known.keys() - traced | misspelt}
         found = check(function.__name__, {key: known[key] for key in known if key not in traced}, own)
         return function(*args, **{**given, **{key: found[key] for key in own}})
 

@@ -112,12 +112,12 @@ def after_training(
     sent, shared = trees.take(state.clusters, labels), trees.stack(state.shared, labels.size)
     if faults.attack.forges:
         members = crowd(cohort, labels, trees.count(state.clusters), federation)
-        forge = lambda: forged(faults, key, sent, uploads.cluster, members)
+        forge = lambda: with_forgeries(faults.attack, key, sent, uploads.cluster, members)
         cluster = uploads.cluster if alone else forge()  # a client's own model is not sent
         common = uploads.shared
         if trains_shared:
             whole = members._replace(cluster=jnp.zeros_like(labels), k=1)
-            common = forged(faults, key, shared, uploads.shared, whole)
+            common = with_forgeries(faults.attack, key, shared, uploads.shared, whole)
         elif jax.tree.leaves(common):
             common = cluster
         uploads = uploads.replace(cluster=cluster, shared=common)
@@ -143,20 +143,9 @@ def after_training(
 
 
 def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation) -> Crowd:
-    """The attackers and the honest clients among a cohort in k clusters, in a federation that says who attacks."""
-    hostile = federation.hostile[cohort.who] if federation.is_attacked else jnp.zeros_like(cohort.present)
+    """The attackers and the honest clients among a cohort in k clusters; the federation says who attacks."""
+    hostile = federation.hostile[cohort.who]
     return Crowd(cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, k)
-
-
-def forged(faults: Faults, key: Key, sent: Models, uploads: Models, crowd: Crowd) -> Models:
-    """The uploads as the server receives them: with the forgeries of attackers, if they forge. [s, ...]
-
-    Args:
-        key: of the stream TRAIN.
-        sent: the models that the clients were sent. [s, ...]
-        uploads: what they trained. [s, ...]
-    """
-    return with_forgeries(faults.attack, key, sent, uploads, crowd) if faults.attack.forges else uploads
 
 
 def counted(state: State, name: str, who: Array, which: Array) -> State:

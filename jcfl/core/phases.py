@@ -8,6 +8,7 @@ from flax import struct
 
 from jcfl import trees
 from jcfl.core import evaluation, faults, server
+from jcfl.core.attacks import with_forgeries
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
 from jcfl.core.streams import Stream, round_keys, stream
@@ -66,10 +67,12 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
     def cluster(state: State, before: Models, federation: Federation) -> State:
         members = Cohort(everyone, state.seen & (state.round <= federation.depart))
         assert grouping.after is not None
-        # The server gets the clients' models only now: nobody has a cluster, and attackers look at all of them.
-        key, nobody = round_keys(state.key, state.round - 1).train, jnp.zeros_like(everyone)
-        crowd = faults.crowd(members, nobody, 1, federation)
-        models = faults.forged(context.faults, key, before, state.clients["model"], crowd)
+        models = state.clients["model"]
+        if context.faults.attack.forges:
+            # The server gets the clients' models only now. Nobody has a cluster yet, so attackers look at all clients.
+            key = round_keys(state.key, state.round - 1).train
+            crowd = faults.crowd(members, jnp.zeros_like(everyone), 1, federation)
+            models = with_forgeries(context.faults.attack, key, before, models, crowd)
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
         return grouped.replace(clusters=trees.select(total > 0, clusters, grouped.clusters))

@@ -59,7 +59,7 @@ def refuse_replaced(method: Method) -> None:
 
 def written(value: Any) -> str:
     """A default as one writes it in YAML: `null`, `true`, `[a]`."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
