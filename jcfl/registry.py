@@ -9,7 +9,7 @@ import importlib.metadata
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
@@ -223,20 +223,39 @@ def check(
         if key not in known:
             none = InputError(f"{what} has no options, got {key!r}")
             raise unknown(f"option of {what}:", key, valid) if valid else none
-    fields: dict[str, Any] = {
-        f"option_{key}": (
-            Annotated[parameter.annotation, Representable()],
-            ... if parameter.default is parameter.empty else parameter.default,
-        )
-        for key, parameter in known.items()
-    }
-    # An option may be called as a method of pydantic's models is ("copy"), so fields carry a prefix, keys do not.
-    config = ConfigDict(arbitrary_types_allowed=True, alias_generator=lambda field: field.removeprefix("option_"))
     try:
-        checked = create_model("Options", __config__=config, **fields)(**given)
+        checked = options_model(tuple(Same(parameter) for parameter in known.values()))(**given)
     except ValidationError as error:
         raise InputError(f"{what}: {sentence(error)}") from None
     return {key: getattr(checked, f"option_{key}") for key in known}
+
+
+class Same:
+    """A parameter that is equal to itself alone; annotations and defaults need not be hashable."""
+
+    def __init__(self, parameter: inspect.Parameter) -> None:
+        self.parameter = parameter
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.parameter is other.parameter
+
+    def __hash__(self) -> int:
+        return id(self.parameter)
+
+
+@lru_cache(maxsize=1024)  # pydantic needs milliseconds for a model, and a run checks the same options many times
+def options_model(known: tuple[Same, ...]) -> type[BaseModel]:
+    """The pydantic model that checks and converts the values of these parameters."""
+    fields: dict[str, Any] = {
+        f"option_{same.parameter.name}": (
+            Annotated[same.parameter.annotation, Representable()],
+            ... if same.parameter.default is inspect.Parameter.empty else same.parameter.default,
+        )
+        for same in known
+    }
+    # An option may be called as a method of pydantic's models is ("copy"), so fields carry a prefix, keys do not.
+    config = ConfigDict(arbitrary_types_allowed=True, alias_generator=lambda field: field.removeprefix("option_"))
+    return create_model("Options", __config__=config, **fields)
 
 
 class Representable:
@@ -305,10 +324,25 @@ def keywords_checked(function: Function) -> Function:
     return call  # pyright: ignore[reportReturnType]
 
 
-def parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+def parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """The options of a registered function: its keyword-only parameters, annotations resolved."""
+    return known_parameters(function) if is_hashable(function) else known_parameters.__wrapped__(function)
+
+
+@lru_cache(maxsize=1024)
+def known_parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """The parameters of `parameters`, read once for each function."""
     signature = inspect.signature(function, eval_str=True)
-    return (parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY)
+    return tuple(parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY)
+
+
+def is_hashable(value: object) -> bool:
+    """Whether a value can be a key; an object of a user's class may not."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> str:
@@ -356,6 +390,13 @@ def schema(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:
 
 def entry(parameter: inspect.Parameter) -> dict[str, Any]:
     """One option's JSON schema; a type that JSON cannot say is left open."""
+    return dict(known_entry(Same(parameter)))
+
+
+@lru_cache(maxsize=4096)
+def known_entry(same: Same) -> dict[str, Any]:
+    """The JSON schema of `entry`, made once for each parameter."""
+    parameter = same.parameter
     try:
         said = TypeAdapter(parameter.annotation, config=ConfigDict(arbitrary_types_allowed=True)).json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from jcfl.core.calls import called_parameters
 from jcfl.errors import InputError
+from jcfl.registry import is_hashable
 from jcfl.types import Array, Model, Task
 
 
@@ -37,6 +39,13 @@ def chain(task: Task, shape: Sequence[int]) -> tuple[Layer, ...]:
     Raises:
         InputError: the model is not such a chain.
     """
+    found = known_chain if is_hashable(task) else known_chain.__wrapped__
+    return found(task, tuple(shape))
+
+
+@lru_cache(maxsize=8)  # to try it out takes as long as to make a method, which asks more than once
+def known_chain(task: Task, shape: tuple[int, ...]) -> tuple[Layer, ...]:
+    """The layers of `chain`, found once for each model."""
     rng = np.random.default_rng(0)
     model = arbitrary_model(rng, jax.eval_shape(task.init, jax.random.key(0)))
     x = rng.standard_normal((4, *shape)).astype(jnp.result_type(float))
