@@ -256,7 +256,8 @@ def test_folders_are_those_of_runs(tmp_path):
     assert summary["accuracy_micro"] == pytest.approx(alone.summary["accuracy_micro"], abs=1e-5)
     assert summary["method"] == "walk"
     stored = yaml.safe_load((out / "runs" / "drift=2" / "config.yaml").read_text())
-    assert (stored["method"]["drift"], stored["seeds_in_one"], stored["made_by"]["device"]["count"]) == (2.0, True, 1)
+    assert (stored["method"]["drift"], stored["seeds_in_one"]) == (2.0, True)
+    assert stored["made_by"]["device"]["count"] == jax.device_count()  # two after a test of the command line
     table = json.loads((out / "sweep.json").read_text())
     assert [row["best"] for row in table["points"]] == [False, True]
     assert table["points"][1]["accuracy_micro"] == summary["accuracy_micro"]
