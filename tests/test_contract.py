@@ -144,7 +144,7 @@ def outcome(name: str, addon: str | None) -> Outcome:
     turn, data = jax.jit(turn), jax.device_put(data)
     loops, answers, resumed = [], [], None
     for seed in range(len(SEEDS)):
-        states = [jax.tree.map(lambda leaf: leaf[seed], starts)]
+        states = [restored(starts, seed)]
         for _ in range(TURNS):
             state, said = turn(states[-1], data, 0.0)
             states.append(state)
@@ -157,7 +157,7 @@ def outcome(name: str, addon: str | None) -> Outcome:
             asked = [cohort(setting, state, data) for state in states[:-1]]
     lossy = {}
     for dropout in (0.5, 1.0):
-        state = jax.tree.map(lambda leaf: leaf[0], starts)
+        state = restored(starts, 0)
         for _ in range(3):
             state, said = turn(state, data, dropout)
         lossy[dropout] = jax.tree.map(tiny.numpy, (state, said))
@@ -165,9 +165,9 @@ def outcome(name: str, addon: str | None) -> Outcome:
     return Outcome(loops, answers, jax.tree.map(join, starts, later), answered, resumed, lossy, asked)
 
 
-def restored(state):
-    """A state as it comes back from NumPy."""
-    saved = jax.tree.map(lambda leaf: np.array(tiny.numpy(leaf)), state)
+def restored(state, place=()):
+    """A state, or the one at a place of several, as it comes back from NumPy; JAX would compile a slice per shape."""
+    saved = jax.tree.map(lambda leaf: np.array(tiny.numpy(leaf)[place]), state)
     back = lambda array, leaf: (
         jax.random.wrap_key_data(array) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.asarray(array)
     )
