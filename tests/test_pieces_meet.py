@@ -339,6 +339,22 @@ def test_an_option_beside_its_answer_is_told_how_to_leave_it_out():
         jcfl.run("quickstart", method={"name": "stocfl", "similarity": "noise_corrected", "compare": "cosine"})
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (fedavg().with_train(steps=0), "train 'local': steps: input should be greater than or equal to 1, got 0"),
+        (fedavg().with_answer(tune=-1), "answer 'answer': tune: input should be greater than or equal to 0, got -1"),
+        (fedavg().with_aggregate(rule="median"), "aggregate.rule: expected an object, .* got 'median'"),
+        (fedavg().with_aggregate(rule=None), "aggregate.rule: expected an object, .* got None"),
+        (fedavg().with_aggregate(server={"name": "adam"}), "aggregate.server: expected an object, .* got {'name'"),
+    ],
+    ids=["steps", "tune", "rule", "no rule", "server"],
+)
+def test_a_method_that_is_built_by_hand_is_checked(method, said):
+    with pytest.raises(InputError, match=f"^fedavg: {said}"):
+        checked_method(method)
+
+
 def test_a_user_s_own_pieces_pass():
     """With fields that only JAX knows, or of any type."""
 

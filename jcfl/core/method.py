@@ -137,7 +137,7 @@ class Train(Piece):
     correction: bool = False
     in_turn: bool = False
     chained: bool = False
-    steps: int | None = None
+    steps: Annotated[int, Field(ge=1)] | None = None
     active: bool = True
 
     def __str__(self) -> str:
@@ -257,7 +257,7 @@ class Answer(Piece):
 
     name: ClassVar[str] = "answer"
     model: Literal["cluster", "sum", "mixture", "majority"] = "cluster"
-    tune: int = 0
+    tune: Annotated[int, Field(ge=0)] = 0
     unsampled: Unsampled = "shared"
     vote: Vote | None = None
 

@@ -121,6 +121,13 @@ def checked_method(method: Method) -> Method:
                 f"stand in a mapping, as in method={{'name': 'fedavg', {question!r}: …}}"
             )
         refuse_bad_fields(f"{method.name}: {question} {getattr(answer, 'name', '')!r}", answer)
+    for part in ("rule", "server", "exclude", "privacy"):  # of any class, so their annotations refuse nothing
+        value = getattr(method.aggregate, part)
+        if isinstance(value, PLAIN) and (part == "rule" or value is not None):
+            raise InputError(
+                f"{method.name}: aggregate.{part}: expected an object, such as one of jcfl.core.aggregates, got "
+                f"{shown(value)}"
+            )
     return method
 
 
