@@ -1,5 +1,6 @@
 """What becomes of answers, add-ons and faults that meet in one method: each holds, or the combination is refused."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,13 @@ class ToItsCluster(LossTerm):
         return term
 
 
+@functools.cache
+def with_private_heads(term):
+    """The states of a run of one cluster whose clients keep their heads, and whose loss has this term."""
+    method = ifca(clusters=1).with_train(private=("head",), terms=(term,))
+    return tiny.run(tiny.built(method, tiny.setting(0.5)), TURNS)
+
+
 @pytest.mark.parametrize(
     ("term", "same"),
     [
@@ -67,8 +75,7 @@ class ToItsCluster(LossTerm):
 )
 def test_loss_terms_see_every_model_with_the_client_s_own_private_part(term, same):
     """With one cluster, ω, the mean of the clusters' models and the cluster's model are the same model."""
-    method, here = ifca(clusters=1).with_train(private=("head",)), tiny.setting(0.5)
-    one, two = (tiny.run(tiny.built(method.with_train(terms=(one,)), here), TURNS) for one in (term, same))
+    one, two = with_private_heads(term), with_private_heads(same)
     tiny.same(one.clients, two.clients, 1e-6)
     tiny.same(one.clusters, two.clusters, 1e-6)
 
@@ -142,9 +149,15 @@ def test_clusters_of_different_starts_are_asked_for_where_the_least_loss_decides
     tiny.built(ifca(clusters=1).with_train(distinct=False), tiny.setting())
 
 
+@functools.cache
+def plain_ifca():
+    """A run of IFCA on two groups, whose clusters begin at different models."""
+    return run(two_groups(), "ifca", clusters=2, rounds=8, train={"lr": 1.0}, seed=1)
+
+
 @pytest.mark.parametrize("train", [{"name": "proximal", "mu": 0.1}, {"name": "scaffold"}], ids=lambda one: one["name"])
 def test_clusters_of_different_starts_train_in_any_way(train):
-    found = run(two_groups(), "ifca", clusters=2, rounds=8, train={"lr": 1.0}, seed=1)
+    found = plain_ifca()
     other = jcfl.run(
         two_groups(),
         model="linear",
@@ -161,10 +174,20 @@ def test_clusters_of_different_starts_train_in_any_way(train):
 
 
 def with_and_without_attack(method) -> tuple[Any, Any]:
-    """The states after a round without attackers, and with two that send noise."""
+    """The states after a round without attackers, and with two that send noise, by one program."""
     data = replace(tiny.federation(), hostile=np.arange(8) < 2)
     attacked = tiny.setting(data=data).with_context(faults=Faults(attack=Gaussian(share=0.25, sigma=100.0)))
-    clean, forged = (tiny.run(tiny.built(method, here), 1, data=data) for here in (tiny.setting(), attacked))
+    algorithm = tiny.built(method, attacked)
+
+    def made(hostile):
+        given = lambda data: data.replace(hostile=data.hostile & hostile)
+        return algorithm._replace(
+            init=lambda key, data: algorithm.init(key, given(data)),
+            step=lambda state, data: algorithm.step(state, given(data)),
+        )
+
+    clean, forged = tiny.swept(made, (False, True), 1, data=data)
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves((clean.clusters, clean.shared))) < 10
     return clean, forged
 
 

@@ -1,7 +1,7 @@
 """A federation and a task so small that what a test waits for is compilation."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -134,9 +134,17 @@ def built(method: Method | str, setting: Setting, **options: Any):
 
 def run(algorithm, turns: int, seed: int = 0, data=None):
     """The states of a run, one program. [turns + 1, ...]"""
-    data = federation() if data is None else data
+    return swept(lambda _: algorithm, [0], turns, seed, data)[0]
 
-    def whole(key, data):
+
+def swept(make: Callable[[Any], Any], values: Iterable[float], turns: int, seed: int = 0, data=None) -> list[Any]:
+    """The states of runs whose algorithms differ in one number, which their one program takes as an argument."""
+    data = jax.device_put(federation() if data is None else data)
+
+    @jax.jit
+    def whole(key, value, data):
+        algorithm = make(value)
+
         def step(state, _):
             new = algorithm.step(state, data)
             return new, new
@@ -144,9 +152,13 @@ def run(algorithm, turns: int, seed: int = 0, data=None):
         start = algorithm.init(key, data)
         return start, jax.lax.scan(step, start, length=turns)[1]
 
-    start, states = jax.jit(whole)(jax.random.key(seed), jax.device_put(data))
-    states = jax.tree.map(lambda first, rest: np.concatenate([numpy(first)[None], numpy(rest)]), start, states)
-    return states
+    runs = (whole(jax.random.key(seed), value, data) for value in values)
+    return [jax.tree.map(joined, *states) for states in runs]
+
+
+def joined(first, rest):
+    """What a leaf was at first and after each round. [turns + 1, ...]"""
+    return np.concatenate([numpy(first)[None], numpy(rest)])
 
 
 def numpy(leaf):
