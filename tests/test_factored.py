@@ -54,6 +54,7 @@ def states(method, options, engine, model="mlp", extras=(), dtype=None, particip
 
 
 METHODS = {
+    "fedavg": ("fedavg", {}, ()),
     "fedprox, median": ("fedprox", {"mu": 0.3}, [{"name": "robust"}]),
     "ditto": ("ditto", {"lam": 0.2}, ()),
     "fesem": ("fesem", {"clusters": 2, "lam": 0.2}, ()),
