@@ -167,33 +167,31 @@ def test_folder(tmp_path):
     np.testing.assert_array_equal(read.labels, found.labels)
 
 
-@pytest.mark.parametrize("seeds_in_one", [True, False])
-@pytest.mark.parametrize("when", [1, 7, 12, 17])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, monkeypatch, seeds_in_one, when):
+@pytest.mark.parametrize(("seeds_in_one", "stops"), [(True, (1, 7, 12)), (False, (1, 7, 12, 17))])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, monkeypatch, seeds_in_one, stops):
+    """Two seeds side by side take twelve blocks, and one after the other more."""
     monkeypatch.setattr(loop, "BLOCK", 0.0)  # every block is one round
     given = {"seeds": 2, "seeds_in_one": seeds_in_one, "evaluate_first": True}
     walked(**given, out=tmp_path / "whole")
-    calls = []
+    for when in stops:
+        out, calls = tmp_path / f"cut-{when}", []
 
-    def stop(progress):
-        calls.append(progress)
-        if len(calls) == when:
-            signal.raise_signal(signal.SIGTERM)
+        def stop(progress, when=when, calls=calls):
+            calls.append(progress)
+            if len(calls) == when:
+                signal.raise_signal(signal.SIGTERM)
 
-    if when == 17 and seeds_in_one:
-        pytest.skip("two seeds side by side take twelve blocks")
-    before = signal.getsignal(signal.SIGTERM)
-    if when < 13 or not seeds_in_one:
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            walked(**given, out=tmp_path / "cut", on_progress=stop)
+            walked(**given, out=out, on_progress=stop)
         except loop.Interrupted:
-            assert not (tmp_path / "cut" / "summary.json").exists()
-    assert signal.getsignal(signal.SIGTERM) == before
-    with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
-        file.write('{"seed": 0, "round": 99, "accura')  # what a kill in the middle of a write may leave
-    resumed = walked(**given, out=tmp_path / "cut", resume=True)
-    same_files(tmp_path / "whole", tmp_path / "cut")
-    assert resumed.rounds.tolist() == [0, 5, 10, 12]
+            assert not (out / "summary.json").exists()
+        assert signal.getsignal(signal.SIGTERM) == before
+        with open(out / "metrics.jsonl", "a") as file:
+            file.write('{"seed": 0, "round": 99, "accura')  # what a kill in the middle of a write may leave
+        resumed = walked(**given, out=out, resume=True)
+        same_files(tmp_path / "whole", out)
+        assert resumed.rounds.tolist() == [0, 5, 10, 12]
 
 
 def test_a_finished_run_can_be_prolonged(tmp_path):
@@ -259,20 +257,26 @@ def test_a_plain_value_is_no_object(given):
         experiment.run("quickstart", **given)
 
 
-def test_compared_methods_have_folders_of_their_own(tmp_path):
-    out = tmp_path / "run"
-    found = walked(compare=["majority"], out=out)
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Two methods with two seeds, and their folder."""
+    out = tmp_path_factory.mktemp("compared") / "run"
+    return walked(seeds=2, compare=["majority"], out=out), out
+
+
+def test_compared_methods_have_folders_of_their_own(compared):
+    found, out = compared
     table = json.loads((out / "comparison.json").read_text())
     assert list(table) == ["walk", "majority"]
     assert table["majority"] == json.loads((out / "runs" / "majority" / "summary.json").read_text())
     assert found.others["majority"].rounds.tolist() == [5, 10, 12]
     assert not (out / "metrics.jsonl").exists()
-    again = walked(compare=["majority"], out=out, resume=True)
+    again = walked(seeds=2, compare=["majority"], out=out, resume=True)
     np.testing.assert_array_equal(again.others["majority"].labels, found.others["majority"].labels)
 
 
-def test_a_history_shows_its_last_scores_and_becomes_a_table(monkeypatch):
-    found = walked(seeds=2, compare=["majority"])
+def test_a_history_shows_its_last_scores_and_becomes_a_table(compared, monkeypatch):
+    found, _ = compared
     line = repr(found)
     assert len(line) < 400 and line.startswith("<History: walk; 2 seeds; round 12; accuracy ") and "majority" in line
     page = found._repr_html_()

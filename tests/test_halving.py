@@ -2,6 +2,8 @@
 
 import functools
 import json
+import pickle
+import shutil
 import signal
 
 import numpy as np
@@ -13,6 +15,7 @@ from jcfl.data.validation import with_validation
 from jcfl.errors import InputError
 from jcfl.runs import config, experiment, loop
 from jcfl.runs.searching.trials import rounds_of, rungs
+from jcfl.runs.sweeping import shared
 from jcfl.view import plotting
 from tests import tiny
 
@@ -126,24 +129,41 @@ def test_a_stopped_search_goes_on_bit_for_bit(halved, tmp_path, monkeypatch):
     assert jcfl.tune(federation(), OVER, out=tmp_path, **HALVED).compilations == 0
 
 
-def test_a_search_with_more_trials_is_that_with_so_many_from_the_start(tmp_path):
-    given = GIVEN | {"halving": 2, "rounds": 4}
-    jcfl.tune(federation(), out=tmp_path / "more", trials=2, **given)
-    more = jcfl.tune(federation(), out=tmp_path / "more", trials=4, **given)
-    whole = jcfl.tune(federation(), out=tmp_path / "whole", trials=4, **given)
+BRIEF = GIVEN | {"halving": 2, "rounds": 4}
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory):
+    """A search of two trials, its table, and its folder."""
+    out = tmp_path_factory.mktemp("brief") / "tune"
+    return jcfl.tune(federation(), out=out, trials=2, **BRIEF).rows(), out
+
+
+def test_a_search_with_more_trials_is_that_with_so_many_from_the_start(brief, tmp_path):
+    _, begun = brief
+    shutil.copytree(begun, tmp_path / "more")
+    more = jcfl.tune(federation(), out=tmp_path / "more", trials=4, **BRIEF)
+    whole = jcfl.tune(federation(), out=tmp_path / "whole", trials=4, **BRIEF)
     assert more.rows() == whole.rows()
     with pytest.raises(InputError, match="halving was 2, got 1"):
-        jcfl.tune(federation(), out=tmp_path / "more", trials=4, **given | {"halving": 1})
+        jcfl.tune(federation(), out=tmp_path / "more", trials=4, **BRIEF | {"halving": 1})
 
 
-def test_trials_are_shared_out_over_workers(tmp_path):
+def test_trials_are_shared_out_over_workers(brief, tmp_path, monkeypatch):
+    """Each task comes to the function that a worker calls as it would come to its process, which others test."""
     pytest.importorskip("submitit", reason="submitit is not installed")
-    given = GIVEN | {"trials": 2, "halving": 2, "rounds": 4, "sampler": "grid"}
-    over = {"train.lr": [0.1, 0.9]}
-    alone = jcfl.tune(federation(), over, out=tmp_path / "alone", **given)
-    shared = jcfl.tune(federation(), over, out=tmp_path / "shared", workers=2, **given)
-    assert shared.rows() == alone.rows()
-    assert shared.compilations == 3, "one in each worker of the first rung, and one for the trial that goes on"
+    given = []
+
+    def share_out(tasks, workers, folder, stop, on_done):
+        given.append(len(tasks))
+        for name, task in tasks.items():
+            on_done(name, pickle.loads(pickle.dumps(task))())
+
+    monkeypatch.setattr(shared, "share_out", share_out)
+    found = jcfl.tune(federation(), out=tmp_path / "shared", trials=2, workers=2, **BRIEF)
+    assert found.rows() == brief[0]
+    assert given == [2, 1]
+    assert found.compilations == 3, "one in each worker of the first rung, and one for the trial that goes on"
     assert not (tmp_path / "shared" / "workers").exists()
 
 

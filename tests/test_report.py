@@ -177,40 +177,42 @@ def test_numbers_are_rounded_before_their_unit_is_chosen(text, expected):
     assert text == expected
 
 
-def test_runs_that_stopped_say_so(tmp_path):
-    cut = folders.run(tmp_path / "cut", complete=False)
-    text = page(plotting.histories(cut))
-    assert "unfinished" in text
-    assert "metrics up to round 8" in text
-    results.Folder(cut).put_json("summary.json", {"failed": "round 3: cluster 1 is not finite", "costs": {}})
-    assert "round 3: cluster 1 is not finite" in page(plotting.histories(cut))
-    results.Folder(cut).put_text("metrics.jsonl", "")
-    with pytest.raises(InputError, match="nothing has been evaluated yet"):
-        page(plotting.histories(cut))
+@pytest.fixture
+def begun(tmp_path):
+    """The folder of a run that has begun, and was not evaluated yet."""
+    folder = results.Folder(folders.run(tmp_path / "runs" / "begun", complete=False).resolve())
+    folder.put_text("metrics.jsonl", "")
+    (folder.path / "clusters.npz").unlink()
+    folder.checksums.table.pop("clusters.npz")
+    folder.settle()
+    return folder.path
 
 
-def test_a_run_that_was_not_evaluated_yet_is_beside_the_others(tmp_path):
-    """A comparison whose second method has begun, and its folder looked at from either end."""
-    folders.run(tmp_path / "runs" / "first")
-    begun = results.Folder(folders.run(tmp_path / "runs" / "second", complete=False).resolve())
-    begun.put_text("metrics.jsonl", "")
-    (begun.path / "clusters.npz").unlink()
-    begun.checksums.table.pop("clusters.npz")
-    begun.settle()
+def test_a_run_that_was_not_evaluated_yet_is_beside_one_that_failed(begun, tmp_path):
+    """A comparison whose second method has begun."""
+    failed = results.Folder(folders.run(tmp_path / "runs" / "a", complete=False))
+    failed.put_json("summary.json", {"failed": "round 3: cluster 1 is not finite", "costs": {}})
     runs = plotting.histories(tmp_path)
     assert [run.rounds.size for run in runs] == [4, 0]
-    for order in (runs, runs[::-1]):
-        assert "unfinished" in page(order)
+    text = page(runs)
+    assert "unfinished" in text
+    assert "round 3: cluster 1 is not finite" in text
+    with pytest.raises(InputError, match="nothing has been evaluated yet"):
+        page(plotting.histories(begun))
 
 
-def test_the_command_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
-    path = folders.run(tmp_path / "one")
+def test_the_command_writes_where_it_is_told(begun, tmp_path, capsys, monkeypatch):
+    """A page of a run that was stopped, and one of it and a run that was not evaluated yet, which is the first."""
+    path = folders.run(tmp_path / "one", complete=False)
     monkeypatch.chdir(tmp_path)
     assert cli.status(["report", "one"]) == 0
     assert "Written to one/report.html" in capsys.readouterr().out
-    assert (path / "report.html").read_text("utf-8").startswith("<!doctype html>")
-    assert cli.status(["report", "one", "one", "--out", "deep/both.html"]) == 0
-    assert (tmp_path / "deep" / "both.html").exists()
+    text = (path / "report.html").read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "unfinished" in text
+    assert "metrics up to round 8" in text
+    assert cli.status(["report", str(begun), "one", "--out", "deep/both.html"]) == 0
+    assert (tmp_path / "deep" / "both.html").read_text("utf-8").count("unfinished") > text.count("unfinished")
     assert cli.status(["report", "one", "--out", "deep"]) == 2
     assert cli.status(["report", "nowhere"]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -121,21 +121,23 @@ def test_what_is_branched_on_or_no_real_number_is_compiled_by_value():
 
 
 @pytest.mark.parametrize(
-    ("method", "over"),
+    ("method", "over", "beside"),
     [
-        ({"name": "stocfl", "tau": 0.2}, {"method.lam": [0.0, 0.4], "train.momentum": [0.0, 0.5]}),
+        ({"name": "stocfl", "tau": 0.2}, {"method.lam": [0.0, 0.4], "train.momentum": [0.0, 0.5]}, (0, -1)),
         (
             {"name": "ifca", "clusters": 2, "addons": [{"name": "con_para", "mu": 0.1}]},
             {"method.addons.0.mu": [0.1, 0.8], "method.addons.0.temperature": [0.5, 2.0], "train.lr": [0.1, 0.4]},
+            (-1,),
         ),
     ],
 )
-def test_points_together_equal_single_runs(method, over):
+def test_points_together_equal_single_runs(method, over, beside):
+    """A single run stands beside the last point, and beside that of zeros, which alone are constants."""
     given = {"method": method, "model": tiny.task(), "rounds": 4, "evaluate_every": 2, "seeds": 2, "budget": 2**30}
     given["train"] = {"lr": 0.3, "epochs": 2, "batch_size": 4}
     found = sweeping.sweep(tiny.federation(), over, **given)
     assert found.compilations == 1
-    for index in (0, len(found.points) - 1):
+    for index in beside:
         point, together = found.points[index], found.histories[index]
         pieces = {
             key: value.model_dump() for key, value in (("method", point.config.method), ("train", point.config.train))
@@ -168,7 +170,7 @@ class Modern(nnx.Module):
         return self.last(x.reshape(x.shape[0], -1))
 
 
-GIVEN = {"method": {"name": "ifca", "clusters": 2}, "rounds": 1, "budget": 2**30, "train": {"lr": 0.3, "epochs": 1}}
+GIVEN = {"method": "fedavg", "rounds": 1, "budget": 2**30, "train": {"lr": 0.3, "epochs": 1}}
 
 
 def test_options_are_swept_over_a_module_of_ones_own(tmp_path):
@@ -193,9 +195,12 @@ def test_modules_handed_over_are_points_of_their_own(tmp_path):
         f"model={n}" for n in ["Narrow", "Narrow-2", "Modern", "Task", "mlp_hidden_4"]
     ]
     assert found.compilations == len(models)
-    for model, history in zip(models, found.histories, strict=True):
-        alone = experiment.run(tiny.federation(), model=model, **GIVEN)
-        np.testing.assert_allclose(history["loss"], alone["loss"], atol=1e-6)
+    sizes = [16 * 2 + 2 + 2 * 10 + 10, 16 * 3 + 3 + 3 * 10 + 10, 16 * 10 + 10]
+    sizes += [16 * 6 + 6 + 6 * 10 + 10, 16 * 4 + 4 + 4 * 10 + 10]
+    assert [history.summary["costs"]["model_bytes"] for history in found.histories] == [4 * size for size in sizes]
+    for i in (1, 2):  # the second module of a class, and one of NNX
+        alone = experiment.run(tiny.federation(), model=models[i], **GIVEN)
+        np.testing.assert_allclose(found.histories[i]["loss"], alone["loss"], atol=1e-6)
     assert [row["values"]["model"].get("object") for row in found.rows()][:2] == ["Narrow", "Narrow-2"]
     assert (out / "runs" / "model=Narrow-2" / "summary.json").is_file()
 
@@ -274,28 +279,31 @@ def test_folders_are_those_of_runs(tmp_path):
     assert longer.rounds.tolist() == [2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("when", [1, 4, 7, 13])
-def test_a_stopped_sweep_goes_on_bit_for_bit(tmp_path, monkeypatch, when):
+def test_a_stopped_sweep_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    """Stopped in the first block, and later in the first and in the second program."""
     monkeypatch.setattr(loop, "BLOCK", 0.0)  # every block is one round
     over, calls = {"method.drift": [0.0, 2.0], "method.copies": [1, 2]}, []
     swept_walk(over, seeds=2, out=tmp_path / "whole")
+    for when in (1, 4, 7, 13):
 
-    def stop(progress):
-        calls.append(progress)
-        if len(calls) == when:
-            signal.raise_signal(signal.SIGTERM)
+        def stop(progress, when=when):
+            calls.append(progress)
+            if len(calls) == when:
+                signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(loop.Interrupted):
-        swept_walk(over, seeds=2, out=tmp_path / "cut", on_progress=stop)
-    assert not (tmp_path / "cut" / "sweep.json").exists()
-    calls.clear()
-    found = swept_walk(over, seeds=2, out=tmp_path / "cut", resume=True, on_progress=calls.append)
-    assert calls[-1].done == calls[-1].total == 4 * 2 * 6
-    assert found.compilations == (1 if when >= 7 else 2)
-    for name in ("drift=0+copies=1", "drift=0+copies=2", "drift=2+copies=1", "drift=2+copies=2"):
-        whole, cut = (tmp_path / place / "runs" / name for place in ("whole", "cut"))
-        assert (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
-    assert swept_walk(over, seeds=2, out=tmp_path / "cut", resume=True).compilations == 0
+        calls.clear()
+        out = tmp_path / f"cut-{when}"
+        with pytest.raises(loop.Interrupted):
+            swept_walk(over, seeds=2, out=out, on_progress=stop)
+        assert not (out / "sweep.json").exists()
+        calls.clear()
+        found = swept_walk(over, seeds=2, out=out, resume=True, on_progress=calls.append)
+        assert calls[-1].done == calls[-1].total == 4 * 2 * 6
+        assert found.compilations == (1 if when >= 7 else 2)
+        for name in ("drift=0+copies=1", "drift=0+copies=2", "drift=2+copies=1", "drift=2+copies=2"):
+            whole, cut = (place / "runs" / name for place in (tmp_path / "whole", out))
+            assert (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
+        assert swept_walk(over, seeds=2, out=out, resume=True).compilations == 0
 
 
 def test_a_point_that_is_left_alone_goes_on_with_the_program_it_began_with(tmp_path):
@@ -399,10 +407,11 @@ def test_names_set_points_apart():
     ],
 )
 def test_mistakes_are_found_before_anything_trains(tmp_path, over, said):
+    given = {"method": {"name": "stocfl", "tau": 0.4}}  # which nothing has to be trained for, as for quickstart's auto
     with pytest.raises(InputError, match=said):
-        sweeping.sweep("quickstart", over, out=tmp_path / "sweep")
+        sweeping.sweep("quickstart", over, out=tmp_path / "sweep", **given)
     with pytest.raises(InputError, match="did you mean 'accuracy_micro'"):
-        sweeping.sweep("quickstart", over, by="accuracy_mikro")
+        sweeping.sweep("quickstart", over, by="accuracy_mikro", **given)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -432,17 +441,21 @@ def test_command(tmp_path, monkeypatch, capsys):
 
 
 ON_TWO_DEVICES = """
+import gc
 import numpy as np
 from jcfl import registry
 from jcfl.runs import sweeping
 from tests import tiny
 
+gc.set_threshold(50_000, 20, 20)  # as tests/conftest.py
 registry.load()
 over = {"method.lam": [0.0, 0.4], "train.lr": [0.1, 0.3]}
 given = {"method": {"name": "stocfl", "tau": 0.3}, "model": {"name": "mlp", "hidden": 5}, "rounds": 3, "seeds": 2}
 given |= {"evaluate_every": 3, "budget": 2**30, "train": {"lr": 0.3, "epochs": 2, "batch_size": 4}}
+swept = lambda devices, engine: sweeping.sweep(tiny.federation(), over, devices=devices, engine=engine, **given)
+one = swept(1, "general")
 for engine in ("general", "factored"):
-    one, two = (sweeping.sweep(tiny.federation(), over, devices=n, engine=engine, **given) for n in (1, 2))
+    two = swept(2, engine)
     assert one.compilations == two.compilations == 1
     for a, b in zip(one.histories, two.histories, strict=True):
         np.testing.assert_array_equal(a.labels, b.labels)
