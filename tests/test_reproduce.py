@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -443,3 +444,16 @@ def test_a_score_that_is_no_number_is_refused_and_none_is_no_number():
         outcomes.score(run, "engine", 1)
     np.testing.assert_array_equal(outcomes.score(run, "moves", 1), [np.nan, np.nan])
     np.testing.assert_array_equal(published.Ours(values=(None, 1.0)).values, [np.nan, 1.0])
+
+
+def test_runs_that_tables_share_have_one_configuration():
+    """So that all tables can be run into one folder, in any order."""
+    at: dict[tuple[str, ...], tuple[str, Any]] = {}
+    for table in TABLES.values():
+        for name, budget in table.given.budgets.items():
+            for key in reproducing.every_key(table):
+                if not table.left_out(key, budget):
+                    place = (reproducing.runs_folder(table, name), *map(tables.title, key))
+                    found = table.config(key, budget)
+                    first, config = at.setdefault(place, (table.name, found))
+                    assert found == config, f"{first} and {table.name} have other runs in {'/'.join(place)}"

@@ -69,13 +69,18 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
             found[key] = Judgement("not run", f"left out by the budget {budget}")
         elif key not in wanted:
             found[key] = Judgement("not run", "left out by --only")
-    folder = settings.runs / f"{table.stem}-{budget}"
+    folder = settings.runs / runs_folder(table, budget)
     if settings.workers is not None:
         found |= by_workers({key: one for key, one in configs.items() if key not in found}, folder, settings)
     for name in dict.fromkeys(federation for federation, _ in configs):
         mine = {key: config for key, config in configs.items() if key[0] == name}
         found |= on_one_federation(mine, found, folder / title(name), settings)
     return outcome(table, budget, chosen, found, earlier)
+
+
+def runs_folder(table: Table, budget: str) -> str:
+    """The name of the folder of a table's runs: tables of a file share it, but not where a budget changes settings."""
+    return f"{table.name if table.budget(budget).set else table.stem}-{budget}"
 
 
 def wanted_keys(table: Table, budget: Budget, only: Collection[str]) -> Iterator[Key]:
