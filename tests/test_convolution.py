@@ -237,13 +237,13 @@ def everything(thing, seen=()):
 def used(module, shape):
     """A module's task, called in every way, and a short run."""
     one, x = task(module, shape, 10), jax.random.normal(KEY, (3, *shape))
-    model = jax.eval_shape(one.init, KEY)
+    model = jax.jit(one.init)(KEY)
+    one.apply(model, x)
     for way in (
-        lambda model: one.apply(model, x),
         lambda model: one.features(model, x),
         lambda model: one.apply(model, x, key=KEY, mask=jnp.arange(3) < 2),
     ):
-        jax.eval_shape(way, model)  # what is done to a module is done while it is traced; the run below computes
+        jax.eval_shape(way, model)
     given = {"method": "ifca", "train": {"lr": 0.1, "batch_size": 4}, "rounds": 1, "budget": 2**30}
     experiment.run(tiny.federation(), model=module, **given)
 
