@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 import jcfl
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Federation
+from tests import tiny
 
 
 def two_groups(
@@ -64,7 +66,7 @@ def attended(
     return replace(federation, **leaves, held_out=outside)
 
 
-def run(federation: Federation, method: str, *addons: dict[str, Any], **given: Any) -> jcfl.History:
+def settings(method: str, *addons: dict[str, Any], **given: Any) -> dict[str, Any]:
     """A run of softmax regression in whole batches, judged at its end; what no run takes is the method's option."""
     keys = {
         "rounds",
@@ -87,12 +89,34 @@ def run(federation: Federation, method: str, *addons: dict[str, Any], **given: A
     rounds = given.get("rounds", 6)
     usual = {"model": "linear", "train": {"lr": 1.0, "epochs": 1}, "rounds": rounds, "evaluate_every": max(rounds, 1)}
     own = {key: value for key, value in given.items() if key in keys}
-    return jcfl.run(federation, method={"name": method, **options, "addons": list(addons)}, **usual | own)
+    return {"method": {"name": method, **options, "addons": list(addons)}} | usual | own
+
+
+def run(federation: Federation, method: str, *addons: dict[str, Any], **given: Any) -> jcfl.History:
+    """Such a run."""
+    return jcfl.run(federation, **settings(method, *addons, **given))
+
+
+def paths(federations: Sequence[Federation], method: str, *addons: dict[str, Any], **given: Any) -> list[Any]:
+    """The first and the last state of such a run on each federation of one shape, by one program that judges nothing.
+
+    Returns:
+        by federation, states whose leaves are [2, ...]
+    """
+    whole = settings(method, *addons, **given)
+    plans = [planned(*config_and_objects(federation, whole)) for federation in federations]
+    (algorithm,) = plans[0].algorithms.values()
+    return tiny.ends(algorithm, whole["rounds"], whole.get("seed", 0), [plan.federation for plan in plans])
 
 
 def state(history: jcfl.History) -> Any:
     """The final state of the first seed."""
     return jax.tree.map(lambda leaf: leaf[0], history.state)
+
+
+def at(path: Any, row: int) -> Any:
+    """One of the states that `paths` gives: 0 is the first, 1 the last."""
+    return jax.tree.map(lambda leaf: leaf[row], path)
 
 
 def vectors(models: Any) -> np.ndarray:

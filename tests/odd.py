@@ -26,7 +26,7 @@ def called_oddly(layer: type[nn.Module], own: type[nn.Module], options: dict[str
 
 def gradients(one: Task, module: nn.Module, x: jax.Array, key: jax.Array) -> tuple[Any, Any]:
     """The gradients of the summed squares of a module's outputs: by its task, and by Flax."""
-    model = one.init(key)
-    assert jax.tree.structure(model) == jax.tree.structure(module.init(key, x))
-    value = lambda answer: jax.grad(lambda params: (answer({"params": params}) ** 2).sum())(model["params"])
+    model = jax.jit(one.init)(key)
+    assert jax.tree.structure(model) == jax.tree.structure(jax.eval_shape(module.init, key, x))
+    value = lambda answer: jax.jit(jax.grad(lambda params: (answer({"params": params}) ** 2).sum()))(model["params"])
     return value(lambda model: one.apply(model, x, key=key)[0]), value(lambda model: module.apply(model, x))

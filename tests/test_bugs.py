@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jcfl.errors import TrainingError
-from tests.groups import own_models, run, split_as, state, two_groups, vector, vectors
+from tests.groups import at, own_models, paths, run, split_as, two_groups, vector, vectors
 
 EVERYBODY = range(8)
 
@@ -24,15 +24,15 @@ def cks(lam: float) -> dict:
 def test_cfl_splits_whenever_its_training_starts(case):
     """Its thresholds are fractions of the norms in the first round in which it trained anybody, whichever that is."""
     federation = two_groups(arrive=dict.fromkeys(EVERYBODY, 2) if case == "later" else {})
-    found = run(federation, "cfl", *([cam(2)] if case == "cam" else []), rounds=20, train={"lr": 2.0})
-    assert split_as(found.labels[0, -1], found.groups)
+    (path,) = paths([federation], "cfl", *([cam(2)] if case == "cam" else []), rounds=20, train={"lr": 2.0})
+    assert split_as(at(path, 1).labels, federation.groups)
 
 
 @pytest.mark.parametrize("method", ["wecfl", "fesem"])
 def test_a_window_of_regrouping_counts_from_the_method_s_own_start(method):
     """After a warm-up longer than the window there are clusters all the same."""
-    found = run(two_groups(), method, cam(4), clusters=2, shots=[0, 2], rounds=8)
-    assert len(set(found.labels[0, -1])) == 2
+    (path,) = paths([two_groups()], method, cam(4), clusters=2, shots=[0, 2], rounds=8)
+    assert len(set(at(path, 1).labels)) == 2
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,11 @@ def test_flhc_groups_without_those_who_left():
 def test_shared_layers_outlast_a_round_in_which_nobody_is_there():
     """They stay as they were, as all of every model does."""
     federation = two_groups(arrive=dict.fromkeys(EVERYBODY, 1))
-    before, after = (
-        run(federation, "ifca", clusters=2, shared_layers=["head"], rounds=rounds, model={"name": "mlp", "hidden": 2})
-        for rounds in (0, 1)
-    )
-    np.testing.assert_array_equal(vectors(state(before).clusters), vectors(state(after).clusters))
-    np.testing.assert_array_equal(vector(state(before).shared), vector(state(after).shared))
+    options = {"clusters": 2, "shared_layers": ["head"], "model": {"name": "mlp", "hidden": 2}}
+    (path,) = paths([federation], "ifca", rounds=1, **options)
+    before, after = at(path, 0), at(path, 1)
+    np.testing.assert_array_equal(vectors(before.clusters), vectors(after.clusters))
+    np.testing.assert_array_equal(vector(before.shared), vector(after.shared))
 
 
 def regressed(federation, labels, starts, lam, rounds, lr):
@@ -117,24 +116,23 @@ def test_knowledge_is_shared_through_the_mean_of_all_clients_models():
     """Also in StoCFL, where a shared model is trained beside them: that one is another thing (Ma 2023, eq. 5.6)."""
     federation, lam, rounds = two_groups((32, 8, 24, 8, 8, 32), scale={1: 2.0, 3: 2.0, 5: 2.0}), 0.5, 4
     options = {"tau": 0.6, "lam": 0.0}
-    start = vector(state(run(federation, "stocfl", rounds=0, **options)).shared).reshape(3, 4)
-    found = run(federation, "stocfl", cks(lam), rounds=rounds, **options)
-    last = state(found)
+    (path,) = paths([federation], "stocfl", cks(lam), rounds=rounds, **options)
+    start, last = vector(at(path, 0).shared).reshape(3, 4), at(path, 1)
     assert len(set(last.labels)) == 2
     starts = np.stack([start] * len(vectors(last.clusters)))
     expected = regressed(federation, last.labels, starts, lam, rounds, 1.0)[last.labels].reshape(6, -1)
-    np.testing.assert_allclose(own_models(found), expected, atol=1e-4)
+    np.testing.assert_allclose(vectors(last.clusters)[last.labels], expected, atol=1e-4)
 
 
 def test_ifca_shares_knowledge_from_its_first_round_on():
     """The mean that the first round pulls to is that of the distinct starts, not one of them."""
     federation, options = two_groups(), {"clusters": 2, "seed": 1}
-    starts = vectors(state(run(federation, "ifca", rounds=0, **options)).clusters).reshape(2, 3, 4)
-    found = run(federation, "ifca", cks(1.0), rounds=1, **options)
-    labels = state(found).labels
+    (path,) = paths([federation], "ifca", cks(1.0), rounds=1, **options)
+    starts, last = vectors(at(path, 0).clusters).reshape(2, 3, 4), at(path, 1)
+    labels = last.labels
     assert np.bincount(labels).tolist() == [4, 4], "so that the mean by size is the plain one"
     expected = regressed(federation, labels, starts, 1.0, 1, 1.0)
-    np.testing.assert_allclose(vectors(state(found).clusters), expected.reshape(2, -1), atol=1e-4)
+    np.testing.assert_allclose(vectors(last.clusters), expected.reshape(2, -1), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +140,9 @@ def test_ifca_shares_knowledge_from_its_first_round_on():
 )
 def test_a_robust_average_guards_the_shared_model_too(method, addons, options):
     """One client with features a thousand times too large moves it no more than it moves the clusters' models."""
-    clean, poisoned = (two_groups((12,) * 9, scale=scale) for scale in ({}, {8: 1000.0}))
-    one, two = (
-        state(run(federation, method, *addons, {"name": "robust", "rule": "median"}, rounds=3, **options))
-        for federation in (clean, poisoned)
-    )
+    both = [two_groups((12,) * 9, scale=scale) for scale in ({}, {8: 1000.0})]
+    median = {"name": "robust", "rule": "median"}
+    one, two = (at(path, 1) for path in paths(both, method, *addons, median, rounds=3, **options))
     assert np.abs(vectors(one.clusters)[one.labels] - vectors(two.clusters)[two.labels]).max() < 2
     assert np.abs(vector(one.shared) - vector(two.shared)).max() < 2
 
@@ -184,8 +180,9 @@ def test_a_voter_that_fails_is_named():
 
 def test_cfl_splits_clients_of_different_sizes():
     """Its mean update is the one that moves the model: by size."""
-    found = run(two_groups((8, 40) * 4, common=0.3), "cfl", rounds=60)
-    assert split_as(found.labels[0, -1], found.groups)
+    federation = two_groups((8, 40) * 4, common=0.3)
+    (path,) = paths([federation], "cfl", rounds=60)
+    assert split_as(at(path, 1).labels, federation.groups)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +207,8 @@ def test_a_vote_beside_a_method_leaves_it_as_it_is(method, options):
     """Its start, its cohorts, its models and its clusters are those of the run without a vote."""
     beside = {"name": "voting", "method": "fedavg"}
     one, two = (
-        state(run(two_groups(), method, *addons, rounds=3, participation=0.5, **options)) for addons in ((), (beside,))
+        at(paths([two_groups()], method, *addons, rounds=3, participation=0.5, **options)[0], 1)
+        for addons in ((), (beside,))
     )
     np.testing.assert_array_equal(one.seen, two.seen)
     np.testing.assert_array_equal(one.labels, two.labels)

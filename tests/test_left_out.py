@@ -1,5 +1,7 @@
 """What uploads that are left out, forged, partial or never sent may change, and what they may not."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jcfl.core import robust
 from jcfl.core.local import Local
 from jcfl.errors import InputError, TrainingError
 from jcfl.types import Broadcast, Clients
-from tests.groups import run, state, two_groups, vector, vectors
+from tests.groups import at, paths, run, state, two_groups, vector, vectors
 
 FEDERATION = two_groups()
 SCALED = {"attack": {"name": "scaled", "share": 0.25, "factor": 50.0, "flip_labels": False}}
@@ -17,9 +19,20 @@ DIVERGES = {"engine": "general", "train": {"lr": 0.1, "epochs": 3}, "rounds": 3}
 """Clients whose examples are scaled by 1e30 get models that are not finite by this."""
 
 
+KEPT = {}
+
+
+def last(*given, **more):
+    """The last state of a run on `FEDERATION`, which is trained once for all tests that look at it."""
+    key = json.dumps([given, more], sort_keys=True)
+    if key not in KEPT:
+        KEPT[key] = at(paths([FEDERATION], *given, **more)[0], 1)
+    return KEPT[key]
+
+
 def shared(*given, **more) -> np.ndarray:
-    """ω after a run. [d]"""
-    return vector(state(run(*given, **more)).shared)
+    """ω after such a run. [d]"""
+    return vector(last(*given, **more).shared)
 
 
 def test_a_dropped_client_leaves_no_trace_in_control_variates():
@@ -57,15 +70,15 @@ def test_clients_that_meet_no_sound_model_end_the_run_also_with_a_geometric_medi
     "defence", [{"name": "robust", "rule": "median"}, {"name": "exclude"}], ids=lambda one: one["name"]
 )
 def test_defences_hold_in_the_warm_up(defence):
-    warm = shared(FEDERATION, "ifca", {"name": "cam", "warmup": 3}, defence, clusters=2, rounds=3, **SCALED)
-    np.testing.assert_allclose(warm, shared(FEDERATION, "fedavg", defence, rounds=3, **SCALED), atol=1e-5)
+    warm = shared("ifca", {"name": "cam", "warmup": 3}, defence, clusters=2, rounds=3, **SCALED)
+    np.testing.assert_allclose(warm, shared("fedavg", defence, rounds=3, **SCALED), atol=1e-5)
 
 
 def test_the_global_model_of_clients_with_models_of_their_own_is_defended():
-    found = state(run(FEDERATION, "ditto", {"name": "exclude"}, rounds=3, **SCALED))
+    found = last("ditto", {"name": "exclude"}, rounds=3, **SCALED)
     assert sorted(found.clients["suspected"].tolist()) == [0] * 6 + [3] * 2
     np.testing.assert_allclose(
-        vector(found.shared), shared(FEDERATION, "fedavg", {"name": "exclude"}, rounds=3, **SCALED), atol=1e-5
+        vector(found.shared), shared("fedavg", {"name": "exclude"}, rounds=3, **SCALED), atol=1e-5
     )
 
 
@@ -75,8 +88,8 @@ def test_the_server_goes_its_way_with_the_models_that_it_gets(method, more):
     """The global model goes it too, as FedAvg's does; models that clients keep to themselves do not."""
     how = {"name": "mean", "weights": "equally"} if method == "fesem" else {"name": "mean"}
     given = {"stocfl": {"lam": 0.0}, "ditto": {"lam": 0.0}, "fesem": {"clusters": 2}}[method]
-    whole, part = (state(run(FEDERATION, method, rounds=1, aggregate=one, **given)) for one in (how, how | more))
-    same = shared(FEDERATION, "fedavg", rounds=1, aggregate={"name": "mean", **more})
+    whole, part = (last(method, rounds=1, aggregate=one, **given) for one in (how, how | more))
+    same = shared("fedavg", rounds=1, aggregate={"name": "mean", **more})
     np.testing.assert_allclose(vector(part.shared), same, atol=1e-5)
     moved = np.abs(vectors(part.clusters) - vectors(whole.clusters)).max()
     assert moved == 0 if method == "ditto" else moved > 1e-3
@@ -84,7 +97,7 @@ def test_the_server_goes_its_way_with_the_models_that_it_gets(method, more):
 
 def test_a_rule_does_not_change_models_that_are_not_sent():
     bound = {"name": "robust", "rule": "norm_bound", "bound": 0.01}
-    plain, bounded = (state(run(FEDERATION, "ditto", *one, lam=0.0, rounds=2)) for one in ([], [bound]))
+    plain, bounded = (last("ditto", *one, lam=0.0, rounds=2) for one in ([], [bound]))
     np.testing.assert_array_equal(vectors(plain.clusters), vectors(bounded.clusters))
 
 

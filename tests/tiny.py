@@ -1,7 +1,7 @@
 """A federation and a task so small that what a test waits for is compilation."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -159,6 +159,18 @@ def swept(make: Callable[[Any], Any], values: Iterable[float], turns: int, seed:
 def joined(first, rest):
     """What a leaf was at first and after each round. [turns + 1, ...]"""
     return np.concatenate([numpy(first)[None], numpy(rest)])
+
+
+def ends(algorithm, turns: int, seed: int, federations: Sequence[Federation]) -> list[Any]:
+    """The first and the last state of a run on each of some federations of one shape, one program. [2, ...]"""
+
+    @jax.jit
+    def whole(key, data):
+        start = algorithm.init(key, data)
+        return start, jax.lax.fori_loop(0, turns, lambda _, state: algorithm.step(state, data), start)
+
+    found = [whole(jax.random.key(seed), jax.device_put(data)) for data in federations]
+    return [jax.tree.map(lambda *both: np.stack([numpy(leaf) for leaf in both]), *both) for both in found]
 
 
 def numpy(leaf):
