@@ -7,6 +7,8 @@ import pathlib
 
 import pytest
 
+import jcfl
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports JAX
 if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a flag that it does not know
     # Most of a test's time is compilation: without its newest code generator and optimizations XLA takes a third of it.
@@ -16,7 +18,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a f
     os.environ["XLA_FLAGS"] = f"{quick} {whole} {os.environ.get('XLA_FLAGS', '')}".strip()
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # 1/20 of a test's time went into naming source lines
 gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it
-# JAX's cache is off in these processes: to write programs took a tenth of the time, and a new folder has none to read.
+jcfl.use_cache()  # the test processes share the programs that they compile; a later run finds them too
 
 collect_ignore = ["plugin"]  # a user's package: importing it here would register its pieces for every test
 
