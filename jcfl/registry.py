@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from jcfl.errors import InputError, shown, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 KINDS = (
     "method", "addon", "describe", "compare", "group", "when", "training", "aggregate", "answer",
@@ -39,6 +40,25 @@ _TABLES: dict[str, dict[str, Callable[..., Any]]] = {}
 _CONTESTED: dict[tuple[str, str], str] = {}  # names that two modules want, and which modules those are
 _LOADERS: list[Callable[[], object]] = []
 _PACKAGES: dict[str, str] = {}  # by top-level module of a plug-in: its package and version
+
+
+class Same:
+    """An object that is equal to itself alone, so that one that has no hash can be a key."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def kept(make: Callable[..., Result]) -> Callable[..., Result]:
+    """The function, which is called once for the same objects and gives the same result for them afterwards."""
+    found = lru_cache(maxsize=4096)(lambda *given: make(*(same.thing for same in given)))
+    return wraps(make)(lambda *given: found(*map(Same, given)))
 
 
 class Plugin(NamedTuple):
@@ -224,34 +244,21 @@ def check(
             none = InputError(f"{what} has no options, got {key!r}")
             raise unknown(f"option of {what}:", key, valid) if valid else none
     try:
-        checked = options_model(tuple(Same(parameter) for parameter in known.values()))(**given)
+        checked = options_model(*known.values())(**given)
     except ValidationError as error:
         raise InputError(f"{what}: {sentence(error)}") from None
     return {key: getattr(checked, f"option_{key}") for key in known}
 
 
-class Same:
-    """A parameter that is equal to itself alone; annotations and defaults need not be hashable."""
-
-    def __init__(self, parameter: inspect.Parameter) -> None:
-        self.parameter = parameter
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.parameter is other.parameter
-
-    def __hash__(self) -> int:
-        return id(self.parameter)
-
-
-@lru_cache(maxsize=1024)  # pydantic needs milliseconds for a model, and a run checks the same options many times
-def options_model(known: tuple[Same, ...]) -> type[BaseModel]:
+@kept  # pydantic needs milliseconds for a model, and a run checks the same options many times
+def options_model(*known: inspect.Parameter) -> type[BaseModel]:
     """The pydantic model that checks and converts the values of these parameters."""
     fields: dict[str, Any] = {
-        f"option_{same.parameter.name}": (
-            Annotated[same.parameter.annotation, Representable()],
-            ... if same.parameter.default is inspect.Parameter.empty else same.parameter.default,
+        f"option_{parameter.name}": (
+            Annotated[parameter.annotation, Representable()],
+            ... if parameter.default is parameter.empty else parameter.default,
         )
-        for same in known
+        for parameter in known
     }
     # An option may be called as a method of pydantic's models is ("copy"), so fields carry a prefix, keys do not.
     config = ConfigDict(arbitrary_types_allowed=True, alias_generator=lambda field: field.removeprefix("option_"))
@@ -324,25 +331,11 @@ def keywords_checked(function: Function) -> Function:
     return call  # pyright: ignore[reportReturnType]
 
 
+@kept
 def parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """The options of a registered function: its keyword-only parameters, annotations resolved."""
-    return known_parameters(function) if is_hashable(function) else known_parameters.__wrapped__(function)
-
-
-@lru_cache(maxsize=1024)
-def known_parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """The parameters of `parameters`, read once for each function."""
     signature = inspect.signature(function, eval_str=True)
     return tuple(parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY)
-
-
-def is_hashable(value: object) -> bool:
-    """Whether a value can be a key; an object of a user's class may not."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> str:
@@ -385,18 +378,12 @@ def models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def schema(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     """Every option of a registered function: its type, bounds, description and default, as JSON schema."""
-    return {parameter.name: entry(parameter) for parameter in parameters(function)}
+    return {parameter.name: dict(entry(parameter)) for parameter in parameters(function)}
 
 
+@kept
 def entry(parameter: inspect.Parameter) -> dict[str, Any]:
     """One option's JSON schema; a type that JSON cannot say is left open."""
-    return dict(known_entry(Same(parameter)))
-
-
-@lru_cache(maxsize=4096)
-def known_entry(same: Same) -> dict[str, Any]:
-    """The JSON schema of `entry`, made once for each parameter."""
-    parameter = same.parameter
     try:
         said = TypeAdapter(parameter.annotation, config=ConfigDict(arbitrary_types_allowed=True)).json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):

@@ -11,7 +11,7 @@ import numpy as np
 
 from jcfl.core.calls import called_parameters
 from jcfl.errors import InputError
-from jcfl.registry import is_hashable
+from jcfl.registry import Same
 from jcfl.types import Array, Model, Task
 
 
@@ -39,13 +39,13 @@ def chain(task: Task, shape: Sequence[int]) -> tuple[Layer, ...]:
     Raises:
         InputError: the model is not such a chain.
     """
-    found = known_chain if is_hashable(task) else known_chain.__wrapped__
-    return found(task, tuple(shape))
+    return known_chain(Same(task), tuple(shape))
 
 
-@lru_cache(maxsize=8)  # to try it out takes as long as to make a method, which asks more than once
-def known_chain(task: Task, shape: tuple[int, ...]) -> tuple[Layer, ...]:
+@lru_cache(maxsize=8)  # trying out a model takes as long as making a method, and several methods ask for the same model
+def known_chain(same: Same, shape: tuple[int, ...]) -> tuple[Layer, ...]:
     """The layers of `chain`, found once for each model."""
+    task: Task = same.thing
     rng = np.random.default_rng(0)
     model = arbitrary_model(rng, jax.eval_shape(task.init, jax.random.key(0)))
     x = rng.standard_normal((4, *shape)).astype(jnp.result_type(float))
