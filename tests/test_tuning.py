@@ -158,12 +158,14 @@ def test_an_accelerator_takes_no_more_than_fits(monkeypatch):
 
 
 @pytest.mark.usefixtures("seconds")
-def test_an_accelerators_trials_end_when_their_time_is_spent(monkeypatch):
-    """The first trial took 10 of at most 8 seconds."""
-    clock = iter(range(0, 10_000, 10))
+@pytest.mark.parametrize(("each", "trials"), [(10, 2), (40, 1)])
+def test_an_accelerators_trials_end_when_their_time_is_spent(monkeypatch, each, trials):
+    """There are 30 seconds for all: time for a second of 10 seconds, and for none if the first takes 40."""
+    clock = iter(range(0, 10_000, each))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: next(clock))
     tried, found = on_a_gpu(monkeypatch, lambda chunk: 10 / chunk, each=4_500)
-    assert (len(tried), found) == (1, {})
+    assert len(tried) == trials
+    assert (found == {}) == (trials == 1)
 
 
 def test_a_trial_on_an_accelerator_trains_whole_chunks_and_counts_seconds_by_client(monkeypatch):

@@ -38,8 +38,12 @@ from jcfl.runs.sections import Tuned
 from jcfl.types import Algorithm, Cohort, Federation, State
 from jcfl.types.target import target
 
-SHARE, LONGEST = 0.05, 8.0
-"""Trials take at most this share of a run's expected time, and at most so many seconds."""
+SHARE = 0.05
+"""The largest share of a run's expected time that its trials take."""
+
+LONGEST = {"cpu": 8.0, "gpu": 30.0}
+"""The most seconds of all trials. XLA compiles a round of a large model for a GPU in 5 to 15 seconds, so with a CPU's
+limit an accelerator would try nothing but the constants."""
 
 SHORTEST = 60.0
 """Runs that are expected to take fewer seconds begin without trials, of which each takes some seconds to compile."""
@@ -272,7 +276,7 @@ def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tune
         return first
     took = time.perf_counter() - begin
     all_of_run = least.seconds * trial.context.population.cohort / trial.cohort * rounds_in_all
-    end = begin + min(SHARE * all_of_run, LONGEST)
+    end = begin + min(SHARE * all_of_run, target().of(LONGEST))
     for change in changes(trial, cores):
         tuned = change(best, least)
         if tuned is None or time.perf_counter() + took > end:
