@@ -23,6 +23,7 @@ TRAIN = {"lr": 0.3, "epochs": 1, "batch_size": 4}
 CASES = {
     "fesem": {"method": {"name": "fesem", "clusters": 2, "lam": 0.1}},
     "ditto": {"method": "ditto"},
+    "factored": {"method": "ditto", "engine": "factored", "model": {"name": "mlp", "hidden": 6}},
     "control": {"method": "scaffold"},
     "private": {"method": ifca(clusters=2).with_train(private=("head",))},
 }
@@ -95,7 +96,6 @@ def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):
         ({"method": {"name": "fesem", "iterations": 2}}, "its grouping needs all models at once"),
         ({"method": {"name": "ditto", "addons": [{"name": "robust"}]}}, "models are aggregated by"),
         ({"method": "local"}, "no model is trained by all clients"),
-        ({"method": "ditto", "engine": "factored"}, "the engine 'factored'"),
         ({"method": "ditto", "on_divergence": "drop_client"}, "one by one"),
         ({"method": "fesem", "seeds": 2, "seeds_in_one": True}, "seeds_in_one: false"),
     ],

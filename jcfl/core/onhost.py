@@ -74,7 +74,6 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
         f"models are aggregated by {aggregate}": whole and not (is_mean and not train.tied),
         "uploads are looked at one by one": alone and looks,
         "no model is trained by all clients": alone and not method.trains_shared,
-        "the engine 'factored' was set": alone and context.engine == "factored",
         "a loss term compares clusters": alone and not all(isinstance(term, Proximal) for term in train.terms),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)

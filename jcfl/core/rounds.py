@@ -219,8 +219,6 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         clips=method.aggregate.privacy is not None,
     )
     if not train.chained:
-        if context.resources.states_on_host and method.group.alone:  # a model of each client's: nothing to share
-            context = context._replace(engines=())
         return engine.chosen_engine(work, context)
     if context.engine not in ("auto", "general"):
         raise InputError(

@@ -32,6 +32,7 @@ from jcfl.fast.coordinates import (
     sum_written_out,
     task_in_coordinates,
 )
+from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Broadcast, Clients, Federation, Key, Model, Models, State, Task, Upload
 from jcfl.types.target import target
 
@@ -238,10 +239,8 @@ def train_tiles(
         def close(clusters: Models, common: Model, place: Array, share: Callable[[Model], Model]):
             layers = [first_layer(first, model) for model in models[:references]]
             mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
-            clusters = jax.tree.map(
-                lambda all_, one: all_.at[place].set(trees.rounded(one, all_), mode="drop"), clusters, mean
-            )
-            return clusters, optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
+            common = optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
+            return with_model(clusters, place, mean), common
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.
         # A GPU would have to get the end of a loop from the host.
@@ -260,6 +259,14 @@ def train_tiles(
         begun = state.clusters, engine.empty_sums(state)[1], kept
     # One loop over all tiles: a GPU has to get the end of a loop from the host, and would wait for it at every cluster.
     return jax.lax.fori_loop(0, tiles.used, add, (*begun, optax.tree.zeros_like(shapes[0])))[:3]
+
+
+def with_model(clusters: Models, place: Array, mean: Model) -> Models:
+    """The models with `mean`, in the dtypes of sums, in place of the one at `place` []; k leaves all as they are."""
+    if isinstance(clusters, HostRows):
+        row = jax.tree.map(trees.rounded, mean, clusters.table.like)
+        return clusters.put(place[None], trees.stack(row, 1))
+    return jax.tree.map(lambda all_, one: all_.at[place].set(trees.rounded(one, all_), mode="drop"), clusters, mean)
 
 
 def borders(tiles: Tiles) -> tuple[Array, Array]:
