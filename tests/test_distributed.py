@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from jcfl import cli
+from tests.processes import CALM
 
 CONFIG = {
     "data": "digits",
@@ -21,12 +22,12 @@ CONFIG = {
     "model": {"name": "mlp", "hidden": 8},
     "method": {"name": "ifca", "clusters": 2},
     "train": {"lr": 0.1, "epochs": 1},
-    "rounds": 300,
+    "rounds": 120,
     "participation": 0.5,
-    "evaluate_every": 100,
+    "evaluate_every": 40,
     "checkpoint_every": 0.1,
 }
-COMMAND = [sys.executable, "-c", "from jcfl.cli import main; main()", "run"]
+COMMAND = [sys.executable, "-c", CALM + "from jcfl.cli import main; main()", "run"]
 REST = {"cwd": Path(__file__).parents[1], "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
 MEETING = ["--distributed", "--hosts", "2", "--out", "unwritten"]
 PLATFORM = os.environ | {"JAX_PLATFORMS": "cpu"}
@@ -88,7 +89,7 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
 
     assert cli.status(["run", str(config), "--quiet", "--out", str(tmp_path / "one")]) == 0
     (two, labels), (one, others) = figures(folder), figures(tmp_path / "one")
-    assert set(two) == set(one) == {100, 200, 300}
+    assert set(two) == set(one) == {40, 80, 120}
     np.testing.assert_array_equal(labels, others)
     np.testing.assert_allclose([two[round] for round in one], list(one.values()), atol=0.01)
 
@@ -158,7 +159,7 @@ def refused(capsys, words, said):
     ],
 )
 def test_a_host_that_cannot_meet_the_others_says_why(words, said):
-    soon = [sys.executable, "-c", "from jcfl.runs import hosts; hosts.ARRIVAL = 1; " + COMMAND[2], "run", "quickstart"]
+    soon = [sys.executable, "-c", "from jcfl.runs import hosts; hosts.ARRIVAL = 1\n" + COMMAND[2], "run", "quickstart"]
     port = free_port()
     words = [word.format(port) for word in words]
     done = subprocess.run([*soon, *MEETING, *words], env=PLATFORM, check=False, **REST)
