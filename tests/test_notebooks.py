@@ -31,12 +31,22 @@ def path(request) -> Path:
     return request.param
 
 
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """Kernels collect less garbage, as `conftest` has it, share its compiled programs, and take no user's settings."""
+    first = tmp_path / "ipython" / "profile_default" / "startup" / "first.py"
+    first.parent.mkdir(parents=True)
+    first.write_text("import gc, jcfl\ngc.set_threshold(50_000, 20, 20)\njcfl.use_cache()\ndel gc, jcfl\n", "utf-8")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+
+
 def test_there_are_six():
     expected = "new_method newcomers own_data_and_model quickstart thousands_of_clients which_method"
     assert [path.stem for path in PATHS] == expected.split()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are started as on POSIX")
+@pytest.mark.usefixtures("quick")
 def test_runs_from_top_to_bottom_and_shows_pictures(path):
     refresh = runpy.run_path(str(FOLDER / "refresh.py"))
     stored = nbformat.read(path, as_version=4)
