@@ -77,8 +77,9 @@ from tests import test_client_states
 from tests.test_large import CASES, attended, run, same
 
 same(*(run(attended(1), **CASES[1], examples=place) for place in ("host", "device")))
-ditto = test_client_states.CASES["ditto"]
-test_client_states.same(*(test_client_states.run(ditto, client_states=place) for place in ("host", "device")))
+for name in ("ditto", "factored"):
+    case = test_client_states.CASES[name]
+    test_client_states.same(*(test_client_states.run(case, client_states=place) for place in ("host", "device")))
 print("the same")
 """
 

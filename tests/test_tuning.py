@@ -124,7 +124,7 @@ def on_a_gpu(monkeypatch, seconds_of, each, fixed=0, **settings):
         return tuning.Measured(seconds_of(resources.chunk), fixed + each * resources.chunk)
 
     monkeypatch.setattr(tuning.Trial, "measure", measure)
-    given = {"method": "fedavg", "engine": "general", "budget": ROOM, "rounds": 1000} | settings
+    given = {"method": "fedavg", "engine": "general", "budget": ROOM, "rounds": 1000, "devices": 1} | settings
     with compiling_for(GPU):
         whole = planned(*config_and_objects(tiny.federation((4,) * 64), MLP | given))
         return tried, tuning.tuned(whole).config.tuned
