@@ -1,11 +1,13 @@
 """Papers' tables: the verdict's rule, the tables that come with the package, and a made-up one from end to end."""
 
+import contextlib
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -30,6 +32,9 @@ from jcfl.view.reproduction import texts
 TABLES = tables.shipped()
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "reproduction"
+
+RUNS = "runs/made-laptop/rotated/runs"
+"""The folder of the made-up table's runs."""
 
 MADE = """
 base:
@@ -159,6 +164,33 @@ def run(*words):
     return cli.status(["reproduce", *words])
 
 
+class Trained(NamedTuple):
+    """A made-up table that was run in two steps, what was written after each, and what was said."""
+
+    one: Path  # the folder once FedAvg was run
+    printed: str  # of that step
+    both: Path  # the folder once FedAvg had gone on and IFCA was run
+    out: str  # of that step
+    err: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders to copy, of the only runs of the made-up table that have to be trained."""
+    place = tmp_path_factory.mktemp("trained")
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(place)
+        patch.delenv("JCFL_DATA", raising=False)
+        Path("made.yaml").write_text(MADE)
+        assert run("made.yaml", "--only", "FedAvg", "--json", "-q") == 0
+        printed = out.getvalue()
+        shutil.copytree("reproduction", "one")
+        Path("reproduction", RUNS, "FedAvg", "summary.json").unlink()  # as if it had been stopped
+        assert run("made.yaml") == 0
+    return Trained(place / "one", printed, place / "reproduction", out.getvalue()[len(printed) :], err.getvalue())
+
+
 def test_rows_and_columns_are_run_where_they_meet(made, monkeypatch):
     tried = []
     monkeypatch.setattr(reproducing, "attempted", lambda made, config, place, settings: tried.append(place.name))
@@ -169,22 +201,19 @@ def test_rows_and_columns_are_run_where_they_meet(made, monkeypatch):
     assert tried == ["IFCA_K=2", "FedAvg", "IFCA_K=2"]
 
 
-def test_a_table_is_run_resumed_and_written(made, capsys, monkeypatch):
-    assert run("made.yaml", "--only", "FedAvg", "--json", "-q") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_a_table_is_run_resumed_and_written(made, trained, capsys, monkeypatch):
+    found = json.loads(trained.printed)
     cells = {row["row"]: row["cells"] for row in found["rows"]}
     assert cells["FedAvg"][0]["verdict"] in ("reproduced", "not judged")
     assert len(cells["FedAvg"][0]["ours"]["values"]) == 2 and cells["FedAvg"][0]["doubts"] == ["it was made up"]
     assert cells["FedAvg"][1] is None and cells["FedAvg"][2]["why"] == "data needed: cifar100"
     assert [cell and cell["verdict"] for cell in cells["IFCA, K=2"]] == ["not run", "not run", None]
     assert found["orders"][0]["verdict"] == "not run" and found["made"][0]["seeds"] == [0, 1]
-    folder = made / "reproduction" / "runs" / "made-laptop" / "rotated" / "runs"
+    folder = trained.one / RUNS
     assert [place.name for place in folder.iterdir()] == ["FedAvg"]
-    (folder / "FedAvg" / "summary.json").unlink()  # as if it had been stopped
-    assert run("made.yaml") == 0
-    said = capsys.readouterr()
-    assert "cannot be run here (1 number): data needed: cifar100" in said.out and "IFCA_K=2" in said.err
-    assert "- Two seeds." in said.out and "- The table was made up." in said.out
+    assert "cannot be run here (1 number): data needed: cifar100" in trained.out and "IFCA_K=2" in trained.err
+    assert "- Two seeds." in trained.out and "- The table was made up." in trained.out
+    shutil.copytree(trained.both, made / "reproduction")
     monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("a complete run was run again"))
     monkeypatch.setattr(reproducing, "attempted", lambda *given: judging.Judgement("not run", "not here"))
     assert run("made.yaml", "--json") == 0
@@ -229,11 +258,12 @@ def test_published_pages_are_those_of_their_numbers(file):
     assert reproduction.page(found, "tex") == file.with_suffix(".tex").read_text("utf-8")
 
 
-def test_results_of_another_machine_are_shown_where_there_is_no_run(made, capsys):
-    assert run("made.yaml", "--only", "FedAvg", "--only", "rotated", "-q") == 0
+def test_results_of_another_machine_are_shown_where_there_is_no_run(made, trained):
     first = made / "first.json"
-    (made / "reproduction" / "made-up-laptop.json").rename(first)
-    (made / "reproduction").rename(made / "elsewhere")
+    shutil.copytree(trained.one, made / "elsewhere")
+    assert run("made.yaml", "--only", "FedAvg", "--only", "rotated", "-q", "--out", "elsewhere") == 0
+    (made / "elsewhere" / "made-up-laptop.json").rename(first)
+    shutil.copytree(trained.both / RUNS / "IFCA_K=2", made / "reproduction" / RUNS / "IFCA_K=2")
     assert run("made.yaml", "--only", "IFCA, K=2", "--only", "rotated", "--add", str(first), "-q") == 0
     both = json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8"))
     alone = json.loads(first.read_text("utf-8"))
@@ -403,8 +433,8 @@ def test_an_interrupted_table_says_how_to_go_on(made, capsys, monkeypatch):
     assert capsys.readouterr().err == "jcfl: interrupted; go on with the same command\n"
 
 
-def test_a_folder_with_other_runs_is_refused(made, capsys):
-    assert run("made.yaml", "--only", "FedAvg", "-q") == 0
+def test_a_folder_with_other_runs_is_refused(made, trained, capsys):
+    shutil.copytree(trained.one, made / "reproduction")
     Path("made.yaml").write_text(MADE.replace("hidden: 4", "hidden: 5"))
     assert run("made.yaml", "-q") == 2
     assert "model.hidden was 4, got 5" in capsys.readouterr().err

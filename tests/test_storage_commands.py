@@ -1,5 +1,6 @@
 """What commands say of folders that they cannot write or read, and what `jcfl verify` says of those that they can."""
 
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,31 @@ from jcfl.errors import InputError, Unwritable
 from jcfl.runs import config, titles, verifying
 from jcfl.runs.sweeping.points import point_names
 from tests import folders
+
+SMALL = ["scenario.clients=8", "method.name=majority", "rounds=2", "model.hidden=4", "compare=[]"]
+MORE = {
+    "run": [],
+    "sweep": ["--over", "seed=0,1"],
+    "tune": ["--over", "train.lr=0.1,0.2", "--sampler", "grid"],
+}
+
+
+def words(command, out):
+    """A command that trains next to nothing."""
+    return [command, "quickstart", "-q", "--set", *SMALL, "scenario.validation=0.2", *MORE[command], "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Copies what a command has written, which is trained once for all tests."""
+    place = tmp_path_factory.mktemp("trained")
+
+    @functools.cache
+    def original(command):
+        assert cli.status(words(command, place / command)) == 0
+        return place / command
+
+    return lambda command, out: Path(shutil.copytree(original(command), out))
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "clusters.npz", "summary.json", "comparison.json", "config.yaml"])
@@ -52,11 +78,8 @@ def test_other_arrays_in_a_file_are_one_line(tmp_path, capsys, name):
     assert str(path) in said
 
 
-def test_a_sweep_that_goes_on_mends_a_file_that_no_history_is_read_from(tmp_path):
-    small = ["scenario.clients=8", "method.name=majority", "rounds=1", "model.hidden=4", "compare=[]"]
-    command = ["sweep", "quickstart", "-q", "--set", *small, "--over", "seed=0,1", "--out", str(tmp_path / "sweep")]
-    assert cli.status(command) == 0
-    file = tmp_path / "sweep" / "runs" / "seed=0" / "federation.npz"
+def test_a_sweep_that_goes_on_mends_a_file_that_no_history_is_read_from(tmp_path, trained):
+    file = trained("sweep", tmp_path / "sweep") / "runs" / "seed=0" / "federation.npz"
     before = file.read_bytes()
     file.write_bytes(before[:-5])
     assert cli.status(["sweep", "-q", "--resume", str(tmp_path / "sweep")]) == 0
@@ -136,10 +159,8 @@ def test_titles_are_unique():
     assert len(point_names([{"x": "ü" * 300}])[0].encode()) <= titles.LONGEST
 
 
-def test_verify_says_what_holds(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "run"
-    small = ["scenario.clients=8", "method.name=majority", "rounds=2", "model.hidden=4", "compare=[]"]
-    assert cli.status(["run", "quickstart", "-q", "--set", *small, "--out", str(out)]) == 0
+def test_verify_says_what_holds(tmp_path, trained, capsys, monkeypatch):
+    out = trained("run", tmp_path / "run")
     assert cli.status(["verify", str(out), "--rerun"]) == 0
     said = capsys.readouterr().out
     assert "as written" in said
@@ -180,14 +201,10 @@ def test_verify_goes_into_every_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "tune"])
-def test_damaged_checksums_do_not_stop_what_goes_on(tmp_path, capsys, command):
+def test_damaged_checksums_do_not_stop_what_goes_on(tmp_path, trained, capsys, command):
     """They are written again; until then, files are read without a check."""
-    small = ["scenario.clients=8", "method.name=majority", "rounds=1", "model.hidden=4", "compare=[]"]
-    more = {"sweep": ["--over", "seed=0,1"], "tune": ["--over", "train.lr=0.1,0.2", "--sampler", "grid"]}
-    out = tmp_path / "out"
-    words = [command, "quickstart", "-q", "--set", *small, "scenario.validation=0.2", *more.get(command, [])]
-    assert cli.status([*words, "--out", str(out)]) == 0
+    out = trained(command, tmp_path / "out")
     (out / "checksums.json").write_text("")
-    assert cli.status([command, "--resume", str(out)] if command != "tune" else [*words, "--out", str(out)]) == 0
+    assert cli.status([command, "--resume", str(out)] if command != "tune" else words(command, out)) == 0
     assert "checksums.json is damaged" in capsys.readouterr().err
     assert cli.status(["verify", str(out)]) == 0
