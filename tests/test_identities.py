@@ -1,5 +1,7 @@
 """The limits that the papers state, and what must change nothing."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -26,26 +28,29 @@ def test_fedavg_trains(fedavg):
     assert min(moved) > 0.01
 
 
-def test_fedprox_without_pull_is_fedavg(fedavg):
-    tiny.same(tiny.run(tiny.built("fedprox", tiny.setting(), mu=0.0), TURNS).shared, fedavg.shared, CLOSE)
-
-
 @pytest.fixture(scope="module")
-def pulled():
-    return tiny.run(tiny.built("fedprox", tiny.setting(), mu=1.0), TURNS)
+def fedprox():
+    """FedProx by its pull."""
+    pulls = (0.0, 1.0)
+    return dict(
+        zip(pulls, tiny.swept(lambda mu: tiny.built("fedprox", tiny.setting(), mu=mu), pulls, TURNS), strict=True)
+    )
 
 
-def test_fedprox_pulls(fedavg, pulled):
+def test_fedprox_without_pull_is_fedavg(fedavg, fedprox):
+    tiny.same(fedprox[0.0].shared, fedavg.shared, CLOSE)
+
+
+def test_fedprox_pulls(fedavg, fedprox):
+    pulled = fedprox[1.0]
     gap = [np.abs(a - b)[1:].max() for a, b in zip(*map(jax.tree.leaves, (pulled.shared, fedavg.shared)), strict=True)]
     assert max(gap) > 1e-3
 
 
 def test_ifca_with_one_cluster_is_fedavg(fedavg):
-    one = tiny.run(tiny.built("ifca", tiny.setting(), clusters=1), TURNS)
-    first = jax.tree.map(lambda leaf: leaf[:, 0], one.clusters)
-    start = jax.tree.map(lambda leaf: leaf[0], first)
-    averaged = tiny.run(begun(tiny.built("fedavg", tiny.setting()), start), TURNS)
-    tiny.same(first, averaged.shared, CLOSE)
+    start = jax.tree.map(lambda leaf: leaf[0], fedavg.shared)
+    one = tiny.run(begun(tiny.built("ifca", tiny.setting(), clusters=1), start), TURNS)
+    tiny.same(jax.tree.map(lambda leaf: leaf[:, 0], one.clusters), fedavg.shared, CLOSE)
 
 
 def test_stocfl_that_always_merges_is_fedavg(fedavg_sampled):
@@ -55,17 +60,39 @@ def test_stocfl_that_always_merges_is_fedavg(fedavg_sampled):
     tiny.same(one.shared, fedavg_sampled.shared, CLOSE)
 
 
-def test_stocfl_takes_fedprox_as_its_global_objective(pulled):
+@pytest.fixture(scope="module")
+def stocfl():
+    """StoCFL in which clusters merge and the global objective is FedProx's, and one that never merges."""
+    values = [{"tau": 0.3, "lam": 0.2, "mu": 1.0}, {"tau": 1.1, "lam": 0.3, "mu": 0.0}]
+    return tiny.swept(lambda value: tiny.built("stocfl", tiny.setting(), **value), values, TURNS)
+
+
+@pytest.fixture(scope="module")
+def ditto():
+    """Ditto by its pull."""
+    pulls = (0.3, 0.0)
+    return dict(
+        zip(pulls, tiny.swept(lambda lam: tiny.built("ditto", tiny.setting(), lam=lam), pulls, TURNS), strict=True)
+    )
+
+
+def test_stocfl_takes_fedprox_as_its_global_objective(stocfl, fedprox):
     """Zeng et al. 2023, §3: G may be any global method's objective."""
-    one = tiny.run(tiny.built("stocfl", tiny.setting(), tau=0.3, lam=0.2, mu=1.0), TURNS)
-    tiny.same(one.shared, pulled.shared, CLOSE)
+    tiny.same(stocfl[0].shared, fedprox[1.0].shared, CLOSE)
 
 
-@pytest.mark.parametrize(("participation", "start"), [(1.0, "current"), (0.5, "initial")])
-def test_stocfl_that_never_merges_is_ditto(participation, start):
-    setting = tiny.setting(participation)
-    alone = tiny.run(tiny.built("stocfl", setting, tau=1.1, lam=0.3, start=start), TURNS)
-    ditto = tiny.run(tiny.built("ditto", setting, lam=0.3), TURNS)
+def test_stocfl_that_never_merges_is_ditto(stocfl, ditto):
+    assert_alone(stocfl[1], ditto[0.3])
+
+
+def test_stocfl_that_never_merges_is_ditto_with_clients_that_come_later():
+    setting = tiny.setting(0.5)
+    alone = tiny.run(tiny.built("stocfl", setting, tau=1.1, lam=0.3, start="initial"), TURNS)
+    assert_alone(alone, tiny.run(tiny.built("ditto", setting, lam=0.3), TURNS))
+
+
+def assert_alone(alone, ditto):
+    """Every client has a cluster of its own, whose model is Ditto's."""
     tiny.same(alone.shared, ditto.shared, CLOSE)
     for client, label in enumerate(alone.labels[-1]):
         if label >= 0:
@@ -74,16 +101,25 @@ def test_stocfl_that_never_merges_is_ditto(participation, start):
     assert (np.sort(alone.labels[-1][alone.labels[-1] >= 0]) == np.arange((alone.labels[-1] >= 0).sum())).all()
 
 
-def test_ditto_without_pull_is_local():
-    setting = tiny.setting()
-    free = tiny.run(tiny.built("ditto", setting, lam=0.0), TURNS).clusters
-    tiny.same(free, tiny.run(tiny.built("local", setting), TURNS).clusters, CLOSE)
+def test_ditto_without_pull_is_local(ditto):
+    tiny.same(ditto[0.0].clusters, tiny.run(tiny.built("local", tiny.setting()), TURNS).clusters, CLOSE)
+
+
+@functools.cache
+def whole_stocfl():
+    """StoCFL without chunks and tiles."""
+    return tiny.run(tiny.built("stocfl", tiny.setting(0.75), tau=0.4), TURNS)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "stocfl", "ifca"])
-def test_chunks_change_nothing(method):
-    whole = tiny.run(tiny.built(method, tiny.setting(0.75)), TURNS)
-    parts = tiny.run(tiny.built(method, tiny.setting(0.75, chunk=4)), TURNS)
+def test_chunks_change_nothing(method, fedavg_sampled):
+    """The last chunk is not full."""
+    if method == "fedavg":
+        whole, parts = fedavg_sampled, tiny.run(tiny.built("fedavg", tiny.setting(0.5, chunk=3)), TURNS)
+    elif method == "stocfl":
+        whole, parts = whole_stocfl(), tiny.run(tiny.built("stocfl", tiny.setting(0.75, chunk=4), tau=0.4), TURNS)
+    else:
+        whole, parts = (tiny.run(tiny.built(method, tiny.setting(0.75, chunk=chunk)), TURNS) for chunk in (None, 4))
     np.testing.assert_array_equal(whole.labels, parts.labels)
     tiny.same(whole.shared, parts.shared, CLOSE)
     tiny.same(whole.clusters, parts.clusters, CLOSE)
@@ -92,7 +128,7 @@ def test_chunks_change_nothing(method):
 @pytest.mark.parametrize("options", [{}, {"similarity": "noise_corrected"}])
 def test_tiles_of_psi_change_nothing(options):
     setting = tiny.setting(0.75)
-    whole = tiny.run(tiny.built("stocfl", setting, tau=0.4, **options), TURNS)
+    whole = tiny.run(tiny.built("stocfl", setting, tau=0.4, **options), TURNS) if options else whole_stocfl()
     few = setting.with_resources(budget=4 * 4 * 3 * 172)  # room for three Ψ
     parts = tiny.run(tiny.built("stocfl", few, tau=0.4, capacity=8, **options), TURNS)
     np.testing.assert_array_equal(whole.labels, parts.labels)
@@ -102,12 +138,13 @@ def test_tiles_of_psi_change_nothing(options):
 
 
 @pytest.mark.parametrize("batch_size", [4, "full"])
-def test_padding_changes_nothing(batch_size):
+def test_padding_changes_nothing(batch_size, fedavg):
     """Whatever the batch; `test_contract.py` pads clients for every method."""
     data = tiny.federation()
     wider = data.replace(train=data.train.replace(width=data.train.width + 5), test=data.test.replace(width=9))
-    narrow = tiny.run(tiny.built("fedavg", tiny.setting(batch_size=batch_size)), 2)
-    padded = tiny.run(tiny.built("fedavg", tiny.setting(data=wider, batch_size=batch_size)), 2, data=wider)
+    by_batches = batch_size == 4  # as the tiny setting has it
+    narrow = fedavg if by_batches else tiny.run(tiny.built("fedavg", tiny.setting(batch_size=batch_size)), TURNS)
+    padded = tiny.run(tiny.built("fedavg", tiny.setting(data=wider, batch_size=batch_size)), TURNS, data=wider)
     tiny.same(narrow.shared, padded.shared, CLOSE)
     np.testing.assert_array_equal(narrow.labels, padded.labels)
 
@@ -134,14 +171,14 @@ def test_tied_layers_are_one_from_the_start():
     assert np.ptp(last, axis=1).max() > 0.1
 
 
-def test_sequential_fedavg_is_a_chain():
+def test_sequential_fedavg_is_a_chain(fedavg):
     """With one client in the cohort there is nobody to hand the model to; with more, the result differs."""
     one = 1 / 8
     chained = tiny.run(tiny.built("fedavg", tiny.setting(one), shared_update="sequential"), TURNS)
     tiny.same(chained.shared, tiny.run(tiny.built("fedavg", tiny.setting(one)), TURNS).shared, CLOSE)
     many = tiny.run(tiny.built("fedavg", tiny.setting(), shared_update="sequential"), 1)
     kernel = many.shared["params"]["head"]["kernel"]
-    parallel = tiny.run(tiny.built("fedavg", tiny.setting()), 1).shared["params"]["head"]["kernel"]
+    parallel = fedavg.shared["params"]["head"]["kernel"]
     assert np.linalg.norm(kernel[1] - kernel[0]) > 2 * np.linalg.norm(parallel[1] - parallel[0])
 
 
