@@ -54,6 +54,10 @@ class Absent(InputError):
     """A dataset that is not there."""
 
 
+class Unregistered(InputError):
+    """A name by which no piece is registered here."""
+
+
 class Unwritable(InputError):
     """A file or a folder that cannot be written: the disk is full, or may not be written to."""
 

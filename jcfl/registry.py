@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeA
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jcfl.errors import InputError, shown, unknown
+from jcfl.errors import InputError, Unregistered, shown, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -193,7 +193,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     table = _TABLES.get(kind, {})
     if name not in table:
         failed = [failure(plugin) for plugin in plugins() if plugin.error]
-        raise InputError("; ".join([str(unknown(kind, name, table)), *failed]))
+        raise Unregistered("; ".join([str(unknown(kind, name, table)), *failed]))
     return table[name]
 
 

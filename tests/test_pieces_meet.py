@@ -370,8 +370,14 @@ def test_an_option_beside_its_answer_is_told_how_to_leave_it_out():
         (fedavg().with_aggregate(rule="median"), "aggregate.rule: expected an object, .* got 'median'"),
         (fedavg().with_aggregate(rule=None), "aggregate.rule: expected an object, .* got None"),
         (fedavg().with_aggregate(server={"name": "adam"}), "aggregate.server: expected an object, .* got {'name'"),
+        (fedavg().with_aggregate(rate=0.0), "aggregate 'aggregate': rate: input should be greater than 0, got 0"),
+        (
+            fedavg().with_aggregate(rate=2),
+            "aggregate 'aggregate': rate: input should be less than or equal to 1, got 2",
+        ),
+        (fedavg().with_aggregate(rate="half"), "aggregate 'aggregate': rate: .* got 'half'"),
     ],
-    ids=["steps", "tune", "rule", "no rule", "server"],
+    ids=["steps", "tune", "rule", "no rule", "server", "no rate", "large rate", "rate in words"],
 )
 def test_a_method_that_is_built_by_hand_is_checked(method, said):
     with pytest.raises(InputError, match=f"^fedavg: {said}"):

@@ -3,10 +3,13 @@
 import copy
 import pickle
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jcfl
+from jcfl.core.chunks import over_clients
 from jcfl.errors import InputError
 from jcfl.methods import fedavg
 
@@ -41,6 +44,22 @@ def test_clients_predict_new_examples_as_they_predict_their_own(method):
     np.testing.assert_array_equal(history.predict(x[one], 3), history.logits(x[one], [3] * len(one)).argmax(-1))
 
 
+def test_only_chunks_with_clients_that_are_asked_take_time():
+    federation, seen = jax.device_put(jcfl.federation(ROTATED)), []
+
+    def one(who, data):
+        jax.debug.callback(lambda who: seen.append(int(who)), who)
+        return who + data.size
+
+    for wanted in ([], [3], [0, 5], range(6)):
+        asked = np.isin(np.arange(6), wanted)
+        found = over_clients(one, federation, jnp.arange(6), 2, jnp.asarray(asked))
+        jax.effects_barrier()
+        assert sorted(seen) == [who for who in range(6) if asked[who // 2 * 2 : who // 2 * 2 + 2].any()]
+        np.testing.assert_array_equal(found[asked], (np.arange(6) + federation.train.size)[asked])
+        seen.clear()
+
+
 def test_histories_are_pickled_without_clients_data_and_with_any_method():
     """Neither the examples that a user passed nor her functions are in the file; a copy in memory predicts."""
     federation = jcfl.federation(ROTATED)
@@ -57,7 +76,13 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
     history = jcfl.run(ROTATED, method="fedavg", out=tmp_path / "a")
     pixels = np.zeros((2, 8, 8, 1), np.uint8)
     for given, says in (
-        (((pixels[..., 0]), 0), r"shape \[n, 8, 8, 1\], got \[2, 8, 8\]"),
+        ((pixels[..., :4, :], 0), r"examples of shape \[n, 8, 8, 1\], got \[2, 8, 4, 1\]"),
+        ((pixels[..., 0], 0), r"images of shape \[n, 8, 8, 1\], got \[2, 8, 8\]; give x\[\.\.\., None\]"),
+        ((pixels[0], 0), r"shape \[n, 8, 8, 1\], got one example; give x\[None\]"),
+        ((pixels[:0], 0), r"at least one example of shape \[8, 8, 1\], got none"),
+        (([[1], [1, 2]], 0), "got examples of several shapes"),
+        (("digits", 0), r"shape \[n, 8, 8, 1\], got 'digits'"),
+        ((pixels, [[0], [0, 1]]), "each of the 2 examples"),
         ((pixels / 255.0, 0), "pixels from 0 to 255"),
         ((pixels, 6), "from 0 to 5, got 6"),
         ((pixels, [0, 1, 2]), "each of the 2 examples"),

@@ -205,6 +205,21 @@ def test_an_edited_configuration_is_refused_by_its_keys(whole):
         walked(whole, train={"lr": 0.5}, **SEEDS)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("name: stocfl", "name: mine", r"unknown method 'mine'.*; a piece of your own .* jcfl\.run\("),
+        ("lr: 0.1", "lr: -1", r"config\.yaml: train 'sgd': lr: input should be greater than 0, got -1$"),
+    ],
+    ids=["name", "option"],
+)
+def test_only_an_unknown_name_may_be_a_piece_of_the_users(tmp_path, old, new, says):
+    (tmp_path / "config.yaml").write_text(read_config("quickstart").text())
+    edited(tmp_path, old, new)
+    with pytest.raises(InputError, match=says):
+        experiment.configuration(tmp_path)
+
+
 def test_a_configuration_that_is_gone_is_taken_from_a_checkpoint(made, cut):
     (cut / "config.yaml").unlink()
     with pytest.warns(Notice, match=r"config\.yaml.*in a checkpoint is taken"):

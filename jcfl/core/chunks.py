@@ -53,13 +53,23 @@ def model_inputs(federation: Federation, rows: Array) -> Array:
     return (x - jnp.asarray(federation.mean, real)) / jnp.asarray(federation.std, real)
 
 
-def over_clients(function, federation: Federation, who: Array, chunk: int) -> Any:
-    """`function(id [], data of one client)` for each of the clients `who` [s], a chunk at a time. [s, ...]"""
+def over_clients(function, federation: Federation, who: Array, chunk: int, wanted: Array | None = None) -> Any:
+    """`function(id [], data of one client)` for each of the clients `who` [s], a chunk at a time. [s, ...]
 
-    def part(who: Array):
-        return jax.vmap(function)(who, gather(federation, federation.train, who))
+    Args:
+        wanted: the clients whose results are used, all by default. A chunk without such a client takes no time, and its
+            results are zeros. [s] bool
+    """
+    found = lambda who: jax.vmap(function)(who, gather(federation, federation.train, who))
+    if wanted is None:
+        return unchunked(jax.lax.map(found, chunked(who, chunk)), who.size)
 
-    return unchunked(jax.lax.map(part, chunked(who, chunk)), who.size)
+    def part(args: tuple[Array, Array]) -> Any:
+        who, wanted = args
+        none = lambda who: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(found, who))
+        return jax.lax.cond((wanted > 0).any(), found, none, who)
+
+    return unchunked(jax.lax.map(part, (chunked(who, chunk), chunked(wanted.astype(float), chunk))), who.size)
 
 
 def chunked(array: Array, chunk: int) -> Array:

@@ -210,7 +210,6 @@ def individual_predictions(
     """
     steps, local = method.answer.tune, clients.trainer(method, context)
     common, test = engine.common_broadcast(state, federation), federation.test
-    m = context.population.clients
 
     def one(who: Array, data: Any) -> Array:
         label = labels[who]
@@ -228,9 +227,11 @@ def individual_predictions(
             )
         return answer(model, shared, chunks.gather(federation, test, who[None]).x[0])
 
-    logits = chunks.over_clients(one, federation, jnp.arange(m), context.resources.chunk)  # [m, n, c]
-    spot = jnp.arange(test.rows.size) - test.start[chunks.owners(federation.test)]
-    return logits[chunks.owners(federation.test), spot]
+    asked = test.size > 0  # for new examples of a few clients, nobody else needs a model
+    order = jnp.argsort(~asked, stable=True)
+    logits = chunks.over_clients(one, federation, order, context.resources.chunk, asked[order])  # [m, n, c]
+    owner = chunks.owners(test)
+    return logits[order.argsort()[owner], jnp.arange(test.rows.size) - test.start[owner]]
 
 
 def tile_sizes(rows: int, k: int, model_bytes: int, budget: int) -> tuple[int, int]:

@@ -201,7 +201,7 @@ class Aggregate(Piece):
     name: ClassVar[str] = "aggregate"
     weights: Weights = "by_size"
     rule: Any = Mean()
-    rate: Any = 1.0
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     absent: bool = False
     server: Any = None
     exclude: Any = None

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import jax
 from pydantic import Field
 
-from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError, Unwritable
+from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError, Unregistered, Unwritable
 from jcfl.nested import flat
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
@@ -162,10 +162,9 @@ def configuration(folder: Path) -> Config:
     try:
         return read(file)
     except InputError as error:
-        raise InputError(
-            f"{file}: {error}; a piece of your own is known in the program that registers it, which can resume the "
-            f"run: jcfl.run({str(file)!r}, out={str(folder)!r}, resume=True)"
-        ) from None
+        own = "; a piece of your own is known in the program that registers it, which can resume the run: "
+        hint = f"{own}jcfl.run({str(file)!r}, out={str(folder)!r}, resume=True)"
+        raise InputError(f"{file}: {error}{hint if isinstance(error, Unregistered) else ''}") from None
 
 
 def saved(folder: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, shown
 from jcfl.runs import devices
 from jcfl.runs.config import Config
 from jcfl.runs.objects import Objects
@@ -107,10 +107,20 @@ def kept(value: Any) -> bool:
 
 def examples(federation: Federation, x: Any) -> np.ndarray:
     """New examples, if they are like the federation's own. [n, ...]"""
-    x, own = np.asarray(x), federation.x
-    if x.ndim != own.ndim or x.shape[1:] != own.shape[1:] or not len(x):
-        form = ", ".join(map(str, own.shape[1:]))
-        raise InputError(f"predict: expected examples of shape [n, {form}], got {[*x.shape]}")
+    own, form = federation.x, ", ".join(map(str, federation.x.shape[1:]))
+    try:
+        x = np.asarray(x)
+    except ValueError:
+        raise InputError(f"predict: expected examples of shape [n, {form}], got examples of several shapes") from None
+    if not x.size:
+        raise InputError(f"predict: expected at least one example of shape [{form}], got none")
+    if x.shape == own.shape[1:]:
+        raise InputError(f"predict: expected examples of shape [n, {form}], got one example; give x[None]")
+    if (*x.shape[1:], 1) == own.shape[1:]:
+        raise InputError(f"predict: expected images of shape [n, {form}], got {[*x.shape]}; give x[..., None]")
+    if x.ndim != own.ndim or x.shape[1:] != own.shape[1:]:
+        got = [*x.shape] if x.ndim else shown(x.item())
+        raise InputError(f"predict: expected examples of shape [n, {form}], got {got}")
     are_pixels = np.issubdtype(own.dtype, np.integer)
     if are_pixels and not (np.issubdtype(x.dtype, np.integer) and x.min() >= 0 and x.max() <= 255):
         raise InputError(f"predict: the federation's examples are pixels from 0 to 255 (uint8), got {x.dtype}")
@@ -121,7 +131,11 @@ def examples(federation: Federation, x: Any) -> np.ndarray:
 
 def owners(federation: Federation, clients: Any, n: int) -> np.ndarray:
     """The client of every example. [n] int"""
-    found, m = np.asarray(clients), len(federation.groups)
+    m = len(federation.groups)
+    try:
+        found = np.asarray(clients)
+    except ValueError:
+        found = np.zeros(0)  # a list of lists of several lengths, which is refused like any other that does not fit
     if not np.issubdtype(found.dtype, np.integer) or found.ndim > 1 or (found.ndim and len(found) != n):
         raise InputError(f"predict: expected one client, or one for each of the {n} examples, got {clients!r}")
     if found.size and not (found.min() >= 0 and found.max() < m):
