@@ -133,7 +133,7 @@ def test_means_over_parts_of_the_models_keep_dtypes_and_are_summed_as_floats(mon
 def test_consecutive_rows_are_a_view_in_memory_and_are_not_written_to_a_file(room):
     table, first = HostTable(4, room), {"a": np.float32([1, 2])}
     table.begin(first)
-    table.write(0, np.array([1]), {"a": np.float32([[5, 6]])}, ())
+    table.write(0, np.array([1]), {"a": np.float32([[5, 6]])})
     who = np.array([[0, 1, 2]])
     for _ in range(2):
         found = table.read(0, who)["a"]
@@ -147,7 +147,7 @@ def test_consecutive_rows_are_a_view_in_memory_and_are_not_written_to_a_file(roo
 def test_rows_are_those_that_were_written(replaced, who):
     table, new = HostTable(4, room=2**20), np.arange(8, dtype=np.float32).reshape(4, 2)
     table.begin({"a": np.float32([-1, -2]), "b": np.float32(-3)})
-    table.write(0, np.array(replaced), {"a": new[replaced], "b": new[replaced, 0]}, ())
+    table.write(0, np.array(replaced), {"a": new[replaced], "b": new[replaced, 0]})
     kept = np.isin(np.arange(4), replaced)
     who = np.array(who, int)
     for found in (dict(zip("ab", table.rows(who), strict=True)), table.read(0, who)):

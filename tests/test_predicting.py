@@ -44,7 +44,7 @@ def test_clients_predict_new_examples_as_they_predict_their_own(method):
     np.testing.assert_array_equal(history.predict(x[one], 3), history.logits(x[one], [3] * len(one)).argmax(-1))
 
 
-def test_only_chunks_with_clients_that_are_asked_take_time():
+def test_only_chunks_with_clients_whose_results_are_used_take_time():
     federation, seen = jax.device_put(jcfl.federation(ROTATED)), []
 
     def one(who, data):

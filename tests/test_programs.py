@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jcfl.core import memory
-from jcfl.runs import compiling, programs
+from jcfl.runs import compiling, plan, programs
 from tests import tiny
 
 
@@ -98,3 +98,32 @@ def test_freed_memory_goes_back_to_the_system():
     blocks.clear()
     memory.return_freed()
     assert most - resident() > 50e6, len(some)
+
+
+MANY = {
+    "data": "digits",
+    "scenario": {"name": "iid", "clients": 97},
+    "model": {"name": "mlp", "hidden": 100},
+    "participation": 0.05,
+    "chunk": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [
+        ("ditto", {}),
+        ("scaffold", {}),
+        ("local", {}),
+        ("fedavg", {"momentum": 0.9, "keep_optimizer_state": True}),
+        ({"name": "ifca", "clusters": 2, "train": {"name": "private", "layers": ["dense_0"], "distinct": True}}, {}),
+    ],
+    ids=["own models", "control variates", "alone", "optimizer states", "private layers"],
+)
+def test_a_round_needs_no_copy_of_what_clients_outside_the_cohort_keep(method, train):
+    made = plan.planned(*plan.config_and_objects(MANY, {"method": method, "train": train, "engine": "general"}))
+    (algorithm,) = made.algorithms.values()
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), made.federation)
+    round_ = jax.jit(algorithm.step, donate_argnums=0).lower(state, made.federation).compile()
+    kernels = made.context.population.clients * 64 * 100 * 4  # bytes
+    assert plan.bytes_of(state) > kernels > 4 * round_.memory_analysis().temp_size_in_bytes

@@ -17,6 +17,7 @@ from jax import lax
 
 from jcfl import trees
 from jcfl.types import Array, Key, Model, Models
+from jcfl.types.target import target
 
 Averaging = Callable[[Array, Array, Models, Models], Models]
 """The type of a rule."""
@@ -188,14 +189,21 @@ def sum_by(group: Array, weights: Array, leaf: Array, k: int) -> Array:
     The sums are matrix products, in which a number that is not finite would also spoil the other clusters (0 · ∞ is
     NaN). Such numbers are therefore left out of the products, and only their own cluster's sum becomes NaN.
     """
-    here = group < k
-    near = jnp.minimum(group, k - 1)
-    leaf = jnp.where(trees.wide(here, leaf), as_floats(leaf), 0.0)
-    good = jnp.isfinite(leaf)
+    here, near, leaf = group < k, jnp.minimum(group, k - 1), as_floats(leaf)
     zero = jnp.zeros((k, *leaf.shape[1:]), jnp.result_type(leaf, weights))
-    sums = trees.add_by(zero, near, weights, jnp.where(good, leaf, 0.0))
-    spoilt = trees.add_by(zero, near, here * 1.0, (~good).astype(zero.dtype)) > 0
-    return jnp.where(spoilt, jnp.nan, sums)
+
+    def finite() -> Array:
+        return trees.add_by(zero, near, jnp.where(here, weights, 0.0), leaf)
+
+    def apart() -> Array:
+        rows = jnp.where(trees.wide(here, leaf), leaf, 0.0)
+        good = jnp.isfinite(rows)
+        sums = trees.add_by(zero, near, weights, jnp.where(good, rows, 0.0))
+        spoilt = trees.add_by(zero, near, here * 1.0, (~good).astype(zero.dtype)) > 0
+        return jnp.where(spoilt, jnp.nan, sums)
+
+    # A GPU would have to get the condition from the host, and reads the rows faster than it waits for that.
+    return lax.cond(trees.finite(leaf).all(), finite, apart) if target().is_cpu else apart()
 
 
 def zeros_for(rows: Models, k: int) -> Models:

@@ -18,6 +18,9 @@ from jcfl.core.terms import Correction
 from jcfl.errors import InputError
 from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
 
+CHANGE = "change of the control variate"
+"""What a client sends beside its model if clients keep control variates; nobody keeps it."""
+
 KeptStates = dict[str, Callable[[Model], Any]]
 """The states that clients keep between rounds: by name, what each begins with, from the first model."""
 
@@ -65,6 +68,7 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
         if "control" in sent.own:  # Karimireddy et al. 2020, Alg. 1, option II
             mean = local.mean_gradient(start["params"], model["params"], data)
             kept["control"] = jax.tree.map(jnp.subtract, mean, sent.extra)
+            kept[CHANGE] = jax.tree.map(jnp.subtract, kept["control"], sent.own["control"])
         model = parts.with_part(model, unsent)
         if not method.trains_shared:
             common, memory = model if sums_shared(method) else (), (after,)

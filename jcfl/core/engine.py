@@ -93,18 +93,18 @@ def train_in_chunks(
         the clusters' means [k, ...], the cohort's mean, and the uploads stacked `[s, ...]` if kept.
     """
     common = common_broadcast(state, federation)
+    summed, places = slots_of_sums(participants, state)
 
-    def body(sums, part: Participants):
+    def body(sums, args: tuple[Participants, Array]):
+        part, place = args
         data = gather(federation, federation.train, part.who)
         upload = train_chunk(client, broadcast(state, part.label, part.who, common), data, client_keys(key, part.who))
-        return sums_with(sums, part, upload), upload if keep else Upload((), (), upload.own)
+        return sums_with(sums, part, place, upload), upload if keep else Upload((), (), upload.own)
 
-    parts = jax.tree.map(lambda array: chunked(array, chunk), participants)
-    (clusters, mean), uploads = jax.lax.scan(body, empty_sums(state), parts)
+    parts = jax.tree.map(lambda array: chunked(array, chunk), (participants, places))
+    (sums, mean), uploads = jax.lax.scan(body, empty_sums(state, summed.size), parts)
     uploads = unchunked(uploads, participants.who.size)
-    if not isinstance(clusters, HostRows):
-        clusters = trees.select(trained_clusters(participants, state), clusters, state.clusters)
-    return clusters, mean, uploads
+    return with_sums(state, participants, summed, sums), mean, uploads
 
 
 def train_in_turn(
@@ -124,18 +124,20 @@ def train_in_turn(
     """
     common = common_broadcast(state, federation)
 
-    def body(carry, part: Participants):
-        handed, sums = carry
+    def body(carry, args: tuple[Participants, Array]):
+        (handed, sums), (part, place) = carry, args
         data = trees.take(gather(federation, federation.train, part.who[None]), 0)
         start = handed if one_model else trees.take(state.clusters, part.label)
         sent = common.replace(label=part.label, cluster=start, shared=handed)
         upload = client(sent, data, jax.random.fold_in(key, part.who))
         rows, alone = trees.stack(upload, 1), trees.stack(part, 1)
         handed = trees.select(part.in_cohort > 0, upload.cluster if one_model else upload.shared, handed)
-        return (handed, sums_with(sums, alone, rows)), None
+        return (handed, sums_with(sums, alone, place[None], rows)), None
 
-    (_, (clusters, common)), _ = jax.lax.scan(body, (state.shared, empty_sums(state)), participants)
-    return trees.select(trained_clusters(participants, state), clusters, state.clusters), common, Upload((), ())
+    summed, places = slots_of_sums(participants, state)
+    begun = state.shared, empty_sums(state, summed.size)
+    (_, (sums, mean)), _ = jax.lax.scan(body, begun, (participants, places))
+    return with_sums(state, participants, summed, sums), mean, Upload((), ())
 
 
 def common_broadcast(state: State, federation: Federation) -> Broadcast:
@@ -248,23 +250,54 @@ def cluster_shares(state: State, federation: Federation) -> Array:
     return held / jnp.maximum(size.sum(), 1)
 
 
-def empty_sums(state: State) -> tuple[Models, Model]:
-    """Sums of zero, for every cluster and for the cohort; models on the host are replaced, as each has one client."""
+def slots_of_sums(participants: Participants, state: State) -> tuple[Array, Array]:
+    """The clusters whose uploads are summed, and the place of every client's cluster among them. [q] and [s] int32
+
+    These are all k clusters, or as many as there are clients in the cohort where that is fewer. So a method in which
+    every client has a model of its own holds no sums for clients outside the cohort.
+    """
+    k, s = trees.count(state.clusters), participants.label.size
+    if k <= s or isinstance(state.clusters, HostRows):
+        return jnp.arange(k), participants.label
+    slots = slots_in_batches(jnp.zeros(k, bool).at[participants.label].set(True), s)[0]
+    return slots, jnp.zeros(k, jnp.int32).at[slots].set(jnp.arange(s, dtype=jnp.int32))[participants.label]
+
+
+def empty_sums(state: State, slots: int) -> tuple[Models, Model]:
+    """Sums of zero, for every slot and for the cohort; models on the host are replaced, as each has one client."""
     common = trees.zeros_after(state.labels[0] >= -1, trees.for_sums(state.shared))
     if isinstance(state.clusters, HostRows):
         return state.clusters, common
-    return trees.zeros_after(state.labels[0] >= -1, trees.for_sums(state.clusters)), common
+    one = trees.for_sums(jax.tree.map(lambda leaf: leaf[0], state.clusters))
+    return trees.zeros_after(state.labels[0] >= -1, trees.stack(one, slots)), common
 
 
-def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> tuple[Models, Model]:
-    """The sums with the uploads `rows` [c, ...] added. A global model that is not uploaded (`()`) adds nothing."""
+def with_sums(state: State, participants: Participants, slots: Array, sums: Models) -> Models:
+    """The clusters' means, of the sums over the clusters `slots` [q]; the old models of those that nobody trained.
+
+    They have the dtypes of sums, because devices may add theirs up. [k, ...]
+    """
+    if isinstance(sums, HostRows):
+        return sums
+    trained = trained_clusters(participants, state)
+    if slots.size == trained.size:
+        return trees.select(trained, sums, state.clusters)
+    place = jnp.where(trained[slots], slots, trained.size)
+    put = lambda all_, new: all_.astype(new.dtype).at[place].set(new, mode="drop")
+    return jax.tree.map(put, state.clusters, sums)
+
+
+def sums_with(sums: tuple[Models, Model], part: Participants, place: Array, rows: Upload) -> tuple[Models, Model]:
+    """The sums with the uploads `rows` [c, ...] added. A global model that is not uploaded (`()`) adds nothing.
+
+    Args:
+        place: the places of the clients' clusters among those that are summed. [c]
+    """
     clusters, common = sums
     if isinstance(clusters, HostRows):
-        clusters = clusters.put(jnp.where(part.in_cluster > 0, part.label, clusters.count), rows.cluster)
+        clusters = clusters.put(jnp.where(part.in_cluster > 0, place, clusters.count), rows.cluster)
     else:
-        clusters = trees.add_by(
-            clusters, part.label, part.in_cluster, trees.where_weighted(part.in_cluster, rows.cluster)
-        )
+        clusters = trees.add_by(clusters, place, part.in_cluster, trees.where_weighted(part.in_cluster, rows.cluster))
     if not jax.tree.leaves(rows.shared):
         return clusters, common
     shared = trees.where_weighted(part.in_cohort, rows.shared)
@@ -274,8 +307,9 @@ def sums_with(sums: tuple[Models, Model], part: Participants, rows: Upload) -> t
 
 def averages(state: State, participants: Participants, uploads: Upload) -> tuple[Models, Model]:
     """The clusters' means and the cohort's, of uploads that were kept [s, ...], as `CohortTraining` returns them."""
-    clusters, common = sums_with(empty_sums(state), participants, uploads)
-    return trees.select(trained_clusters(participants, state), clusters, state.clusters), common
+    slots, places = slots_of_sums(participants, state)
+    sums, common = sums_with(empty_sums(state, slots.size), participants, places, uploads)
+    return with_sums(state, participants, slots, sums), common
 
 
 def rounded(state: State, clusters: Models, common: Model) -> tuple[Models, Model]:

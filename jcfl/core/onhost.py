@@ -92,15 +92,11 @@ def begun(table: HostTable | None, row: Model, count: int) -> Models:
     return trees.stack(row, count) if table is None else table.begin(row)
 
 
-def with_rows(kept: Models, cohort: Cohort, rows: Models, after: Any = ()) -> Models:
-    """What clients keep, [m, ...], with the cohort's `rows` [s, ...] in place of those of the clients present.
-
-    Args:
-        after: what was made of rows as they were before, see `HostRows.put`.
-    """
+def with_rows(kept: Models, cohort: Cohort, rows: Models) -> Models:
+    """What clients keep, [m, ...], with the cohort's `rows` [s, ...] in place of those of the clients present."""
     place = lambda m: jnp.where(cohort.present, cohort.who, m)
     if isinstance(kept, HostRows):
-        return kept.put(place(kept.count), rows, after)
+        return kept.put(place(kept.count), rows)
     return jax.tree.map(lambda old, new: old.at[place(old.shape[0])].set(new, mode="drop"), kept, rows)
 
 
@@ -149,9 +145,14 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
     return trees.select(averaging.sizes(group, k) > 0, clusters, default), mean
 
 
-def finite_clusters(state: State, cohort: Cohort) -> Array:
-    """Whether every number of each cluster's model is finite; on the host only the cohort's models have changed. [k]"""
-    if not isinstance(state.clusters, HostRows):
+def finite_clusters(state: State, cohort: Cohort, apart: bool) -> Array:
+    """Whether every number of each cluster's model is finite. [k] bool
+
+    Args:
+        apart: whether each client has a cluster of its own, which only its training changes. Then only the cohort's
+            models are looked at, because those of all clients take longer to read than some rounds to train.
+    """
+    if not apart:
         return trees.finite(state.clusters)
     found = trees.finite(trees.take(state.clusters, cohort.who))
     return jnp.ones(trees.count(state.clusters), bool).at[cohort.who].min(found | ~cohort.present)

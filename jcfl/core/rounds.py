@@ -62,7 +62,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
             sums = noising.noised(method, context, keys.noise, sums, number)
             state = server.after_server_step(method, tied, private, state, sums, federation)
-        return finished(context, sent, state, cohort)
+        return finished(context, sent, state, cohort, apart=method.group.alone and not tied)
 
     predict = evaluation.predictor(method, context, grouping, client)
 
@@ -253,11 +253,12 @@ def grouped(
     sums: Sums,
 ) -> tuple[State, Sums]:
     """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
-    if "control" in uploads.own:
-        state = server.with_new_controls(state, cohort, federation, uploads.own["control"])
-    state = with_kept(state, cohort, uploads.own, after=state.server.get("control", ()))
-    if "membership" in uploads.own:
-        label = uploads.own["membership"].argmax(-1).astype(jnp.int32)
+    own = dict(uploads.own)
+    if clients.CHANGE in own:
+        state = server.with_new_controls(state, cohort, federation, own.pop(clients.CHANGE))
+    state = with_kept(state, cohort, own)
+    if "membership" in own:
+        label = own["membership"].argmax(-1).astype(jnp.int32)
         state = state.replace(labels=onhost.with_rows(state.labels, cohort, label))
     if not jax.tree.leaves(uploads.cluster):
         return state, sums
@@ -299,21 +300,21 @@ def in_turn(state: State, cohort: Cohort, uploads: Upload, sums: Sums) -> tuple[
     return uploads, Sums(either(sums.clusters, state.clusters), sums.weight, either(state.shared, sums.shared))
 
 
-def with_kept(state: State, cohort: Cohort, rows: dict[str, Any], after: Any = ()) -> State:
-    """The state with the cohort's rows [s, ...] in place of what was kept of these clients before.
-
-    Args:
-        after: what was made of what was kept before.
-    """
-    new = {name: onhost.with_rows(state.clients[name], cohort, rows[name], after) for name in rows}
+def with_kept(state: State, cohort: Cohort, rows: dict[str, Any]) -> State:
+    """The state with the cohort's rows [s, ...] in place of what was kept of these clients before."""
+    new = {name: onhost.with_rows(state.clients[name], cohort, rows[name]) for name in rows}
     return state.replace(clients=state.clients | new)
 
 
-def finished(context: Context, sent: State, state: State, cohort: Cohort) -> State:
-    """The state at the end of a round: who took part, and the first model that is not finite."""
+def finished(context: Context, sent: State, state: State, cohort: Cohort, apart: bool) -> State:
+    """The state at the end of a round: who took part, and the first model that is not finite.
+
+    Args:
+        apart: whether each client has a cluster of its own, which only its training changes.
+    """
     if context.faults.on_divergence == "drop_cluster":
         state = faults.without_divergence(sent, state)
-    good = onhost.finite_clusters(state, cohort) & trees.finite(trees.stack(state.shared, 1))
+    good = onhost.finite_clusters(state, cohort, apart) & trees.finite(trees.stack(state.shared, 1))
     failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
     return state.replace(
         failed=jnp.where(good.all() | (state.failed[0] >= 0), state.failed, failed),

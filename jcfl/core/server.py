@@ -184,16 +184,15 @@ def stepped(
     return trees.select(counted, moved, old), server | {name: states}
 
 
-def with_new_controls(state: State, cohort: Cohort, federation: Federation, controls: Models) -> State:
+def with_new_controls(state: State, cohort: Cohort, federation: Federation, change: Models) -> State:
     """The clusters' control variates after a round (Karimireddy et al. 2020, Alg. 1, line 17).
 
     Args:
-        controls: the cohort's new control variates. [s, ...]
+        change: how the control variates of the cohort's clients have changed. [s, ...]
     """
     label, k = state.labels[cohort.who], trees.count(state.clusters)
     here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
     members = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
-    change = optax.tree.sub(controls, trees.take(state.clients["control"], cohort.who))
     weights = jnp.where(cohort.present, 1 / jnp.maximum(members, 1)[label], 0.0)
     control = trees.add_by(
         state.server["control"], jnp.maximum(label, 0), weights, trees.where_weighted(weights, change)

@@ -155,9 +155,14 @@ def where_weighted(weights: Array, rows: Models) -> Models:
 
 
 def finite(stacked: Models) -> Array:
-    """Whether every number of each of k models is finite. [k]"""
+    """Whether every number of each of k models is finite. [k]
+
+    Zero times a number is zero if the number is finite, and otherwise NaN. So a product with zeros says it, and a CPU
+    reads models in a product some ten times as fast as in a sum or a test of all numbers.
+    """
     leaves = [leaf for leaf in jax.tree.leaves(stacked) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    flags = [(leaf - leaf).sum(tuple(range(1, leaf.ndim))) == 0 for leaf in leaves]  # a sum is read faster than tests
+    rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+    flags = [jnp.isfinite(row @ jnp.zeros(row.shape[1], row.dtype)) for row in rows]
     return jnp.stack(flags).all(0)
 
 

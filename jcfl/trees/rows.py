@@ -80,7 +80,7 @@ class HostTable:
             array[fresh] = first
         self.written[fresh] = True
 
-    def write(self, turn: Any, who: Any, rows: Any, after: Any) -> np.ndarray:
+    def write(self, turn: Any, who: Any, rows: Any) -> np.ndarray:
         """Replace the rows `who` [s] by `rows` [s, ...], those with a number of m or more left out."""
         who = np.asarray(who)
         for array, leaf in zip(self.arrays, jax.tree.leaves(rows), strict=True):
@@ -139,14 +139,12 @@ class HostRows(struct.PyTreeNode):
         like = jax.tree.map(row, self.table.like)
         return jax.pure_callback(self.table.read, like, self.turn, who, vmap_method="broadcast_all")
 
-    def put(self, who: jax.Array, rows: Any, after: Any = ()) -> "HostRows":
+    def put(self, who: jax.Array, rows: Any) -> "HostRows":
         """The rows with `rows` [s, ...] in place of those of `who` [s]; m in place of a number leaves its row out.
 
-        Args:
-            after: what was made of rows that are read as they were; `rows` themselves need not be named.
+        `rows` have to be made of all rows that are read as they were, so that those are read before.
         """
-        read = [jnp.ravel(leaf)[:1] for leaf in jax.tree.leaves(after)]
-        return self.replace(turn=jax.pure_callback(self.table.write, TURN, self.turn, who, rows, read))
+        return self.replace(turn=jax.pure_callback(self.table.write, TURN, self.turn, who, rows))
 
 
 TURN = jax.ShapeDtypeStruct((), jnp.int32)
