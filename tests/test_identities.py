@@ -13,6 +13,12 @@ TURNS = 4
 CLOSE = 2e-6
 
 
+def by_pull(method, option, pulls):
+    """The states of a method by the weight of its pull; one program trains all of them."""
+    make = lambda pull: tiny.built(method, tiny.setting(), **{option: pull})
+    return dict(zip(pulls, tiny.swept(make, pulls, TURNS), strict=True))
+
+
 @pytest.fixture(scope="module")
 def fedavg():
     return tiny.run(tiny.built("fedavg", tiny.setting()), TURNS)
@@ -30,11 +36,7 @@ def test_fedavg_trains(fedavg):
 
 @pytest.fixture(scope="module")
 def fedprox():
-    """FedProx by its pull."""
-    pulls = (0.0, 1.0)
-    return dict(
-        zip(pulls, tiny.swept(lambda mu: tiny.built("fedprox", tiny.setting(), mu=mu), pulls, TURNS), strict=True)
-    )
+    return by_pull("fedprox", "mu", (0.0, 1.0))
 
 
 def test_fedprox_without_pull_is_fedavg(fedavg, fedprox):
@@ -69,11 +71,7 @@ def stocfl():
 
 @pytest.fixture(scope="module")
 def ditto():
-    """Ditto by its pull."""
-    pulls = (0.3, 0.0)
-    return dict(
-        zip(pulls, tiny.swept(lambda lam: tiny.built("ditto", tiny.setting(), lam=lam), pulls, TURNS), strict=True)
-    )
+    return by_pull("ditto", "lam", (0.3, 0.0))
 
 
 def test_stocfl_takes_fedprox_as_its_global_objective(stocfl, fedprox):

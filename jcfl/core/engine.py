@@ -265,11 +265,15 @@ def slots_of_sums(participants: Participants, state: State) -> tuple[Array, Arra
 
 def empty_sums(state: State, slots: int) -> tuple[Models, Model]:
     """Sums of zero, for every slot and for the cohort; models on the host are replaced, as each has one client."""
-    common = trees.zeros_after(state.labels[0] >= -1, trees.for_sums(state.shared))
     if isinstance(state.clusters, HostRows):
-        return state.clusters, common
-    one = trees.for_sums(jax.tree.map(lambda leaf: leaf[0], state.clusters))
-    return trees.zeros_after(state.labels[0] >= -1, trees.stack(one, slots)), common
+        return state.clusters, empty_mean(state)
+    one = trees.for_sums(trees.take(state.clusters, 0))
+    return trees.zeros_after(state.labels[0] >= -1, trees.stack(one, slots)), empty_mean(state)
+
+
+def empty_mean(state: State) -> Model:
+    """A sum of zero for the cohort's mean, in the dtypes of sums."""
+    return trees.zeros_after(state.labels[0] >= -1, trees.for_sums(state.shared))
 
 
 def with_sums(state: State, participants: Participants, slots: Array, sums: Models) -> Models:

@@ -256,7 +256,7 @@ def train_tiles(
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)
     if begun is None:
         kept = jax.tree.map(lambda leaf: jnp.zeros((s, *leaf.shape[1:]), leaf.dtype), shapes[1])
-        begun = state.clusters, engine.empty_sums(state, 1)[1], kept
+        begun = state.clusters, engine.empty_mean(state), kept
     # One loop over all tiles: a GPU has to get the end of a loop from the host, and would wait for it at every cluster.
     return jax.lax.fori_loop(0, tiles.used, add, (*begun, optax.tree.zeros_like(shapes[0])))[:3]
 
