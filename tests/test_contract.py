@@ -76,12 +76,15 @@ UNCOVERED = {
 }
 """What methods send that no noise covers; all others train under privacy."""
 
-PAIRS = [
-    *(("ifca", addon) for addon in ADDONS if addon != "con_para"),  # a part of con_cks
-    ("wecfl", "cam"),
-    ("stocfl", "cam"),
+JOINED = [
+    ("ifca", ("con_cks", "con_rep", "finetune", "exclude")),  # con_para is a part of con_cks
+    ("ifca", ("cks", "distill", "robust")),
+    ("ifca", ("cam", "voting")),
+    ("wecfl", ("cam",)),
+    ("stocfl", ("cam",)),
 ]
-CASES = [*((name, None) for name in registry.names("method")), *PAIRS]
+"""Add-ons that act at different moments, or whose terms are added up, share a case: what one breaks, it breaks."""
+CASES: list[tuple[str, tuple[str, ...]]] = [*((name, ()) for name in registry.names("method")), *JOINED]
 STORED = ("fesem", "fesem_ma", "wecfl")  # absent clients count by their last models, and are grouped by them
 
 
@@ -113,9 +116,9 @@ class Outcome(NamedTuple):
 
 
 @functools.cache
-def outcome(name: str, addon: str | None) -> Outcome:
+def outcome(name: str, addons: tuple[str, ...]) -> Outcome:
     data = tiny.federation(SIZES)
-    setting, algorithm = build(name, *filter(None, [addon]))
+    setting, algorithm = build(name, *addons)
     wide = data.replace(
         train=data.train.replace(width=data.train.width + 5), test=data.test.replace(width=data.test.width + 5)
     )
@@ -133,7 +136,7 @@ def outcome(name: str, addon: str | None) -> Outcome:
 
     @chex.assert_max_traces(n=1)
     def turn(state, data, dropout):
-        _, algorithm = build(name, *filter(None, [addon]), faults=Faults(reliability=Reliability(dropout=dropout)))
+        _, algorithm = build(name, *addons, faults=Faults(reliability=Reliability(dropout=dropout)))
         state = algorithm.step(state, data)
         return state, algorithm.predict(state, data)
 
@@ -191,13 +194,15 @@ def sample(setting):
     return sampler(setting.context.population.participation)
 
 
-every_case = pytest.mark.parametrize(("name", "addon"), CASES)
+every_case = pytest.mark.parametrize(
+    ("name", "addons"), CASES, ids=["-".join([name, "+".join(addons) or "None"]) for name, addons in CASES]
+)
 
 
 @every_case
-def test_scan_vmap_and_padding_change_nothing(name, addon):
+def test_scan_vmap_and_padding_change_nothing(name, addons):
     """Every seed of the scanned run is the loop's, and so is every answer."""
-    found = outcome(name, addon)
+    found = outcome(name, addons)
     for seed, (loop, answers) in enumerate(zip(found.loops, found.answers, strict=True)):
         whole = jax.tree.map(lambda leaf, seed=seed: leaf[seed], found.whole)
         np.testing.assert_array_equal(loop.labels, whole.labels)
@@ -211,16 +216,16 @@ def test_scan_vmap_and_padding_change_nothing(name, addon):
 
 
 @every_case
-def test_one_trace_serves_every_round_and_a_restored_state_goes_on_bit_for_bit(name, addon):
+def test_one_trace_serves_every_round_and_a_restored_state_goes_on_bit_for_bit(name, addons):
     """One trace: `outcome` asserts it over both seeds and the resumed run."""
-    found = outcome(name, addon)
+    found = outcome(name, addons)
     tiny.same(found.resumed, jax.tree.map(lambda leaf: leaf[-1], found.loops[0]))
 
 
 @every_case
-def test_everything_stays_finite_and_in_range(name, addon):
+def test_everything_stays_finite_and_in_range(name, addons):
     """Though one client has a single example and a cluster is empty."""
-    found = outcome(name, addon)
+    found = outcome(name, addons)
     for states, (labels, logits) in zip(found.loops, found.answers, strict=True):
         numbers = [leaf for leaf in jax.tree.leaves((states.clusters, states.shared)) if leaf.dtype.kind == "f"]
         assert all(np.isfinite(leaf).all() for leaf in numbers)
@@ -235,9 +240,9 @@ def test_everything_stays_finite_and_in_range(name, addon):
 
 
 @every_case
-def test_lost_rounds_are_survived(name, addon):
+def test_lost_rounds_are_survived(name, addons):
     """With half of the rounds lost all stays finite; with all of them lost nobody has taken part, and ω stays."""
-    found = outcome(name, addon)
+    found = outcome(name, addons)
     end, (_, logits) = found.lossy[0.5]
     floats = [leaf for leaf in jax.tree.leaves((end.clusters, end.shared, logits)) if leaf.dtype.kind == "f"]
     assert all(np.isfinite(leaf).all() for leaf in floats)
@@ -251,20 +256,20 @@ def test_lost_rounds_are_survived(name, addon):
 
 
 @every_case
-def test_models_move(name, addon):
-    states = outcome(name, addon).loops[0]
+def test_models_move(name, addons):
+    states = outcome(name, addons).loops[0]
     moved = [np.abs(leaf[-1] - leaf[0]).max() for leaf in jax.tree.leaves(states.clusters)]
     assert (max(moved) > 1e-3) == (name != "majority")
 
 
 @every_case
-def test_unsampled_clients_keep_their_label(name, addon):
+def test_unsampled_clients_keep_their_label(name, addons):
     """Where clusters merge, those that were together stay together; flhc groups everybody once.
 
     Where absent clients are grouped by their last models, it is these that they keep, and those without any, who stand
     where everybody started, are all in one cluster.
     """
-    found = outcome(name, addon)
+    found = outcome(name, addons)
     states = found.loops[0]
     for turn, asked in enumerate(found.cohorts):
         before, after = states.labels[turn], states.labels[turn + 1]
@@ -285,8 +290,8 @@ def test_unsampled_clients_keep_their_label(name, addon):
 
 
 @every_case
-def test_an_empty_cluster_keeps_its_model(name, addon):
-    found = outcome(name, addon)
+def test_an_empty_cluster_keeps_its_model(name, addons):
+    found = outcome(name, addons)
     states, kept = found.loops[0], 0
     k = 1 if name == "fedem" else jax.tree.leaves(states.clusters)[0].shape[1]  # its clients train all models
     for turn, asked in enumerate(found.cohorts):
