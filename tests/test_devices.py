@@ -12,19 +12,19 @@ from tests.processes import CALM
 PROGRAM = """
 import jax, numpy as np
 from jcfl import registry, trees
-from jcfl.core import engine as engines
+from jcfl.core import sharded
 from jcfl.core.privacy import Privacy
 from jcfl.runs.bench import hlo
-from jcfl.runs.devices import on_devices, on_every_device
+from jcfl.runs.devices import on_devices, on_every_device, state_on_devices
 from tests import tiny
 
 registry.load()
-engines.EXCHANGED = 2  # of one, three and eight slots
+sharded.EXCHANGED = 2  # of one, three and eight slots
 held_out = tiny.federation(held_out=1)
 
 def found(name, options, engine, devices, privacy=Privacy()):
     setting = tiny.setting(0.8, held_out=1).with_resources(devices=devices).with_context(
-        task=registry.find("model", "mlp")((4, 4, 1), tiny.CLASSES, hidden=5), engine=engine, privacy=privacy
+        task=registry.find("model", "mlp")((4, 4, 1), tiny.CLASSES, hidden=8), engine=engine, privacy=privacy
     )
     algorithm = tiny.built(name, setting, **options)
 
@@ -32,6 +32,8 @@ def found(name, options, engine, devices, privacy=Privacy()):
     def whole(key, data):
         def step(state, _):
             new = algorithm.step(state, data)
+            if devices > 1:  # as the programs of a run do
+                new = jax.lax.with_sharding_constraint(new, state_on_devices(new, devices))
             return new, (new.labels, new.clusters, new.shared, new.clients)
 
         last, states = jax.lax.scan(step, algorithm.init(key, data), length=3)
@@ -53,12 +55,23 @@ for name, options, kinds, *privacy in METHODS:
         tiny.same(one, eight, 1e-5)
         print(name, engine, "agree")
 
-data = on_devices(tiny.federation(), 8)
-for name, options in {"fedavg": {}, "ifca": {"clusters": 8}}.items():
-    algorithm = tiny.built(name, tiny.setting(0.5, epochs=1).with_resources(devices=8), **options)
-    state = on_devices(algorithm.init(jax.random.key(0), data), 8)
-    step = jax.jit(algorithm.step, out_shardings=on_every_device(8)).lower(state, data).compile()
-    print(name, "sends", hlo.cost(step.as_text(), True).sent / (4 * trees.parameters(state.shared)))
+many = tiny.federation((9,) * 64)  # a quarter of them trains, two on each device
+data = on_devices(many, 8)
+small = tiny.setting(0.25, data=many, epochs=1).with_resources(devices=8).with_context(task=tiny.task(256))
+for name, options in {"fedavg": {}, "ifca": {"clusters": 8}, "ditto": {}, "fesem": {}}.items():
+    algorithm = tiny.built(name, small, **options)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+    places = state_on_devices(state, 8)
+    there = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+    program = lambda function, out: (
+        jax.jit(function, out_shardings=out).lower(jax.tree.map(there, state, places), data).compile()
+    )
+    step, one = program(algorithm.step, places), 4 * trees.parameters(state.shared)
+    print(name, "sends", hlo.cost(step.as_text(), True).sent / one)
+    print(name, "keeps", step.memory_analysis().output_size_in_bytes / one)
+    if name == "ditto":
+        judged = program(algorithm.evaluate, on_every_device(8))
+        print("its-evaluation", "sends", hlo.cost(judged.as_text(), True).sent / one)
 """
 
 
@@ -83,8 +96,21 @@ def test_eight_devices_agree_with_one(printed):
     assert agreed == ["fedavg", "stocfl", "stocfl", "fesem", "ditto", "ditto", "ifca"]
 
 
+def numbers(printed: list[str], what: str) -> dict[str, float]:
+    """What the program printed of each method, in models of one client."""
+    return {name: float(number) for name, says, number in map(str.split, printed) if says == what}
+
+
 def test_devices_send_each_other_the_means_and_nothing_else(printed):
     """Drawing the cohort and weighing it are small: every device does that by itself."""
-    sent = {name: float(number) for name, says, number in map(str.split, printed) if says == "sends"}
+    sent = numbers(printed, "sends")
     assert sent["fedavg"] == 1
     assert 2 <= sent["ifca"] <= 3, "two of eight models at a time, and perhaps the mean of all"
+
+
+def test_devices_divide_what_64_clients_keep(printed):
+    """An eighth each, and the last layer's biases, which they cannot divide; copies of it all would be 64 models."""
+    kept, sent = numbers(printed, "keeps"), numbers(printed, "sends")
+    assert max(kept["ditto"], kept["fesem"]) < 64 / 4
+    assert sent["ditto"] < 6, "the models of two clients to each device and back, and the means"
+    assert max(sent["fesem"], sent["its-evaluation"]) < 64 / 2, "they are not put together to be used either"

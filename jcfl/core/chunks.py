@@ -148,3 +148,38 @@ def device_mesh(devices: int) -> jax.sharding.Mesh:
     """The devices that share the clients among them, on all hosts."""
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((devices,), ("clients",), auto, devices=(target().devices or jax.devices())[:devices])
+
+
+FEW = 64
+"""So many cluster models each device has in whole; more are one for each client, or slots for clusters to come."""
+
+
+def are_many(k: int, clients: int) -> bool:
+    """Whether devices divide the models of k clusters among them, because there are as many as clients, or `FEW`."""
+    return k > min(FEW, clients - 1)
+
+
+def divided_axis(shape: tuple[int, ...], devices: int, lead: int = 1) -> int | None:
+    """The axis of a leaf that devices divide: the first axis of parameters that can be divided evenly, if there is one.
+
+    It is the first, so that the axes after it can be flattened into it. Several hosts have copies of all, because each
+    of them reads what it writes to files.
+
+    Args:
+        shape: of a leaf of stacked models.
+        lead: how many axes come before those of parameters.
+    """
+    if jax.process_count() > 1:
+        return None
+    return next((axis for axis in range(lead, len(shape)) if shape[axis] % devices == 0), None)
+
+
+def divided(shape: tuple[int, ...], devices: int, lead: int = 1) -> jax.sharding.NamedSharding:
+    """The sharding by which devices divide stacked models' parameters among them: each holds a part of all models.
+
+    Rows are then read and replaced, and means are taken, without exchanging anything, and any number of models will do.
+    Every device holds a copy of a leaf that cannot be divided. The arguments are those of `divided_axis`.
+    """
+    axis = divided_axis(shape, devices, lead)
+    spec = () if axis is None else (None,) * axis + ("clients",)
+    return jax.NamedSharding(device_mesh(devices), jax.P(*spec))

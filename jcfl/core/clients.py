@@ -12,6 +12,7 @@ from jcfl.core.context import Context, model_bytes
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Client
 from jcfl.core.local import Trainer
+from jcfl.core.memory import memories
 from jcfl.core.method import Mean, Method
 from jcfl.core.objective import Objective, Term, objective, own, shared
 from jcfl.core.terms import Correction
@@ -160,7 +161,7 @@ def kept_states(method: Method, context: Context) -> KeptStates:
 
 def refuse_beyond_budget(sizes: dict[str, int], context: Context) -> None:
     """Refuse states of clients, in bytes by what they are, that together exceed a round's memory."""
-    clients, budget = context.population.clients, context.resources.budget
+    clients, budget = context.population.clients, context.resources.budget * memories(context.resources.devices)
     need = clients * sum(sizes.values())
     if need > budget and not context.resources.states_on_host:
         raise InputError(

@@ -8,6 +8,7 @@ from jcfl.core import clients, measuring, parts, phases, rounds, terms
 from jcfl.core.aggregates import Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
+from jcfl.core.memory import memories
 from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
 from jcfl.core.releases import refuse_uncovered, with_privacy
@@ -147,4 +148,6 @@ def check(method: Method, context: Context) -> None:
             refuse_too_large(f"{name} trains the model", most, each, "take fewer clients at a time or a smaller model")
         else:
             advice = "set client_states: host, or take fewer clients or a smaller model"
-            refuse_too_large(f"{name} keeps the last model", population.clients, each, advice)
+            refuse_too_large(
+                f"{name} keeps the last model", population.clients, each, advice, memories(resources.devices)
+            )

@@ -126,7 +126,7 @@ def model_bytes(task: Task) -> int:
     return trees.parameters(jax.eval_shape(task.init, jax.random.key(0))) * 4
 
 
-def refuse_too_large(what: str, clients: int, each: int, instead: str) -> None:
+def refuse_too_large(what: str, clients: int, each: int, instead: str, parts: int = 1) -> None:
     """Refuse a state per client that does not fit the memory.
 
     Args:
@@ -134,11 +134,12 @@ def refuse_too_large(what: str, clients: int, each: int, instead: str) -> None:
         clients: how many states are held at once.
         each: bytes of one client.
         instead: what the user can do.
+        parts: how many devices hold a part of each state.
 
     Raises:
         TooLarge: the line says how much it takes, and how much there is.
     """
-    need, room = clients * each, free_memory() // 4  # a round may hold the old states and the new
+    need, room = clients * each, parts * free_memory() // 4  # a round may hold the old states and the new
     if need > room:
         raise TooLarge(
             f"{what} of each of {clients} clients: {need / 2**30:.1f} GiB, and there is room for "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core.chunks import chunked, client_keys, device_mesh, gather, slots_in_batches, unchunked
+from jcfl.core.chunks import chunked, client_keys, gather, slots_in_batches, unchunked
 from jcfl.errors import InputError, unknown
 from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Broadcast, Clients, Cohort, Federation, Key, Model, Models, State, Task, Upload
@@ -30,6 +30,7 @@ class Participants(struct.PyTreeNode):
     """The clients of a cohort, with their clusters and their weights in the means."""
 
     who: Array  # [s] int32
+    row: Array  # [s] int32, the client's row in the states that clients keep
     label: Array  # [s] int32, the cluster
     in_cluster: Array  # [s] the client's weight in its cluster's mean; a cluster's weights add up to 1
     in_cohort: Array  # [s] the client's weight in the mean over the whole cohort, which goes by size
@@ -52,6 +53,7 @@ class Work(NamedTuple):
     shared: bool  # whether ω is trained on a copy of its own, or its logits are added
     alone: bool  # whether a client needs nothing but its examples and the models that the server sends
     clips: bool = False  # whether a client clips its update, for which it needs the whole of it
+    apart: bool = False  # whether each client has a cluster of its own
 
 
 class Engine(Protocol):
@@ -98,7 +100,7 @@ def train_in_chunks(
     def body(sums, args: tuple[Participants, Array]):
         part, place = args
         data = gather(federation, federation.train, part.who)
-        upload = train_chunk(client, broadcast(state, part.label, part.who, common), data, client_keys(key, part.who))
+        upload = train_chunk(client, broadcast(state, part.label, part.row, common), data, client_keys(key, part.who))
         return sums_with(sums, part, place, upload), upload if keep else Upload((), (), upload.own)
 
     parts = jax.tree.map(lambda array: chunked(array, chunk), (participants, places))
@@ -154,69 +156,19 @@ def common_broadcast(state: State, federation: Federation) -> Broadcast:
     return Broadcast(jnp.int32(0), (), state.clusters, state.shared, shares, state.memory, live=live, mean=mean)
 
 
-def broadcast(state: State, label: Array, who: Array, common: Broadcast) -> Broadcast:
-    """What the server sends to the clients `who` [c] with the labels `label` [c], or to one client. [c, ...]"""
-    own = {name: trees.take(kept, who) for name, kept in state.clients.items() if name not in SERVER_SIDE}
+def broadcast(state: State, label: Array, row: Array, common: Broadcast) -> Broadcast:
+    """What the server sends to clients with the labels `label` [c], or to one client. [c, ...]
+
+    Args:
+        row: the clients' rows in the states that clients keep. [c] int
+    """
+    own = {name: trees.take(kept, row) for name, kept in state.clients.items() if name not in SERVER_SIDE}
     server = trees.take({name: kept for name, kept in state.server.items() if name in SENT}, label)
     return common.replace(label=label, cluster=trees.take(state.clusters, label), own=own, server=server)
 
 
 SENT = ("control", "gradient")
 """What the server keeps for a cluster and sends to its clients."""
-
-EXCHANGED = 8
-"""How many clusters' sums devices add up at a time. Most slots for clusters may be empty, and these are not sent."""
-
-
-def shared_out(stream: CohortTraining, devices: int) -> CohortTraining:
-    """The same training on several devices: each trains a part of the cohort, and their sums are added."""
-    if devices == 1:
-        return stream
-    each, all_ = jax.P("clients"), jax.P()
-
-    def whole(key: Key, state: State, participants: Participants, federation: Federation, keep: bool):
-        def part(key: Key, state: State, participants: Participants, federation: Federation, trained: Array):
-            clusters, common, uploads = stream(key, state, participants, federation, keep)
-            mine = trained_clusters(participants, state)
-            sums = sums_of_devices(clusters, mine, trained, state.clusters)
-            return sums, jax.lax.psum(common, "clients"), uploads
-
-        mesh = device_mesh(devices)  # while it is traced, so that it is that of the target then
-        parts = jax.tree.map(lambda array: chunked(array, devices).reshape(-1), participants)
-        # Without this, XLA would also divide among the devices the operations that made the participants.
-        parts = jax.lax.with_sharding_constraint(parts, jax.NamedSharding(mesh, all_))
-        shared_out = jax.shard_map(
-            part, mesh=mesh, in_specs=(all_, all_, each, all_, all_), out_specs=(all_, all_, each), check_vma=False
-        )
-        trained = trained_clusters(participants, state)
-        clusters, common, uploads = shared_out(key, state, parts, federation, trained)
-        return clusters, common, jax.tree.map(lambda leaf: leaf[: participants.who.size], uploads)
-
-    return whole
-
-
-def sums_of_devices(found: Models, mine: Array, trained: Array, clusters: Models) -> Models:
-    """The sums over all devices of the clusters that were trained, and the old models of the others. [k, ...]
-
-    Args:
-        found: this device's sums. [k, ...]
-        mine: the clusters that this device has trained; its sums of the others do not count. [k] bool
-        trained: the clusters that any device has trained. [k] bool
-        clusters: the old models. [k, ...]
-    """
-    slots = slots_in_batches(trained, EXCHANGED)
-
-    def exchange(turn: Any, clusters: Models) -> Models:
-        some = slots[turn]
-        rows = trees.take(found, some)
-        sums = jax.lax.psum(trees.select(mine[some], rows, jax.tree.map(jnp.zeros_like, rows)), "clients")
-        place = jnp.where(trained[some], some, trained.size)
-        return jax.tree.map(lambda all_, one: all_.at[place].set(trees.rounded(one, all_), mode="drop"), clusters, sums)
-
-    if len(slots) == 1:
-        return exchange(0, clusters)
-    turns = -(-trained.sum() // slots.shape[1])
-    return jax.lax.fori_loop(0, turns, exchange, clusters)
 
 
 def participants_of(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Participants, Array]:
@@ -226,7 +178,7 @@ def participants_of(state: State, cohort: Cohort, federation: Federation, weigh:
     labels = jnp.maximum(state.labels[cohort.who], 0)
     total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
     near = weights / jnp.where(total > 0, total, 1.0)[labels]
-    return Participants(cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
+    return Participants(cohort.who, cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total
 
 
 def weights_of(cohort: Cohort, federation: Federation, weigh: Weigh) -> Array:
@@ -283,9 +235,14 @@ def with_sums(state: State, participants: Participants, slots: Array, sums: Mode
     """
     if isinstance(sums, HostRows):
         return sums
+    if slots.size == trees.count(state.clusters):
+        return trees.select(trained_clusters(participants, state), sums, state.clusters)
+    return put_trained(state, participants, slots, sums)
+
+
+def put_trained(state: State, participants: Participants, slots: Array, sums: Models) -> Models:
+    """The cluster models, in the dtypes of sums, with `sums` [q, ...] in place of those of `slots` [q] that trained."""
     trained = trained_clusters(participants, state)
-    if slots.size == trained.size:
-        return trees.select(trained, sums, state.clusters)
     place = jnp.where(trained[slots], slots, trained.size)
     put = lambda all_, new: all_.astype(new.dtype).at[place].set(new, mode="drop")
     return jax.tree.map(put, state.clusters, sums)
@@ -360,8 +317,8 @@ def chosen_engine(work: Work, context: Any) -> tuple[str, CohortTraining]:
             raise InputError(f"engine {engine.name!r} cannot be used: {why_not}; take engine 'auto' or 'general'")
         wanted = context.engine == engine.name or (context.engine == "auto" and engine.is_cheaper(work, context))
         if not why_not and wanted:
-            return engine.name, shared_out(engine.training(work, context), context.resources.devices)
+            return engine.name, engine.training(work, context)
     if context.engine not in ("auto", general.name):
         names = [general.name, *(engine.name for engine in context.engines)]
         raise unknown("engine", context.engine, names)
-    return general.name, shared_out(general.training(work, context), context.resources.devices)
+    return general.name, general.training(work, context)

@@ -185,7 +185,9 @@ def predictions(
         return answer(model, shared, chunks.model_inputs(federation, federation.test.rows[row]))
 
     fixed = clusters, shared, alone, federation
-    logits = chunks.over_devices(part, fixed, (tiles.label, tiles.row), context.resources.devices, batch)  # [t, n, c]
+    # Many models are divided among the devices by their parameters, and each computes its part of all answers.
+    devices = 1 if chunks.are_many(k, context.population.clients) else context.resources.devices
+    logits = chunks.over_devices(part, fixed, (tiles.label, tiles.row), devices, batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
     return jnp.zeros((rows.size, logits.shape[-1]), logits.dtype).at[place].set(logits, mode="drop")
 

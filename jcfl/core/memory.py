@@ -53,6 +53,11 @@ def memory_budget() -> int:
     return min(room, 2 * 2**30) if target().is_cpu else room
 
 
+def memories(devices: int) -> int:
+    """How many memories hold what devices divide among them: one on a CPU, or on several hosts, which have copies."""
+    return 1 if target().is_cpu or jax.process_count() > 1 else devices
+
+
 def free_memory() -> int:
     """How many bytes the first device has free, or the host where the device does not say.
 

@@ -77,7 +77,7 @@ def participants_of(
     if method.group.alone:
         expected = jnp.zeros(k).at[labels].add(present)
     near = present / jnp.maximum(expected, 1)[labels]
-    return Participants(cohort.who, labels, near, present / jnp.maximum(sampled, 1)), expected
+    return Participants(cohort.who, cohort.who, labels, near, present / jnp.maximum(sampled, 1)), expected
 
 
 def completed(

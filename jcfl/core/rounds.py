@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import clients, engine, evaluation, faults, measuring, noising, onhost, parts, server
+from jcfl.core import clients, engine, evaluation, faults, measuring, noising, onhost, parts, server, sharded
 from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
@@ -217,9 +217,11 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         alone=not (train.correction or train.control or train.chained or train.private or train.models == "all")
         and not context.faults.reliability.is_partial,
         clips=method.aggregate.privacy is not None,
+        apart=method.group.alone,
     )
     if not train.chained:
-        return engine.chosen_engine(work, context)
+        name, stream = engine.chosen_engine(work, context)
+        return name, sharded.shared_out(stream, work, context.resources.devices)
     if context.engine not in ("auto", "general"):
         raise InputError(
             f"engine {context.engine!r} cannot be used: clients train one after another; take engine 'auto'"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from pydantic import Field
 
 from jcfl import trees
@@ -94,20 +95,25 @@ class KMeans(Clustering):
         compare, describe = method.compare, method.describe
         if not isinstance(describe, TrainedModel) or type(compare) is not L2:
             return None
-        metric, cohort = compare.metric(context, describe), context.population.cohort
-        vectors = lambda models: describe.vectors(context, (), models)
+        represent, cohort = describe.represent(context), context.population.cohort
+
+        def matrices(models: Models) -> list[Array]:
+            """What is compared, a matrix [c, d_i] for each array of a model: no vectors are made of whole models."""
+            leaves = jax.tree.leaves(trees.for_sums(jax.vmap(represent)(models)))
+            return [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
 
         def labels(key, models: Models, weights: Array, present: Array, grouped: Array, clusters: Models) -> Array:
-            def fitted() -> Array:
+            def fitted() -> list[Array]:
                 who = jnp.nonzero(present, size=cohort, fill_value=-1)[0]
-                points, shares = vectors(trees.take(models, who)), jnp.where(who < 0, 0, weights[who])
-                options: Any = {"restarts": self.restarts, "seeding": self.seeding, "metric": metric}
-                return kmeans.fit(key, points, shares, self.clusters, iterations=REACH, **options).centres
+                points, shares = matrices(trees.take(models, who)), jnp.where(who < 0, 0, weights[who])
+                options: Any = {"restarts": self.restarts, "seeding": self.seeding, "iterations": REACH}
+                found = kmeans.fit(key, jnp.concatenate(points, 1), shares, self.clusters, **options)
+                return jnp.split(found.centres, np.cumsum([part.shape[1] for part in points])[:-1], 1)
 
-            centres = jax.lax.cond(grouped, lambda: vectors(clusters), fitted)
+            centres = jax.lax.cond(grouped, lambda: matrices(clusters), fitted)
 
             def nearest(models: Models) -> tuple[Array, Array]:
-                away = kmeans.distances(vectors(models), centres, metric)
+                away: Any = sum(map(kmeans.euclidean, matrices(models), centres))
                 return away.argmin(1).astype(jnp.int32), away.min(1)
 
             found, own = onhost.over_rows(nearest, models, trees.take(clusters, 0))

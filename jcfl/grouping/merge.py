@@ -11,6 +11,7 @@ from pydantic import Field
 from jcfl import trees
 from jcfl.core import server
 from jcfl.core.context import Context, model_bytes
+from jcfl.core.memory import memories
 from jcfl.core.method import Method
 from jcfl.errors import InputError
 from jcfl.fast import factored
@@ -54,7 +55,8 @@ class Merge(Clustering):
             InputError: τ never merges, and there are fewer slots than clients.
         """
         m, slot = context.population.clients, 2 * model_bytes(context.task)
-        slots = self.capacity or min(m, max(64, context.resources.budget // 8 // slot))
+        budget = context.resources.budget * memories(context.resources.devices)
+        slots = self.capacity or min(m, max(64, budget // 8 // slot))
         if isinstance(self.tau, int | float) and self.tau > 1 and slots < m:
             raise InputError(
                 f"merge: tau {self.tau} never merges and needs a model for each of {m} clients "
@@ -82,6 +84,7 @@ class Merge(Clustering):
             chunk=context.resources.chunk,
             tile=self.tile(method.describe, task, context),
             budget=context.resources.room // 8,
+            parts=16 if context.resources.devices == 1 else 1,  # several devices have a part of the models each
             departures=context.population.departures,
             renew=method.when.renew,
             follow=partial(server.merged, method=method),

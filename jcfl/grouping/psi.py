@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     chunk: int  # clients described at a time
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
+    parts: int  # parts of the cluster models that are averaged one after another
     departures: bool  # whether clients ever leave
     renew: int | None = None  # after how many rounds a sampled client is described again; None: never
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states

@@ -90,7 +90,9 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
 
     moved = jax.nn.one_hot(jnp.where(memory.live, to[:k], -1), k, axis=0)  # [k, k] old clusters -> slots
     came = jnp.where(new, to[k:], -1)  # [s] new clients -> slots
-    sums = sums_with_clients(settings, memory, remixed_if_moved(moved, memory.sums), who, came, psi, federation)
+    sums = sums_with_clients(
+        settings, memory, remixed_if_moved(settings, moved, memory.sums), who, came, psi, federation
+    )
     gram = jnp.where(live[:, None] & live, gram[source][:, source], 0.0)
     labels = jnp.where(state.labels >= 0, to[jnp.maximum(state.labels, 0)], -1)
     arrived = jnp.where(new, who, labels.size)
@@ -131,14 +133,15 @@ def merged_models(settings: Settings, state: State, moved: Array, gram: Array) -
     """
     weights = moved * trained_members(state, moved.shape[0])
     total = weights.sum(1, keepdims=True)
-    mixed = remixed_if_moved(weights / jnp.maximum(total, 1), state.clusters)
+    mixed = remixed_if_moved(settings, weights / jnp.maximum(total, 1), state.clusters)
     return trees.select(total[:, 0] > 0, mixed, fresh_start(settings, state, mixed, total[:, 0] > 0, gram))
 
 
-def remixed_if_moved(weights: Array, stacked: Models) -> Models:
+def remixed_if_moved(settings: Settings, weights: Array, stacked: Models) -> Models:
     """`trees.remixed`, but all models stay as they are if no weight [k, k] would add one to another."""
     moves = (weights * (1 - jnp.eye(weights.shape[0])) != 0).any()
-    return jax.lax.fori_loop(0, moves.astype(int), lambda _, stacked: trees.remixed(weights, stacked), stacked)
+    remix = lambda _, stacked: trees.remixed(weights, stacked, settings.parts)
+    return jax.lax.fori_loop(0, moves.astype(int), remix, stacked)
 
 
 def trained_members(state: State, k: int) -> Array:

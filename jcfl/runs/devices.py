@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from jcfl import results
-from jcfl.core import chunks
+from jcfl.core import chunks, onhost
+from jcfl.core.memory import memories
 from jcfl.errors import InputError, Notice
 from jcfl.results import Folder, Record
 from jcfl.runs import hosts
-from jcfl.types import Federation
+from jcfl.types import Federation, State
 from jcfl.types.host import OnHost
 from jcfl.types.target import at_hand, target
 
@@ -112,6 +113,46 @@ def with_examples_on_host(federation: Federation) -> Federation:
 def on_every_device(devices: int) -> jax.sharding.NamedSharding:
     """The sharding by which every device has a whole copy."""
     return jax.NamedSharding(chunks.device_mesh(devices), jax.P())
+
+
+def is_divided(state: State, lanes: int = 1) -> Any:
+    """Which leaves of a state devices divide among them (see `chunks.divided`), as a tree like it.
+
+    These are the models, optimizer states and the like that clients keep; and the models of many clusters, with what a
+    grouping remembers in their shapes. All else is small, and every device has a whole copy.
+
+    Args:
+        state: shapes are enough.
+        lanes: how many runs the state holds along a leading axis.
+    """
+    none = lambda tree: jax.tree.map(lambda leaf: False, tree)
+    every = lambda tree: jax.tree.map(lambda leaf: True, tree)
+    found = none(state)
+    lead = 1 + (lanes > 1)
+    kept = {name: (every if name in onhost.LARGE else none)(tree) for name, tree in state.clients.items()}
+    found, models = found.replace(clients=kept), jax.tree.leaves(state.clusters)
+    if not chunks.are_many(models[0].shape[lead - 1], state.labels.shape[-1]):
+        return found
+    like = {leaf.shape for leaf in models}
+    memory = jax.tree.map(lambda leaf: leaf.shape in like, state.memory)
+    return found.replace(clusters=every(state.clusters), memory=memory)
+
+
+def state_on_devices(state: State, devices: int, lanes: int = 1) -> Any:
+    """The shardings of a state's leaves, as a tree like it; see `is_divided`."""
+    whole, lead = on_every_device(devices), 1 + (lanes > 1)
+    place = lambda leaf, divided: chunks.divided(leaf.shape, devices, lead) if divided else whole
+    return jax.tree.map(place, state, is_divided(state, lanes))
+
+
+def bytes_on_device(state: State, devices: int) -> int:
+    """How many bytes of a state take memory of one device; shapes are enough. A CPU's devices have one memory."""
+    size = lambda leaf: leaf.size * leaf.dtype.itemsize
+    if memories(devices) == 1:
+        return sum(map(size, jax.tree.leaves(state)))
+    has_axis = lambda leaf: chunks.divided_axis(leaf.shape, devices) is not None
+    taken = lambda leaf, divided: size(leaf) // (devices if divided and has_axis(leaf) else 1)
+    return sum(jax.tree.leaves(jax.tree.map(taken, state, is_divided(state))))
 
 
 def keys_on_devices(data: np.ndarray, devices: int) -> jax.Array:

@@ -59,20 +59,26 @@ class Needs(NamedTuple):
         return f"needs: {sizes} of memory; {disk}; {self.evaluations:,} evaluations, {self.local_steps:,} local steps"
 
 
-def needs(
-    config: Config, federation: Federation, context: Context, sizes: Sequence[tuple[int, int]], trained: int
-) -> Needs:
+class StateBytes(NamedTuple):
+    """The bytes of one seed's state."""
+
+    whole: int  # of all devices together, each number once
+    rows: int  # of its clients' states on the host
+    device: int  # in the memory of one device
+
+
+def needs(config: Config, federation: Federation, context: Context, sizes: Sequence[StateBytes], trained: int) -> Needs:
     """What a run needs.
 
     Args:
         config: of the run.
         federation: with NumPy or JAX leaves.
         context: of the run.
-        sizes: bytes of one seed's state on the device, and of its clients' states on the host, of each method.
+        sizes: of each method.
         trained: how many of the methods train.
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
-    states = max(size for size, _ in sizes)
+    states = max(size.device for size in sizes)
     _, local = context.trainer.rows_and_steps(context.population.width)
     predicted = sum(np.size(split.rows) for name, split in federation.splits.items() if name != "train")
     predictions = 4 * federation.classes * predicted * side_by_side
@@ -89,10 +95,10 @@ def needs(
         place=place,
         states=states * side_by_side,
         predictions=predictions,
-        rows=max(rows for _, rows in sizes),
+        rows=max(size.rows for size in sizes),
         history=history_bytes(config, context.population.clients),
-        checkpoint=max(size + rows for size, rows in sizes) * side_by_side,
-        checkpoints=sum(size + rows for size, rows in sizes) * config.seeds,
+        checkpoint=max(size.whole + size.rows for size in sizes) * side_by_side,
+        checkpoints=sum(size.whole + size.rows for size in sizes) * config.seeds,
         evaluations=evaluations(config),
         local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
     )

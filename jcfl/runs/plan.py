@@ -24,7 +24,7 @@ from jcfl.runs.answers import refuse_replaced, with_answers, without
 from jcfl.runs.config import Config, checked, unchecked
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of, without_effect
-from jcfl.runs.needs import Needs, bytes_of, needs, refuse_beyond_device, refuse_long_history
+from jcfl.runs.needs import Needs, StateBytes, bytes_of, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import (
     Objects,
     checked_method,
@@ -160,8 +160,8 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
             algorithms = algorithms_of(config, context, objects)
         except InputError:
             raise too_large from None
-    sizes = [state_bytes(item, federation) for item in algorithms.values()]
-    most = max(size for size, _ in sizes)
+    sizes = [state_bytes(item, federation, context.resources.devices) for item in algorithms.values()]
+    most = max(size.whole for size in sizes)
     if context.resources.states_on_host and config.seeds_in_one:
         raise InputError("client_states: host keeps one run's states; set seeds_in_one: false")
     if config.seeds_in_one is None:
@@ -351,7 +351,7 @@ def algorithms_of(config: Config, context: Context, objects: Objects) -> dict[st
     }
 
 
-def state_bytes(algorithm: Algorithm, federation: Federation) -> tuple[int, int]:
-    """How many bytes an algorithm's state takes on the device, and how many its clients' states take on the host."""
+def state_bytes(algorithm: Algorithm, federation: Federation, count: int = 1) -> StateBytes:
+    """How many bytes an algorithm's state takes where."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
-    return bytes_of(state), onhost.row_bytes(state)
+    return StateBytes(bytes_of(state), onhost.row_bytes(state), devices.bytes_on_device(state, count))

@@ -12,7 +12,7 @@ from flax import struct
 
 from jcfl.core.evaluation import with_validation
 from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
-from jcfl.runs.devices import cores, keys_on_devices, on_every_device
+from jcfl.runs.devices import cores, keys_on_devices, on_every_device, state_on_devices
 from jcfl.types import Algorithm, Array, Federation, State
 from jcfl.types.target import target
 
@@ -68,6 +68,7 @@ class Family(NamedTuple):
     evaluate: Callable[..., dict[str, Array]]  # (state, scalars, federation)
     seconds: float  # spent compiling
     devices: int = 1
+    places: Any = None  # the shardings of a state, if there are several devices
     parted: Callable[[State], Running] = lambda state: state
     joined: Callable[[Any], State] = lambda state: state
 
@@ -141,8 +142,7 @@ def compiling(
     """
     where = on_every_device(devices) if devices > 1 else None
     several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
-    init = several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None))
-    init = jax.jit(init, out_shardings=where)
+    init = jax.jit(several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None)))
     step = lambda state, scalars, federation: make(scalars).step(state, federation.at(state.round))
     step = several(step, (0, 0, None))
     evaluation = lambda scalars: with_validation(make(scalars).evaluate)
@@ -162,10 +162,14 @@ def compiling(
     try:
         with no_garbage_collection():
             state = jax.eval_shape(init, first, like, federation)
-            state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state)
-            rounds = jax.jit(advance, donate_argnums=0, out_shardings=where)
+            placed = state_on_devices(state, devices, lanes) if devices > 1 else None
+            if placed is not None:
+                at = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+                state = jax.tree.map(at, state, placed)
+            rounds = jax.jit(advance, donate_argnums=0, out_shardings=placed)
             block = compiled(rounds.lower(state, like, federation, np.int32(0)), options)  # first: it takes the longest
-            begin = compiled(init.lower(first, like, federation), seldom)
+            begin = init if placed is None else jax.jit(init, out_shardings=placed)
+            begin = compiled(begin.lower(first, like, federation), seldom)
             judged = compiled(jax.jit(evaluate, out_shardings=where).lower(state, like, federation), seldom)
     finally:
         pool.shutdown(wait=False)
@@ -176,7 +180,7 @@ def compiling(
         tidy()
         refuse_too_large(made)
         begin, block, figures = map(one_at_a_time, made)
-        return Family(begin, block, figures, max(ends) - start, devices)
+        return Family(begin, block, figures, max(ends) - start, devices, placed)
 
     return wait
 
@@ -227,8 +231,10 @@ def on_threads(one: Family, lanes: int, split: Callable[[Any], list[Any]], join:
         judge = lambda state, scalars: jax.block_until_ready(one.evaluate(state, scalars, federation))
         return join(list(pool.map(judge, lanes.states, split(scalars))))
 
-    parted, joined = (lambda state: Lanes(split(state))), (lambda lanes: join(lanes.states))
-    return Family(init, advance, evaluate, one.seconds, one.devices, parted, joined)
+    placed = (lambda state: state) if one.places is None else (lambda state: jax.device_put(state, one.places))
+    parted = lambda state: Lanes([placed(lane) for lane in split(state)])
+    joined = lambda lanes: join(lanes.states)
+    return Family(init, advance, evaluate, one.seconds, one.devices, one.places, parted, joined)
 
 
 def finished_future(state: State) -> Future[State]:

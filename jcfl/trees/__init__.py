@@ -104,14 +104,18 @@ def steady_mean(rows: Models, real: Array) -> Models:
     return sums(scale[None] / jnp.maximum(number, 1), rows)
 
 
-def remixed(weights: Array, stacked: Models) -> Models:
-    """`mix` with `weights` [k, k], a part of every model at a time, so that the k models can be changed in place."""
+def remixed(weights: Array, stacked: Models, parts: int = 16) -> Models:
+    """`mix` with `weights` [k, k], a part of every model at a time, so that the k models can be changed in place.
+
+    Args:
+        parts: how many parts of a matrix are taken one after another.
+    """
 
     def one(leaf: Array) -> Array:
         width = leaf.shape[1] if leaf.ndim > 2 else 0
-        if not width:
+        if not width or parts == 1:
             return mix(weights, leaf)
-        part = max(size for size in range(1, width + 1) if width % size == 0 and size <= max(1, width // PARTS))
+        part = max(size for size in range(1, width + 1) if width % size == 0 and size <= max(1, width // parts))
 
         def put(turn: Array, leaf: Array) -> Array:
             rows = jax.lax.dynamic_slice_in_dim(leaf, turn * part, part, 1)
@@ -120,10 +124,6 @@ def remixed(weights: Array, stacked: Models) -> Models:
         return jax.lax.fori_loop(0, width // part, put, leaf)
 
     return jax.tree.map(one, stacked)
-
-
-PARTS = 16
-"""Parts of a matrix that `remixed` takes one after another."""
 
 
 def zeros_after(true: Array, like: Models) -> Models:
@@ -161,8 +161,8 @@ def finite(stacked: Models) -> Array:
     reads models in a product some ten times as fast as in a sum or a test of all numbers.
     """
     leaves = [leaf for leaf in jax.tree.leaves(stacked) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
-    flags = [jnp.isfinite(row @ jnp.zeros(row.shape[1], row.dtype)) for row in rows]
+    zeros = lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype)
+    flags = [jnp.isfinite(jnp.tensordot(leaf, zeros(leaf), leaf.ndim - 1)) for leaf in leaves]
     return jnp.stack(flags).all(0)
 
 

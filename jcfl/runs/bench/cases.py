@@ -33,6 +33,19 @@ def fedavg(model: str, size: int) -> Maker:
     return make
 
 
+def own_models(method: str) -> Maker:
+    """A round with a model for each of 4,800 clients, which together take 31 GB; a tenth of the clients trains."""
+
+    def make(quick: bool, devices: int) -> Plan:
+        federation = made_up_federation(*(16, 20) if quick else (4800, 50))
+        model = {"name": "mlp", "hidden": 16 if quick else 2048}
+        train = {"lr": 0.1, "epochs": 5, "batch_size": 50}
+        given = {"model": model, "method": method, "train": train, "participation": 0.1, "devices": devices}
+        return planned(*config_and_objects(federation, given))
+
+    return make
+
+
 def quickstart(method: Any) -> Maker:
     """A round of one of the quickstart's methods."""
     changed = {"method": method} if method else {}
@@ -48,6 +61,8 @@ CASES: dict[str, Maker] = {
     "stocfl-100-general": stocfl(1.0, "general"),
     "fedavg-cnn": fedavg("cnn_fashion", 32),
     "fedavg-mlp": fedavg("mlp", 20),
+    "ditto-4800": own_models("ditto"),
+    "fesem-4800": own_models("fesem"),
     "quickstart-stocfl": quickstart(None),
     "quickstart-fedavg": quickstart("fedavg"),
     "quickstart-ifca": quickstart({"name": "ifca", "clusters": 4}),

@@ -16,13 +16,13 @@ from typing import Any
 import jax
 
 from jcfl import trees
-from jcfl.core import engine
+from jcfl.core import sharded
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast import factored
 from jcfl.results import writing
 from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.cases import CASES, configuration, planned_for
-from jcfl.runs.devices import on_every_device
+from jcfl.runs.devices import on_every_device, state_on_devices
 from jcfl.runs.plan import Plan
 from jcfl.types import Federation, State
 from jcfl.types.target import Target, at_hand, compiling_for
@@ -103,9 +103,13 @@ def case(target: str, name: str, quick: bool, data_dir: str | None = None) -> di
     with compiling_for(absent.with_devices(aimed)) as there:
         alone = jax.sharding.SingleDeviceSharding(there.devices[0])
         on = on_every_device(aimed.devices) if aimed.devices > 1 else alone
-        there_too = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on)
-        arguments = jax.tree.map(there_too, (state, jax.eval_shape(lambda tree: tree, plan.federation)))
-        lowered = jax.jit(step, donate_argnums=0, out_shardings=on).lower(*arguments)
+        lanes = plan.config.seeds if plan.config.seeds_in_one else 1
+        several = aimed.devices > 1
+        places = state_on_devices(state, aimed.devices, lanes) if several else jax.tree.map(lambda leaf: on, state)
+        there_too = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+        state = jax.tree.map(there_too, state, places)
+        federation = jax.tree.map(lambda leaf: there_too(leaf, on), jax.eval_shape(lambda tree: tree, plan.federation))
+        lowered = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, federation)
         begun = time.perf_counter()
         try:
             program = lowered.compile()
@@ -169,8 +173,8 @@ def settled(plan: Plan) -> hlo.Turns:
             return 0
         if inner.startswith("compiling.<locals>.advance:"):  # the rounds of a block
             return 1
-        if inner.startswith("sums_of_devices:"):
-            return -(-clusters // engine.EXCHANGED)
+        if inner.startswith(("fetched:", "sums_of_devices:")):
+            return -(-clusters // sharded.EXCHANGED)
         if inner.startswith("train_tiles:"):
             taken = not with_others if alone else with_others or "begun = train(" not in source
             return clusters * (each if alone else -(-each // tile)) * taken

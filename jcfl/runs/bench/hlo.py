@@ -103,7 +103,7 @@ def cost(text: str, host_loops: bool, turns: Turns = lambda source: None) -> Cos
         if one.kind in NO_KERNEL:
             return Cost()
         if one.kind.removesuffix("-start") in COLLECTIVES:
-            return Cost(kernels=1, collectives=1, sent=size(one.shape))
+            return Cost(kernels=1, collectives=1, sent=received(one))
         usual, exact = products(program, near, one)
         return Cost(1, 0, moved(program, near, one), usual, exact)
 
@@ -143,6 +143,17 @@ def known_turns(program: Program, one: Instruction) -> int | None:
     if last.kind == "compare" and "direction=LT" in last.rest and limits:
         return int(limits[0].rest.split(")", 1)[0])
     return None
+
+
+def received(one: Instruction) -> float:
+    """The bytes that a collective returns on one device.
+
+    The start of one that goes on beside other work returns what it was given before the results; not so a sum.
+    """
+    if not one.kind.endswith("-start") or one.kind == "all-reduce-start":
+        return size(one.shape)
+    arrays = [found[0] for found in ARRAY.finditer(one.shape)]
+    return sum(map(size, arrays[len(arrays) // 2 :]))
 
 
 def size(shape: str) -> int:

@@ -105,7 +105,7 @@ class Training:
         plan = self.plan(group[0])
         seeds = group[0].config.seeds
         make = algorithm_by_options(plan.config, plan.context, plan.objects)
-        width = side_by_side(group, plan, state_bytes(make({}), plan.federation)[0])
+        width = side_by_side(group, plan, state_bytes(make({}), plan.federation).whole)
         batch = seeds if plan.config.seeds_in_one else 1
         if width > 1:
             plan = self.plan(group[0], width * batch)
