@@ -35,8 +35,8 @@ def shared_out(stream: CohortTraining, work: Work, devices: int) -> CohortTraini
         across = lambda rows: jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, place(leaf)), rows)
         sent = {name: kept for name, kept in state.clients.items() if name not in SERVER_SIDE}
         kept, parts = across(trees.take(sent, parts.row)), parts.replace(row=jnp.arange(parts.who.size) % s)
-        far = needs_few_models(work, state)
-        alone = far and work.apart
+        far = needs_few_models(work, state)  # then a device holds a part of every cluster's model
+        alone = far and work.apart  # then a client's cluster is its own, and its model one more thing that it keeps
         trained, models, specs = trained_clusters(parts, state), state.clusters, all_
         if alone:
             models, specs = across(trees.take(models, parts.label)), each
@@ -58,9 +58,9 @@ def shared_out(stream: CohortTraining, work: Work, devices: int) -> CohortTraini
             return found, jax.lax.psum(common, "clients"), uploads
 
         inside = all_, all_, each, specs, each, all_, all_
-        shared_out = jax.shard_map(part, mesh=mesh, in_specs=inside, out_specs=(specs, all_, each), check_vma=False)
+        on_all = jax.shard_map(part, mesh=mesh, in_specs=inside, out_specs=(specs, all_, each), check_vma=False)
         view = state.replace(clients={}, clusters=())
-        models, common, uploads = shared_out(key, view, kept, models, parts, trained, federation)
+        models, common, uploads = on_all(key, view, kept, models, parts, trained, federation)
         first = lambda rows: jax.tree.map(lambda leaf: leaf[:count], across(rows))
         if alone:
             models = put_trained(state, participants, participants.label, first(models))
@@ -79,11 +79,11 @@ def needs_few_models(work: Work, state: State) -> bool:
     return near and not kept and are_many(trees.count(state.clusters), state.labels.size)
 
 
-def fetched(parts: Models, like: Model, part: Participants, room: int, devices: int) -> tuple[Models, Array]:
+def fetched(held: Models, like: Model, part: Participants, room: int, devices: int) -> tuple[Models, Array]:
     """The models of the clusters of a device's clients, put together from the parts that all devices have.
 
     Args:
-        parts: this device's part of every cluster's model. [k, ...]
+        held: this device's part of every cluster's model. [k, ...]
         like: a whole model.
         part: this device's clients.
         room: how many clusters they can be in at most.
@@ -91,7 +91,7 @@ def fetched(parts: Models, like: Model, part: Participants, room: int, devices: 
     Returns:
         the models [q, ...], and every cluster's place among them, q for others and for a cluster k. [k + 1]
     """
-    k = trees.count(parts)
+    k = trees.count(held)
     mine = jnp.zeros(k, bool).at[part.label].set(True)
     wanted = jax.lax.psum(mine.astype(jnp.int32), "clients") > 0
     slots = slots_in_batches(mine, room)[0]
@@ -102,7 +102,7 @@ def fetched(parts: Models, like: Model, part: Participants, room: int, devices: 
     def fetch(turn: Any, found: Models) -> Models:
         some = batches[turn]
         put = lambda all_, one, axis: all_.at[place[some]].set(joined(one[some], axis), mode="drop")
-        return jax.tree.map(put, found, parts, divided_axes(like, devices))
+        return jax.tree.map(put, found, held, divided_axes(like, devices))
 
     first = jax.tree.map(lambda leaf: jnp.zeros((q, *leaf.shape), leaf.dtype), like)
     return jax.lax.fori_loop(0, -(-wanted.sum() // batches.shape[1]), fetch, first), place
