@@ -84,12 +84,13 @@ class Merge(Clustering):
             chunk=context.resources.chunk,
             tile=self.tile(method.describe, task, context),
             budget=context.resources.room // 8,
-            parts=16 if context.resources.devices == 1 else 1,  # several devices have a part of the models each
             departures=context.population.departures,
             renew=method.when.renew,
             follow=partial(server.merged, method=method),
             privacy=context.privacy,
         )
+        if context.resources.devices > 1:  # they have a part of the models each already
+            settings = settings._replace(parts=1)
         begin: Callable[[Key, State], Any] = lambda key, state: method.describe.begin(context, key, state)  # pyright: ignore
         return merge_similar(settings, begin)
 

@@ -42,10 +42,10 @@ class Settings(NamedTuple):
     chunk: int  # clients described at a time
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
-    parts: int  # parts of the cluster models that are averaged one after another
     departures: bool  # whether clients ever leave
     renew: int | None = None  # after how many rounds a sampled client is described again; None: never
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
+    parts: int = 16  # parts of the cluster models that are averaged one after another
     privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
 
 
