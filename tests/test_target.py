@@ -3,6 +3,7 @@
 import json
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from jcfl import cli, models, registry
 from jcfl.core import memory
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TooLarge
 from jcfl.runs.bench import absent, cases, compiled, hlo
 from jcfl.types.target import Target, at_hand, compiling_for, target
 from tests import tiny
@@ -139,6 +140,23 @@ def test_a_part_that_is_read_inside_another_fusion_counts_as_a_part():
     assert hlo.cost(NESTED, False).bytes == 2 * 8 * 8 * 4 + 4  # the row, read and written, and its number
 
 
+EXCHANGED = """HloModule exchanged
+
+ENTRY %main (rows: f32[4,8]) -> f32[8,8] {
+  %rows = f32[4,8]{1,0} parameter(0)
+  %begun = (f32[4,8]{1,0}, f32[8,8]{1,0}) all-gather-start(%rows), dimensions={0}
+  %sum = f32[4,8]{1,0} all-reduce-start(%rows), to_apply=%add
+  ROOT %done = f32[8,8]{1,0} all-gather-done(%begun)
+}
+"""
+
+
+def test_what_a_collective_was_given_is_not_what_it_sends():
+    """Its start returns both, so that it can go on beside other work; that of a sum returns the sum alone."""
+    found = hlo.cost(EXCHANGED, True)
+    assert (found.collectives, found.sent) == (2, 4 * (8 * 8 + 4 * 8))
+
+
 def test_a_target_that_cannot_be_compiled_for_is_refused_in_one_line(monkeypatch):
     with pytest.raises(InputError, match="did you mean 'v5e-8'"):
         absent.target_named("v5e-2")
@@ -211,6 +229,18 @@ def test_a_users_file_is_planned_for_the_target(mine):
     assert (list(plan.algorithms), plan.config.devices) == (["ifca"], 1)
     assert plan.context.resources.budget == there.memory // 4
     assert isinstance(plan.federation.x, np.ndarray)
+
+
+def test_devices_hold_a_part_of_every_clients_model_each(mine, monkeypatch):
+    """The eight models take 2.5 MB, and such states may take 2 MB of a device."""
+    text = MINE.replace("{name: ifca, clusters: 3}", "ditto").replace("hidden: 4", "hidden: 1024")
+    Path(mine).write_text(text.replace("compare: [stocfl]", "client_states: device"))
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    with compiling_for(replace(GPU, memory=8 * 2**20)):
+        with pytest.raises(TooLarge, match="keeps the last model of each of 8 clients"):
+            cases.planned_for(1, mine, False, None)
+        four = cases.planned_for(4, mine, False, None)
+    assert four.needs.states < four.needs.checkpoint / 2  # a quarter of eight models, and the whole global model
 
 
 @pytest.mark.usefixtures("installed")
