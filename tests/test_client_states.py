@@ -35,10 +35,16 @@ def run(given, federation=None, **more):
     return jcfl.run(federation or attended(), **base | {"engine": "general"} | given | more)
 
 
+THREE = dict.fromkeys(onhost.AT_A_TIME, 3 * 4 * 172)
+"""So many bytes that three models are gone through at a time."""
+
+
 @functools.cache
 def on_device(name):
-    """The run of a case with states on the device."""
-    return run(CASES[name], client_states="device")
+    """The run of a case with states on the device, of which three are gone through at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onhost, "AT_A_TIME", THREE)
+        return run(CASES[name], client_states="device")
 
 
 def built(**given):
@@ -61,13 +67,13 @@ def same(one, two, tolerance=0.0):
 
 @pytest.mark.parametrize("name", CASES)
 def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
-    """Clients arrive late and depart; models on the host are gone through three at a time, and others all at once.
+    """Clients arrive late and depart, and the models are gone through three at a time.
 
     With the tests' flags, XLA rounds the last digit differently in programs that differ in a gather; `test_large` has
     the test without them.
     """
     before = on_device(name)
-    monkeypatch.setattr(onhost, "AT_A_TIME", dict.fromkeys(onhost.AT_A_TIME, 3 * 4 * 172))
+    monkeypatch.setattr(onhost, "AT_A_TIME", THREE)
     on_host = run(CASES[name], client_states="host")
     held = jax.tree.leaves(on_host.state, is_leaf=lambda leaf: isinstance(leaf, HostRows))
     assert any(isinstance(leaf, HostRows) for leaf in held)
@@ -75,7 +81,7 @@ def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
 
 
 def test_a_run_goes_on_with_states_elsewhere(tmp_path, monkeypatch):
-    """From a file, where they take more of the memory than they may, to the device and back."""
+    """The states are in a file first, as for too little memory, then on the device, and then in a file again."""
     monkeypatch.setattr(onhost, "SHARE", 2**60)
     run(CASES["fesem"], client_states="host", rounds=1, out=tmp_path)
     run(CASES["fesem"], client_states="device", rounds=3, out=tmp_path, resume=True)

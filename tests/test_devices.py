@@ -15,7 +15,7 @@ from jcfl import registry, trees
 from jcfl.core import sharded
 from jcfl.core.privacy import Privacy
 from jcfl.runs.bench import hlo
-from jcfl.runs.devices import on_devices, on_every_device, state_on_devices
+from jcfl.runs.devices import on_devices, on_every_device, placed_shapes, state_on_devices
 from tests import tiny
 
 registry.load()
@@ -62,10 +62,8 @@ for name, options in {"fedavg": {}, "ifca": {"clusters": 8}, "ditto": {}, "fesem
     algorithm = tiny.built(name, small, **options)
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
     places = state_on_devices(state, 8)
-    there = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-    program = lambda function, out: (
-        jax.jit(function, out_shardings=out).lower(jax.tree.map(there, state, places), data).compile()
-    )
+    there = placed_shapes(state, places)
+    program = lambda function, out: jax.jit(function, out_shardings=out).lower(there, data).compile()
     step, one = program(algorithm.step, places), 4 * trees.parameters(state.shared)
     print(name, "sends", hlo.cost(step.as_text(), True).sent / one)
     print(name, "keeps", step.memory_analysis().output_size_in_bytes / one)
@@ -109,7 +107,7 @@ def test_devices_send_each_other_the_means_and_nothing_else(printed):
 
 
 def test_devices_divide_what_64_clients_keep(printed):
-    """An eighth each, and the last layer's biases, which they cannot divide; copies of it all would be 64 models."""
+    """Each device holds an eighth, and all biases of the last layer, which cannot be divided. A copy is 64 models."""
     kept, sent = numbers(printed, "keeps"), numbers(printed, "sends")
     assert max(kept["ditto"], kept["fesem"]) < 64 / 4
     assert sent["ditto"] < 6, "the models of two clients to each device and back, and the means"

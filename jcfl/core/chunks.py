@@ -151,11 +151,12 @@ def device_mesh(devices: int) -> jax.sharding.Mesh:
 
 
 FEW = 64
-"""So many cluster models each device has in whole; more are one for each client, or slots for clusters to come."""
+"""Up to this number of cluster models, each device holds all of them. A larger number means one model for each client,
+or slots that are kept for new clusters; devices divide these models."""
 
 
 def are_many(k: int, clients: int) -> bool:
-    """Whether devices divide the models of k clusters among them, because there are as many as clients, or `FEW`."""
+    """Whether devices divide the models of k clusters: if there are as many as clients, or more than `FEW`."""
     return k > min(FEW, clients - 1)
 
 

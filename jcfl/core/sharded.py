@@ -35,22 +35,22 @@ def shared_out(stream: CohortTraining, work: Work, devices: int) -> CohortTraini
         across = lambda rows: jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, place(leaf)), rows)
         sent = {name: kept for name, kept in state.clients.items() if name not in SERVER_SIDE}
         kept, parts = across(trees.take(sent, parts.row)), parts.replace(row=jnp.arange(parts.who.size) % s)
-        far = needs_few_models(work, state)  # then a device holds a part of every cluster's model
-        alone = far and work.apart  # then a client's cluster is its own, and its model one more thing that it keeps
+        few = needs_few_models(work, state)  # then each device holds a part of every cluster's model
+        alone = few and work.apart  # then each client has a cluster of its own, and only it needs that model
         trained, models, specs = trained_clusters(parts, state), state.clusters, all_
         if alone:
             models, specs = across(trees.take(models, parts.label)), each
-        elif far:
+        elif few:
             specs = jax.tree.map(lambda leaf: place(leaf).spec, models)
 
         def part(key: Key, view: State, kept: Any, models: Models, part: Participants, trained: Any, data: Federation):
             near, places, label = models, None, part.label
             if alone:
                 label = part.row
-            elif far:
+            elif few:
                 near, places = fetched(models, view.shared, part, s, devices)
                 label = places[part.label]
-            labels = jnp.full_like(view.labels, -1).at[part.who].set(label) if far else view.labels
+            labels = jnp.full_like(view.labels, -1).at[part.who].set(label) if few else view.labels
             view = view.replace(clients=kept, clusters=near, labels=labels)
             found, common, uploads = stream(key, view, part.replace(label=label), data, keep)
             if not alone:

@@ -89,7 +89,7 @@ class Merge(Clustering):
             follow=partial(server.merged, method=method),
             privacy=context.privacy,
         )
-        if context.resources.devices > 1:  # they have a part of the models each already
+        if context.resources.devices > 1:  # each device holds only a part of every model, which it averages at once
             settings = settings._replace(parts=1)
         begin: Callable[[Key, State], Any] = lambda key, state: method.describe.begin(context, key, state)  # pyright: ignore
         return merge_similar(settings, begin)

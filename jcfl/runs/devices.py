@@ -145,14 +145,25 @@ def state_on_devices(state: State, devices: int, lanes: int = 1) -> Any:
     return jax.tree.map(place, state, is_divided(state, lanes))
 
 
+def placed_shapes(tree: Any, places: Any) -> Any:
+    """The shapes of a tree's arrays with the shardings `places`, to compile programs before the arrays exist."""
+    at = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+    return jax.tree.map(at, tree, places)
+
+
 def bytes_on_device(state: State, devices: int) -> int:
     """How many bytes of a state take memory of one device; shapes are enough. A CPU's devices have one memory."""
-    size = lambda leaf: leaf.size * leaf.dtype.itemsize
     if memories(devices) == 1:
-        return sum(map(size, jax.tree.leaves(state)))
+        return bytes_of(state)
     has_axis = lambda leaf: chunks.divided_axis(leaf.shape, devices) is not None
-    taken = lambda leaf, divided: size(leaf) // (devices if divided and has_axis(leaf) else 1)
+    taken = lambda leaf, divided: bytes_of(leaf) // (devices if divided and has_axis(leaf) else 1)
     return sum(jax.tree.leaves(jax.tree.map(taken, state, is_divided(state))))
+
+
+def bytes_of(tree: Any) -> int:
+    """Bytes of all arrays in a tree; shapes are enough."""
+    leaves: Iterable[Any] = jax.tree.leaves(tree)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def keys_on_devices(data: np.ndarray, devices: int) -> jax.Array:

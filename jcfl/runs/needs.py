@@ -1,7 +1,7 @@
 """What a run needs before it begins: bytes on the device and on the host, and steps of local training."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jcfl.core.memory import free_memory
 from jcfl.errors import available_memory, refuse_beyond_memory
 from jcfl.results.checkpoints import KEPT
 from jcfl.runs.config import Config
-from jcfl.runs.devices import over_hosts
+from jcfl.runs.devices import bytes_of, over_hosts
 from jcfl.types import Federation
 from jcfl.types.host import OnHost, whole_map
 from jcfl.types.target import target
@@ -182,9 +182,3 @@ def refuse_beyond_device(found: Needs, federation: Federation) -> None:
     }
     shown = ", ".join(f"{name} ({decimal(size)})" for name, size in parts.items())
     refuse_beyond_memory(shown, sum(parts.values()), advice[largest], int(over_hosts(free_memory(), np.min)))
-
-
-def bytes_of(tree: Any) -> int:
-    """Bytes of all arrays in a tree; shapes are enough."""
-    leaves: Iterable[Any] = jax.tree.leaves(tree)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -22,9 +22,10 @@ from jcfl.methods import addons
 from jcfl.runs import accounting, automatic, devices, hosts, schedules
 from jcfl.runs.answers import refuse_replaced, with_answers, without
 from jcfl.runs.config import Config, checked, unchecked
+from jcfl.runs.devices import bytes_of
 from jcfl.runs.environment import made_by
 from jcfl.runs.faults import attacked, faults_of, without_effect
-from jcfl.runs.needs import Needs, StateBytes, bytes_of, needs, refuse_beyond_device, refuse_long_history
+from jcfl.runs.needs import Needs, StateBytes, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import (
     Objects,
     checked_method,

@@ -12,7 +12,7 @@ from flax import struct
 
 from jcfl.core.evaluation import with_validation
 from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
-from jcfl.runs.devices import cores, keys_on_devices, on_every_device, state_on_devices
+from jcfl.runs.devices import cores, keys_on_devices, on_every_device, placed_shapes, state_on_devices
 from jcfl.types import Algorithm, Array, Federation, State
 from jcfl.types.target import target
 
@@ -164,8 +164,7 @@ def compiling(
             state = jax.eval_shape(init, first, like, federation)
             placed = state_on_devices(state, devices, lanes) if devices > 1 else None
             if placed is not None:
-                at = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-                state = jax.tree.map(at, state, placed)
+                state = placed_shapes(state, placed)
             rounds = jax.jit(advance, donate_argnums=0, out_shardings=placed)
             block = compiled(rounds.lower(state, like, federation, np.int32(0)), options)  # first: it takes the longest
             begin = init if placed is None else jax.jit(init, out_shardings=placed)

@@ -104,7 +104,7 @@ def steady_mean(rows: Models, real: Array) -> Models:
     return sums(scale[None] / jnp.maximum(number, 1), rows)
 
 
-def remixed(weights: Array, stacked: Models, parts: int = 16) -> Models:
+def remixed(weights: Array, stacked: Models, parts: int) -> Models:
     """`mix` with `weights` [k, k], a part of every model at a time, so that the k models can be changed in place.
 
     Args:

@@ -22,7 +22,7 @@ from jcfl.fast import factored
 from jcfl.results import writing
 from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.cases import CASES, configuration, planned_for
-from jcfl.runs.devices import on_every_device, state_on_devices
+from jcfl.runs.devices import on_every_device, placed_shapes, state_on_devices
 from jcfl.runs.plan import Plan
 from jcfl.types import Federation, State
 from jcfl.types.target import Target, at_hand, compiling_for
@@ -106,9 +106,8 @@ def case(target: str, name: str, quick: bool, data_dir: str | None = None) -> di
         lanes = plan.config.seeds if plan.config.seeds_in_one else 1
         several = aimed.devices > 1
         places = state_on_devices(state, aimed.devices, lanes) if several else jax.tree.map(lambda leaf: on, state)
-        there_too = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-        state = jax.tree.map(there_too, state, places)
-        federation = jax.tree.map(lambda leaf: there_too(leaf, on), jax.eval_shape(lambda tree: tree, plan.federation))
+        state, data = placed_shapes(state, places), jax.eval_shape(lambda tree: tree, plan.federation)
+        federation = placed_shapes(data, jax.tree.map(lambda leaf: on, data))
         lowered = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, federation)
         begun = time.perf_counter()
         try:

@@ -148,7 +148,8 @@ def known_turns(program: Program, one: Instruction) -> int | None:
 def received(one: Instruction) -> float:
     """The bytes that a collective returns on one device.
 
-    The start of one that goes on beside other work returns what it was given before the results; not so a sum.
+    XLA can begin a collective by one instruction (`…-start`) and end it by another. The shape of the first lists the
+    operands and then the results; only that of `all-reduce-start` lists the results alone.
     """
     if not one.kind.endswith("-start") or one.kind == "all-reduce-start":
         return size(one.shape)
