@@ -48,11 +48,14 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         return grouping.init(first_state(method, context, tied, kept, tables, key), federation)
 
     def sampled(state: State, federation: Federation) -> Cohort:
-        pick = round_keys(state.key, state.round).pick
+        return sampled_by(round_keys(state.key, state.round).pick, state, federation)
+
+    def sampled_by(pick: Key, state: State, federation: Federation) -> Cohort:
         return sample(pick, context.population, available(method, context, state, federation))
 
     def step(state: State, federation: Federation) -> State:
-        keys, cohort = round_keys(state.key, state.round), sampled(state, federation)
+        keys = round_keys(state.key, state.round)
+        cohort = sampled_by(keys.pick, state, federation)
         state = sent = grouping.before(keys.group, state, cohort, federation)
         number = cohort.present.sum()
         cohort = context.faults.reliability.arrived(keys.fail, cohort)

@@ -76,8 +76,7 @@ class KMeans(Clustering):
                 found = kmeans.fit(key, points, weights, k, iterations=steps, metric=metric, **more, **shared)
             else:
                 found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, metric=metric, **shared)
-            own = kmeans.distances(points, found.centres, metric).min(1)
-            return kmeans.refilled(found.labels, weights > 0, own, k)
+            return kmeans.refilled(found.labels, weights > 0, found.own, k)
 
         return fitted
 

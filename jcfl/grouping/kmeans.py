@@ -26,6 +26,7 @@ class Clustering(NamedTuple):
     """What K-means found."""
 
     labels: Array  # [m] int32, the nearest centre of every client
+    own: Array  # [m] every client's distance to that centre
     centres: Array  # [k, d]
     inertia: Array  # [] the weighted sum of clients' distances to their centres
 
@@ -62,7 +63,7 @@ def fit(
         trim: the fraction in [0, 1) of each cluster's clients that is dropped; see `lloyd`.
 
     Returns:
-        labels, centres and inertia; centres are NaN if no run ended with a finite inertia.
+        what the best run found; centres are NaN, and distances infinite, if no run ended with a finite inertia.
     """
     run = runner(points, weights, iterations, metric, centre, trim)
 
@@ -73,7 +74,8 @@ def fit(
 
     m, d = points.shape
     none = jnp.full((k, d), jnp.nan, points.dtype)
-    start = Clustering(jnp.zeros(m, jnp.int32), none, jnp.array(jnp.inf, points.dtype))
+    far = jnp.full(m, jnp.inf, points.dtype)
+    start = Clustering(jnp.zeros(m, jnp.int32), far, none, jnp.array(jnp.inf, points.dtype))
     return lax.fori_loop(0, restarts, attempt, start)
 
 
@@ -97,7 +99,7 @@ def lloyd(
         points, weights, iterations, metric, centre, trim: as for `fit`.
 
     Returns:
-        the last centres, the labels of an assignment to them, and its inertia.
+        the last centres, and the assignment to them.
     """
     return runner(points, weights, iterations, metric, centre, trim)(centres)
 
@@ -119,18 +121,23 @@ def runner(
         labels, own = table.argmin(1).astype(jnp.int32), table.min(1)
         return labels, own, trimmed(labels, weights, own, trim, centres.shape[0])
 
-    def update(carry):
-        step, old, _ = carry
+    def turn(carry):
+        """Assign clients to the centres, and update these unless it is the last turn."""
+        step, old, *_ = carry
         labels, own, counted = assigned(old)
-        new = updated(rule, labels, counted, own, old)
+        new = jnp.where(step < iterations, updated(rule, labels, counted, own, old), old)
         # Centres are compared and not labels, because the old centres decide which client an empty cluster gets.
-        return step + 1, new, (new != old).any()
+        return step + 1, new, (labels, own, counted), (step < iterations) & (new != old).any()
 
     def run(centres: Array) -> Clustering:
-        carry = (0, centres.astype(points.dtype), jnp.array(True))
-        _, centres, _ = lax.while_loop(lambda carry: (carry[0] < iterations) & carry[2], update, carry)
-        labels, own, counted = assigned(centres)
-        return Clustering(labels, centres, jnp.where(counted > 0, counted * own, 0).sum())
+        centres = centres.astype(points.dtype)
+        if isinstance(iterations, int) and iterations == 0:
+            labels, own, counted = assigned(centres)
+        else:
+            nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(assigned, centres))
+            carry = (0, centres, nothing, jnp.array(True))
+            _, centres, (labels, own, counted), _ = lax.while_loop(lambda carry: carry[-1], turn, carry)
+        return Clustering(labels, own, centres, jnp.where(counted > 0, counted * own, 0).sum())
 
     return run
 
@@ -245,6 +252,8 @@ def refilled(labels: Array, present: Array, own: Array, k: int) -> Array:
 
 def trimmed(labels: Array, weights: Array, own: Array, trim: Array | float, k: int) -> Array:
     """Weights [m], zero for the fraction `trim` of each cluster's clients that is farthest from its centre."""
+    if isinstance(trim, float) and trim == 0:
+        return weights
     cluster = jnp.where(weights > 0, labels, k)  # the absent are a cluster of their own
     size = jnp.bincount(cluster, length=k + 1)
     order = jnp.lexsort((-own, cluster))
