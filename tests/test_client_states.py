@@ -12,9 +12,9 @@ import pytest
 import jcfl
 from jcfl import InputError
 from jcfl.core import context, onhost
-from jcfl.errors import Notice, Unwritable
+from jcfl.errors import Notice, TooLarge, Unwritable
 from jcfl.methods.ifca import ifca
-from jcfl.runs import disk, plan
+from jcfl.runs import compiling, disk, plan
 from jcfl.trees import rows
 from jcfl.trees.rows import HostRows, HostTable
 from tests import tiny
@@ -52,9 +52,16 @@ def built(**given):
     return plan.planned(*plan.config_and_objects(attended(), {"model": tiny.task(), "participation": 0.5, **given}))
 
 
+def is_rows(leaf):
+    return isinstance(leaf, HostRows)
+
+
+def on_host_at_all(state):
+    return any(map(is_rows, jax.tree.leaves(state, is_leaf=is_rows)))
+
+
 def leaves(state):
     """All arrays of a state of one seed, those on the host too. Lanes' axis is left out."""
-    is_rows = lambda leaf: isinstance(leaf, HostRows)
     whole = lambda leaf: leaf.table.read(0, np.arange(leaf.count)) if is_rows(leaf) else leaf[0]
     found = jax.tree.map(whole, state, is_leaf=is_rows)
     return jax.tree.leaves(found.replace(key=()))
@@ -75,8 +82,7 @@ def test_figures_are_those_with_states_on_the_device(name, monkeypatch):
     before = on_device(name)
     monkeypatch.setattr(onhost, "AT_A_TIME", THREE)
     on_host = run(CASES[name], client_states="host")
-    held = jax.tree.leaves(on_host.state, is_leaf=lambda leaf: isinstance(leaf, HostRows))
-    assert any(isinstance(leaf, HostRows) for leaf in held)
+    assert on_host_at_all(on_host.state)
     same(before, on_host, 1e-6)
 
 
@@ -84,7 +90,8 @@ def test_a_run_goes_on_with_states_elsewhere(tmp_path, monkeypatch):
     """The states are in a file first, as for too little memory, then on the device, and then in a file again."""
     monkeypatch.setattr(onhost, "SHARE", 2**60)
     run(CASES["fesem"], client_states="host", rounds=1, out=tmp_path)
-    run(CASES["fesem"], client_states="device", rounds=3, out=tmp_path, resume=True)
+    on_it = run(CASES["fesem"], client_states="device", rounds=3, out=tmp_path, resume=True)
+    assert not on_host_at_all(on_it.state)
     same(on_device("fesem"), run(CASES["fesem"], client_states="host", out=tmp_path, resume=True), 1e-6)
 
 
@@ -95,11 +102,24 @@ def test_seeds_do_not_see_the_rows_of_those_before(tmp_path):
 
 
 def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):
-    assert built(method="fesem").config.client_states == "device"
-    monkeypatch.setattr(context, "free_memory", lambda: 4 * 8 * 4 * 171)  # a quarter of it holds no eight models
+    assert built(method="fesem").config.client_states is None
+    monkeypatch.setattr(context, "free_memory", lambda: 2 * 8 * 4 * 171)  # half of it holds no eight models
     assert built(method="fesem").config.client_states == "host"
+    assert built(method="scaffold").config.client_states == "host"
     with pytest.raises(InputError, match="fesem keeps the last model of each of 8 clients"):
         built(method="fesem", participation=1.0)  # whose cohort does not fit either
+
+
+def test_states_are_on_the_host_where_only_then_the_compiled_programs_fit(monkeypatch, tmp_path):
+    """They fit the device, but not with what a round takes beside them, even of one client at a time."""
+    go = functools.partial(run, CASES["fesem"], budget=1, out=tmp_path)
+    monkeypatch.setattr(compiling, "free_memory", lambda: 0)
+    with pytest.raises(TooLarge) as error:
+        go(client_states="device")
+    monkeypatch.setattr(compiling, "free_memory", lambda: error.value.need - 1)
+    found = go()
+    assert on_host_at_all(found.state) and "client_states: host" in (tmp_path / "config.yaml").read_text()
+    same(on_device("fesem"), found, 1e-6)
 
 
 @pytest.mark.parametrize(

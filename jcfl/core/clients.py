@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jcfl import trees
 from jcfl.core import parts, soft
-from jcfl.core.context import Context, model_bytes
+from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Client
 from jcfl.core.local import Trainer
@@ -155,16 +155,8 @@ def kept_states(method: Method, context: Context) -> KeptStates:
     if train.models == "all":
         k = method.group.slots(context)
         found["membership"] = lambda first: jnp.full(k, 1 / k, jnp.result_type(float))
-    refuse_beyond_budget(sizes, context)
+    if not context.resources.states_on_host:
+        advice = "set client_states: host, leave it out, or take fewer clients or a smaller model"
+        clients, devices = context.population.clients, context.resources.devices
+        refuse_too_large(", ".join(sizes), clients, sum(sizes.values()), advice, memories(devices))
     return found | method.group.keeps(method, context)
-
-
-def refuse_beyond_budget(sizes: dict[str, int], context: Context) -> None:
-    """Refuse states of clients, in bytes by what they are, that together exceed a round's memory."""
-    clients, budget = context.population.clients, context.resources.budget * memories(context.resources.devices)
-    need = clients * sum(sizes.values())
-    if need > budget and not context.resources.states_on_host:
-        raise InputError(
-            f"{', '.join(sizes)}: {clients} clients' take {need / 2**30:.1f} GiB, and a round may take "
-            f"{budget / 2**30:.1f}; set client_states: host, leave it out, or take fewer clients or a smaller model"
-        )

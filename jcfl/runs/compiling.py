@@ -4,7 +4,7 @@ import gc
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from time import perf_counter
@@ -79,17 +79,22 @@ def known(options: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in options.items() if name not in given} or None
 
 
-def refuse_too_large(made: Sequence[jax.stages.Compiled]) -> None:
-    """Refuse programs that work on more than the device has free, which XLA knows before they run.
+def refuse_too_large(init: jax.stages.Compiled, rounds: jax.stages.Compiled, evaluate: jax.stages.Compiled) -> None:
+    """Refuse programs that take more than the device has free, which XLA knows before they run.
+
+    Rounds write the new state in place of the old one, and an evaluation has the state beside what it makes.
 
     Raises:
         TooLarge: the line says how much that is.
     """
-    sizes = [program.memory_analysis() for program in made]
-    each = [size.temp_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes for size in sizes if size]
+    sizes = [size for program in (init, rounds, evaluate) if (size := program.memory_analysis()) is not None]
+    if len(sizes) < 3:
+        return
+    state = sizes[0].output_size_in_bytes
+    each = [size.temp_size_in_bytes + size.output_size_in_bytes for size in sizes]
+    need = max(*each, each[2] + state)
     advice = "take fewer clients, clusters or classes, or a smaller model"
-    room = int(over_hosts(free_memory(), np.min))
-    refuse_beyond_memory("a round or an evaluation", max(each, default=0), advice, room)
+    refuse_beyond_memory("a round or an evaluation", need, advice, int(over_hosts(free_memory(), np.min)))
 
 
 TRACED = 32

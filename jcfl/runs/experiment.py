@@ -139,7 +139,8 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     if changed:
         raise InputError(f"a resumed run keeps its configuration; {'; '.join(changed)} (rounds may change)")
     moved = {"rounds": config.rounds, "data_dir": config.data_dir or stored.data_dir, "track": config.track}
-    return stored.model_copy(update=moved)
+    places = {key: getattr(config, key) for key in ("examples", "client_states")}  # the machine may be another
+    return stored.model_copy(update=moved | {key: place for key, place in places.items() if place is not None})
 
 
 def configuration(folder: Path) -> Config:
@@ -359,4 +360,6 @@ def replan(run: Run, error: Exception) -> None:
     less = smaller(run.plan) if short else None
     if less is None:
         raise error
+    if less.needs.rows > run.plan.needs.rows:
+        disk.check(less.needs, None if run.folder is None else run.folder.path)
     run.replan(less)

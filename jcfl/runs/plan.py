@@ -151,38 +151,58 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
         models_at=config.compare_models,
     )
     accounting.refuse_without_accountant(context)
+    plan = measured(config, federation, context, objects)
+    federation = plan.federation
+    if plan.needs.place == "host":
+        federation = devices.with_examples_on_host(federation)
+    return plan._replace(federation=devices.on_devices(federation, several))
+
+
+def measured(config: Config, federation: Federation, context: Context, objects: Objects) -> Plan:
+    """The plan of a run, with its clients' states on the host if only there they fit and `config` leaves it open.
+
+    Raises:
+        TooLarge: the run does not fit the device.
+        InputError: a method cannot be had so.
+    """
+    on_host = context.resources.states_on_host
     try:
         algorithms = algorithms_of(config, context, objects)
+        sizes = [state_bytes(item, federation, context.resources.devices) for item in algorithms.values()]
+        if on_host and config.seeds_in_one:
+            raise InputError("client_states: host keeps one run's states; set seeds_in_one: false")
+        if config.seeds_in_one is None:
+            small = max(size.whole for size in sizes) * config.seeds <= SMALL and not on_host
+            config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and small})
+        trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
+        need = needs(config, federation, context, sizes, trained)
+        refuse_beyond_device(need, federation)
     except TooLarge as too_large:
-        if config.client_states is not None:
+        if on_host or config.client_states is not None:
             raise
-        context = context._replace(resources=context.resources._replace(states_on_host=True))
-        try:
-            algorithms = algorithms_of(config, context, objects)
-        except InputError:
+        plan = with_states_on_host(config, federation, context, objects)
+        if plan is None:
             raise too_large from None
-    sizes = [state_bytes(item, federation, context.resources.devices) for item in algorithms.values()]
-    most = max(size.whole for size in sizes)
-    if context.resources.states_on_host and config.seeds_in_one:
-        raise InputError("client_states: host keeps one run's states; set seeds_in_one: false")
-    if config.seeds_in_one is None:
-        small = most * config.seeds <= SMALL and not context.resources.states_on_host
-        config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and small})
-    trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
-    need = needs(config, federation, context, sizes, trained)
-    refuse_beyond_device(need, federation)
-    if need.place == "host":
-        federation = devices.with_examples_on_host(federation)
-    federation = devices.on_devices(federation, context.resources.devices)
-    free = config.chunk is None
+        return plan
     machine = {
         "examples": need.place,
-        "client_states": "host" if context.resources.states_on_host else "device",
+        "client_states": "host" if on_host else config.client_states,  # which may stay open: programs may be too large
         "chunk": context.resources.chunk,
         "budget": context.resources.budget,
         "made_by": made_by(config.made_by),
     }
+    free = config.chunk is None
     return Plan(config.model_copy(update=machine), federation, context, algorithms, need, objects, free)
+
+
+def with_states_on_host(config: Config, federation: Federation, context: Context, objects: Objects) -> Plan | None:
+    """The plan of a run with its clients' states on the host; None if they fit no better or cannot be there."""
+    context = context._replace(resources=context.resources._replace(states_on_host=True))
+    try:
+        plan = measured(config, federation, context, objects)
+    except InputError:
+        return None
+    return plan if plan.needs.rows else None
 
 
 def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
@@ -208,8 +228,16 @@ def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
 
 
 def smaller(plan: Plan) -> Plan | None:
-    """The plan with half as many clients at a time; its states do not change. None if it cannot be made smaller."""
+    """The plan of a run that takes less memory; None if it cannot be made smaller.
+
+    Its clients' states are on the host where they take more than a round may, and else half as many clients train at a
+    time.
+    """
     resources = plan.context.resources
+    if plan.config.client_states is None and plan.needs.states > resources.budget:
+        found = with_states_on_host(plan.config, plan.federation, plan.context, plan.objects)
+        if found is not None:
+            return found._replace(chunk_is_free=plan.chunk_is_free)
     if resources.chunk == 1 and resources.room < LEAST:
         return None
     resources = resources._replace(chunk=-(-resources.chunk // 2), room=resources.room // 2, tile=None)

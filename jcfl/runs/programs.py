@@ -177,7 +177,7 @@ def compiling(
     def wait() -> Family:
         made, ends = zip(*(future.result() for future in futures), strict=True)
         tidy()
-        refuse_too_large(made)
+        refuse_too_large(*made)
         begin, block, figures = map(one_at_a_time, made)
         return Family(begin, block, figures, max(ends) - start, devices, placed)
 
