@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from jcfl import metrics, registry
-from jcfl.core.method import QUESTIONS
-from jcfl.errors import InputError
+from jcfl.core.context import Context
+from jcfl.core.method import QUESTIONS, Method
 from jcfl.runs import config
 from jcfl.runs.automatic import with_stand_ins
-from jcfl.runs.plan import settled
+from jcfl.runs.plan import settled, takes
 from jcfl.runs.reproducing.tables import Table, shipped
 from jcfl.view import facts, plotting
 from jcfl.view.options import Option
@@ -137,18 +137,22 @@ def needed(name: str) -> list[str]:
 @cache
 def taken(name: str) -> list[str]:
     """The add-ons that a method takes."""
-    return [addon for addon in registry.names("addon") if takes(name, addon)]
+    found = []
+    for addon in registry.names("addon"):
+        bare = ("method.lam=0",) if (name, addon) == ("stocfl", "cam") else ()  # a pull to what is added has no meaning
+        method, context = built(name, *bare)
+        found += [addon] * takes(method, [{"name": addon}], context)
+    return found
 
 
-def takes(name: str, addon: str) -> bool:
-    """Whether a method takes an add-on."""
-    bare = ["method.lam=0"] if (name, addon) == ("stocfl", "cam") else []  # a pull to what is added has no meaning
-    words = [*TINY, f"method.name={name}", *needed(name), f"method.addons=[{addon}]", *bare]
-    try:
-        settled(with_stand_ins(config.read("quickstart", words)))
-    except InputError:
-        return False
-    return True
+@cache
+def built(name: str, *words: str) -> tuple[Method, Context]:
+    """A method's value without add-ons, and the context of a small run of it."""
+    plan = settled(with_stand_ins(config.read("quickstart", [*TINY, f"method.name={name}", *needed(name), *words])))
+    (algorithm,) = plan.algorithms.values()
+    if algorithm.method is None:
+        raise ValueError(f"{name} is no value, so its add-ons are not known")
+    return algorithm.method, plan.context
 
 
 def prose(text: str) -> str:

@@ -236,7 +236,7 @@ def test_devices_hold_a_part_of_every_clients_model_each(mine, monkeypatch):
     text = MINE.replace("{name: ifca, clusters: 3}", "ditto").replace("hidden: 4", "hidden: 1024")
     Path(mine).write_text(text.replace("compare: [stocfl]", "client_states: device"))
     monkeypatch.setattr(jax, "device_count", lambda: 4)
-    with compiling_for(replace(GPU, memory=8 * 2**20)):
+    with compiling_for(replace(GPU, memory=4 * 2**20)):
         with pytest.raises(TooLarge, match="keeps the last model of each of 8 clients"):
             cases.planned_for(1, mine, False, None)
         four = cases.planned_for(4, mine, False, None)

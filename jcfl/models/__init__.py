@@ -1,7 +1,10 @@
 """Models: the papers' networks by name, and any Flax module of the user's as a `Task`."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax.numpy as jnp
 
 from jcfl import registry
 from jcfl.models.adapter import cross_entropy, task
@@ -26,5 +29,22 @@ def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> T
     >>> build("linear", (4, 4, 1), 3).head
     ('head',)
     """
-    chosen = registry.options("model", name, options)
-    return registry.find("model", name)(tuple(shape), classes, **chosen)
+    chosen, make = registry.options("model", name, options), registry.find("model", name)
+    given = tuple(sorted(chosen.items()))
+    try:
+        hash(given)
+    except TypeError:  # a user's model may take lists
+        return make(tuple(shape), classes, **chosen)
+    return made(make, tuple(shape), classes, given, jnp.result_type(float))
+
+
+@functools.lru_cache(maxsize=32)
+def made(
+    make: Callable[..., Task], shape: tuple[int, ...], classes: int, options: tuple[tuple[str, Any], ...], floats: Any
+) -> Task:
+    """A model that is tried out once, because many runs of a process have the same.
+
+    Args:
+        floats: the type of Python's floats at present, which a model's parameters may have.
+    """
+    return make(shape, classes, **dict(options))
