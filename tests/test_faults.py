@@ -68,7 +68,9 @@ def test_krum_is_its_loops(several, far):
     """Also if an upload that is absent and one that is hostile are far away from all others."""
     rows = jax.tree.map(lambda leaf: leaf[[3, 1, 2, 0, 4, 7, 6, 5, 8, 9]], uploads())  # the first is not the nearest
     rows["params"]["a"][[1, 4]] += far
-    found = flat(robust.krum(LABELS, WEIGHTS, rows, default(), share=0.3, several=several))
+    found = flat(
+        jax.jit(lambda *given: robust.krum(*given, share=0.3, several=several))(LABELS, WEIGHTS, rows, default())
+    )
     for cluster in (0, 1):
         own = flat(rows)[of_cluster(cluster)].astype(float)
         np.testing.assert_allclose(found[cluster], krum_by_loops(own, 0.3, several), rtol=1e-5)

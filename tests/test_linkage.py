@@ -94,11 +94,11 @@ def test_ties_go_to_the_smallest_ids(seed, kind, clusters):
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_limits_hold_and_a_distance_at_the_threshold_does_not_unite(kind):
     distance, present = np.abs(symmetric(np.random.default_rng(3))), np.ones(M, bool)
-    both = linkage.agglomerate(jnp.array(distance), jnp.array(present), kind, threshold=0.5, clusters=5)
+    both = jax.jit(lambda *given: linkage.agglomerate(*given, kind, threshold=0.5, clusters=5))(distance, present)
     np.testing.assert_array_equal(both, search(distance, present, kind, 0.5, 5))
-    pair = jnp.array([[0.0, 2.0], [2.0, 0.0]])
-    assert linkage.agglomerate(pair, jnp.ones(2, bool), kind, threshold=2.0).tolist() == [0, 1]
-    assert linkage.agglomerate(pair, jnp.ones(2, bool), kind, threshold=2.1).tolist() == [0, 0]
+    pair = np.array([[0.0, 2.0], [2.0, 0.0]])
+    assert agglomerated(pair, np.ones(2, bool), kind, threshold=2.0).tolist() == [0, 1]
+    assert agglomerated(pair, np.ones(2, bool), kind, threshold=2.1).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,6 +71,7 @@ def terms():
     }
 
 
+@functools.partial(jax.jit, static_argnames="slots")
 def sent(live, *, label=1, stale=1.0, slots=5):
     """Three clusters and two slots that hold something else."""
     models = jax.vmap(tiny.task().init)(jax.random.split(jax.random.key(0), slots))
@@ -79,12 +80,13 @@ def sent(live, *, label=1, stale=1.0, slots=5):
     return Broadcast(jnp.int32(label), own, models, own, jnp.ones(slots) / slots, (), live=live)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def slope(name, message):
     """A term's value and gradient at a model that is none of the clusters'."""
     model = jax.tree.map(lambda leaf: leaf + 0.1, tiny.task().init(jax.random.key(9)))
     data = tiny.federation()
     batch = Clients(jnp.asarray(data.x[:6]), jnp.asarray(data.y[:6]), jnp.arange(6) < 5)
-    return jax.jit(jax.value_and_grad(lambda model: terms()[name](model, batch, message)))(model)
+    return jax.value_and_grad(lambda model: terms()[name](model, batch, message))(model)
 
 
 @pytest.mark.parametrize("name", ["contrastive", "features", "logits"])
