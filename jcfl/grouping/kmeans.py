@@ -121,8 +121,8 @@ def runner(
         labels, own = table.argmin(1).astype(jnp.int32), table.min(1)
         return labels, own, trimmed(labels, weights, own, trim, centres.shape[0])
 
-    def turn(carry):
-        """Assign clients to the centres, and update these unless it is the last turn."""
+    def iterate(carry):
+        """Assign clients to the centres, and update these unless it is the last iteration."""
         step, old, *_ = carry
         labels, own, counted = assigned(old)
         new = jnp.where(step < iterations, updated(rule, labels, counted, own, old), old)
@@ -136,7 +136,7 @@ def runner(
         else:
             nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(assigned, centres))
             carry = (0, centres, nothing, jnp.array(True))
-            _, centres, (labels, own, counted), _ = lax.while_loop(lambda carry: carry[-1], turn, carry)
+            _, centres, (labels, own, counted), _ = lax.while_loop(lambda carry: carry[-1], iterate, carry)
         return Clustering(labels, own, centres, jnp.where(counted > 0, counted * own, 0).sum())
 
     return run

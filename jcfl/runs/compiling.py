@@ -91,8 +91,8 @@ def refuse_too_large(init: jax.stages.Compiled, rounds: jax.stages.Compiled, eva
     if len(sizes) < 3:
         return
     state = sizes[0].output_size_in_bytes
-    each = [size.temp_size_in_bytes + size.output_size_in_bytes for size in sizes]
-    need = max(*each, each[2] + state)
+    first, each_round, evaluation = (size.temp_size_in_bytes + size.output_size_in_bytes for size in sizes)
+    need = max(first, each_round, evaluation + state)
     advice = "take fewer clients, clusters or classes, or a smaller model"
     refuse_beyond_memory("a round or an evaluation", need, advice, int(over_hosts(free_memory(), np.min)))
 
