@@ -53,7 +53,7 @@ ADDONS: dict[str, dict[str, Any]] = {
     "finetune": {"steps": 2},
     "voting": {},
     "robust": {"rule": "trimmed_mean", "beta": 0.3},
-    "exclude": {"limit": 2.0},
+    "exclude": {"limit": 0.5},  # of so few clients in a cluster none is far away
 }
 SINGLE = ("finetune", "voting", "robust", "exclude")
 TAKES = (
@@ -306,6 +306,10 @@ def test_an_empty_cluster_keeps_its_model(name, addons):
         tiny.same(of(turn + 1), of(turn))
         kept += len(empty)
     assert kept or k == 1
+
+
+def test_the_case_with_exclusion_leaves_a_client_out():
+    assert any(states.clients["suspected"].any() for states in outcome(*JOINED[0]).loops)
 
 
 @pytest.mark.parametrize("name", ["ifca", "cfl", "stocfl"])
