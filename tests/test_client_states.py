@@ -30,9 +30,11 @@ CASES = {
 }
 
 
+BASE = {"rounds": 4, "evaluate_every": 1, "participation": 0.5, "train": TRAIN, "engine": "general"}
+
+
 def run(given, federation=None, **more):
-    base = {"model": tiny.task(), "rounds": 4, "evaluate_every": 1, "participation": 0.5, "train": TRAIN}
-    return jcfl.run(federation or attended(), **base | {"engine": "general"} | given | more)
+    return jcfl.run(federation or attended(), **{"model": tiny.task(), **BASE} | given | more)
 
 
 THREE = dict.fromkeys(onhost.AT_A_TIME, 3 * 4 * 172)
@@ -120,6 +122,9 @@ def test_states_are_on_the_host_where_only_then_the_compiled_programs_fit(monkey
     found = go()
     assert on_host_at_all(found.state) and "client_states: host" in (tmp_path / "config.yaml").read_text()
     same(on_device("fesem"), found, 1e-6)
+    over = {"method.lam": [0.1, 0.2]}
+    points = jcfl.sweep(attended(), over, model=tiny.task(), budget=1, **BASE | CASES["fesem"])
+    np.testing.assert_array_equal(points.histories[0].labels, found.labels)
 
 
 @pytest.mark.parametrize(

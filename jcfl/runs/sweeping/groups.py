@@ -19,7 +19,7 @@ from jcfl.runs import automatic, trackers
 from jcfl.runs.compiling import round_options
 from jcfl.runs.config import FITTED, Config
 from jcfl.runs.environment import made_by
-from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, state_bytes
+from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, smaller, state_bytes
 from jcfl.runs.programs import Family, Scalars, family_begun
 from jcfl.runs.provenance import fingerprint
 from jcfl.runs.replicas import OnProgress, train
@@ -97,17 +97,23 @@ class Training:
                 self.done += point.config.rounds * point.config.seeds
         return self.left()
 
-    def train_group(self, group: Sequence[Point], names: Sequence[str], stop: threading.Event) -> None:
+    def train_group(
+        self, group: Sequence[Point], names: Sequence[str], stop: threading.Event, less: Plan | None = None
+    ) -> None:
         """Train points that differ only in the options `names`.
 
-        If one of these options cannot be an array, the points are trained again in a group for each of its values.
+        If one of these options cannot be an array, the points are trained again in a group for each of its values. If
+        the programs do not fit the memory, the points that are left are trained by a smaller plan.
+
+        Args:
+            less: the plan of the first point, made smaller; None if that has not been necessary.
         """
-        plan = self.plan(group[0])
+        plan = self.plan(group[0]) if less is None else less
         seeds = group[0].config.seeds
         make = algorithm_by_options(plan.config, plan.context, plan.objects)
         width = side_by_side(group, plan, state_bytes(make({}), plan.federation).whole)
         batch = seeds if plan.config.seeds_in_one else 1
-        if width > 1:
+        if width > 1 and less is None:
             plan = self.plan(group[0], width * batch)
             make = algorithm_by_options(plan.config, plan.context, plan.objects)
         runs = [self.run(point, plan) for point in group]
@@ -123,7 +129,12 @@ class Training:
                     devices, options = plan.context.resources.devices, round_options(plan.context)
                     families[lanes] = family_begun(make, values, plan.federation, lanes, devices, options)()
                 except TooLarge:
-                    raise
+                    less = smaller(plan)
+                    if less is None:
+                        raise
+                    left = [point for point in group if point.name not in self.histories]
+                    self.train_group(left, names, stop, less)
+                    return
                 except (TypeError, InputError):  # the code branches on an option, or an option cannot be an array
                     if not names:
                         raise
