@@ -14,7 +14,7 @@ from jcfl import InputError
 from jcfl.core import context, onhost
 from jcfl.errors import Notice, TooLarge, Unwritable
 from jcfl.methods.ifca import ifca
-from jcfl.runs import compiling, disk, plan
+from jcfl.runs import compiling, disk, experiment, plan
 from jcfl.trees import rows
 from jcfl.trees.rows import HostRows, HostTable
 from tests import tiny
@@ -125,6 +125,14 @@ def test_states_are_on_the_host_where_only_then_the_compiled_programs_fit(monkey
     over = {"method.lam": [0.1, 0.2]}
     points = jcfl.sweep(attended(), over, model=tiny.task(), budget=1, **BASE | CASES["fesem"])
     np.testing.assert_array_equal(points.histories[0].labels, found.labels)
+
+
+def test_final_states_that_the_host_cannot_join_are_not_kept(monkeypatch):
+    monkeypatch.setattr(experiment, "available_memory", lambda: 4 * 8 * 4 * 171)  # of both seeds, joined, more
+    with pytest.warns(Notice, match="fesem: history.state will be None, because the final states of 2 seeds take"):
+        found = run(CASES["fesem"], seeds=2, rounds=1)
+    assert found.state is None and found["accuracy_micro"].shape == (2, 1)
+    assert run(CASES["fesem"], rounds=1).state is not None
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ class History:
             The classes. [n] int
 
         Raises:
-            InputError: the run has no state (one that was loaded, that failed, or in `others`), the examples or
-                clients are not those of its federation, or the run had its examples or its clients' states on the
-                host.
+            InputError: the run has no state (one that was loaded, that failed, in `others`, or with more states than
+                the host holds), the examples or clients are not those of its federation, or the run had its examples or
+                its clients' states on the host.
         """
         return self.logits(x, clients, seed=seed).argmax(-1)
 

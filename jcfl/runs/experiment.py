@@ -13,8 +13,18 @@ from typing import Annotated, Any
 
 import jax
 from pydantic import Field
+from rich.filesize import decimal
 
-from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError, Unregistered, Unwritable
+from jcfl.errors import (
+    Damaged,
+    InputError,
+    Notice,
+    TooLarge,
+    TrainingError,
+    Unregistered,
+    Unwritable,
+    available_memory,
+)
 from jcfl.nested import flat
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
@@ -23,13 +33,14 @@ from jcfl.results.writer import refuse_taken
 from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
 from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config, read
-from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, smaller
+from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, smaller, state_bytes
 from jcfl.runs.predicting import Predictor
 from jcfl.runs.provenance import differences, fingerprint, settings
 from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
 from jcfl.runs.run import Clients, Run
 from jcfl.types import Federation
+from jcfl.types.target import target
 
 AHEAD = 4
 """How many methods of a comparison are compiled side by side."""
@@ -237,7 +248,7 @@ def execute(
             whole.begin(plan.config.text(), measured=False)
         stack.enter_context(loop.interruptible(stop, out is not None))
         for run, compiling in compiled_ahead(runs):
-            keep = keep_state and not histories
+            keep = keep_state and not histories and holds_states(run)
             histories[run.name] = alone(run, compiling, clients, on_progress or (lambda progress: None), stop, keep)
             if whole is not None:
                 whole.put_json("comparison.json", {name: item.summary for name, item in histories.items()})
@@ -297,6 +308,23 @@ def alone(
     except KeyboardInterrupt:
         run.tracking.end({})
         raise
+
+
+def holds_states(run: Run) -> bool:
+    """Whether the host can hold the final states of all seeds, also while they are joined; a notice says if it cannot.
+
+    A CPU has the state of a single seed already.
+    """
+    seeds, room = run.plan.config.seeds, available_memory()
+    copies = 2 * seeds if seeds > 1 else int(not target().is_cpu)
+    if copies * run.plan.needs.states <= room:  # which is at least one state
+        return True
+    need = copies * state_bytes(run.algorithm, run.plan.federation).whole
+    if need <= room:
+        return True
+    told = f"{run.name}: history.state will be None, because the final states of {seeds} seeds take {decimal(need)} of "
+    warnings.warn(f"{told}memory while they are put together, and {decimal(room)} are free", Notice, stacklevel=2)
+    return False
 
 
 def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compiling]]:
