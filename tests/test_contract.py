@@ -53,7 +53,7 @@ ADDONS: dict[str, dict[str, Any]] = {
     "finetune": {"steps": 2},
     "voting": {},
     "robust": {"rule": "trimmed_mean", "beta": 0.3},
-    "exclude": {"limit": 0.5},  # of so few clients in a cluster none is far away
+    "exclude": {"limit": 0.5},  # by a higher limit nobody is far away in clusters of so few clients
 }
 SINGLE = ("finetune", "voting", "robust", "exclude")
 TAKES = (

@@ -139,7 +139,7 @@ def refuse_too_large(what: str, clients: int, each: int, instead: str, parts: in
     Raises:
         TooLarge: the line says how much it takes, and how much there is.
     """
-    need, room = clients * each, parts * free_memory() // 2  # going on from a checkpoint needs it and the states
+    need, room = clients * each, parts * free_memory() // 2  # the other half is for rounds and for reading checkpoints
     if need > room:
         raise TooLarge(
             f"{what} of each of {clients} clients: {need / 2**30:.1f} GiB, and there is room for "

@@ -131,7 +131,7 @@ def runner(
 
     def run(centres: Array) -> Clustering:
         centres = centres.astype(points.dtype)
-        if isinstance(iterations, int) and iterations == 0:
+        if isinstance(iterations, int) and iterations == 0:  # an update that never happens need not be compiled
             labels, own, counted = assigned(centres)
         else:
             nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(assigned, centres))
@@ -252,7 +252,7 @@ def refilled(labels: Array, present: Array, own: Array, k: int) -> Array:
 
 def trimmed(labels: Array, weights: Array, own: Array, trim: Array | float, k: int) -> Array:
     """Weights [m], zero for the fraction `trim` of each cluster's clients that is farthest from its centre."""
-    if isinstance(trim, float) and trim == 0:
+    if isinstance(trim, float) and trim == 0:  # known before compilation, so nothing has to be ranked
         return weights
     cluster = jnp.where(weights > 0, labels, k)  # the absent are a cluster of their own
     size = jnp.bincount(cluster, length=k + 1)

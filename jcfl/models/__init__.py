@@ -42,7 +42,7 @@ def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> T
 def made(
     make: Callable[..., Task], shape: tuple[int, ...], classes: int, options: tuple[tuple[str, Any], ...], floats: Any
 ) -> Task:
-    """A model that is tried out once, because many runs of a process have the same.
+    """A model, built and tried out once in a process, because many of its runs have the same one.
 
     Args:
         floats: the type of Python's floats at present, which a model's parameters may have.

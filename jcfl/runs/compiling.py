@@ -88,7 +88,7 @@ def refuse_too_large(init: jax.stages.Compiled, rounds: jax.stages.Compiled, eva
         TooLarge: the line says how much that is.
     """
     sizes = [size for program in (init, rounds, evaluate) if (size := program.memory_analysis()) is not None]
-    if len(sizes) < 3:
+    if len(sizes) < 3:  # not every backend says it
         return
     state = sizes[0].output_size_in_bytes
     first, each_round, evaluation = (size.temp_size_in_bytes + size.output_size_in_bytes for size in sizes)

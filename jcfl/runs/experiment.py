@@ -139,7 +139,8 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     """The configuration with which the run in a folder goes on.
 
     Raises:
-        InputError: the folder holds no run, or one of another configuration; only `rounds` may differ.
+        InputError: the folder holds no run, or one of another configuration; only `rounds` may differ, and what does
+            not change results.
     """
     stored = configuration(folder)
     stored = stored.model_copy(update={"tuned": stored.tuned or {}})  # not chosen anew in the middle of a run
@@ -317,7 +318,7 @@ def holds_states(run: Run) -> bool:
     """
     seeds, room = run.plan.config.seeds, available_memory()
     copies = 2 * seeds if seeds > 1 else int(not target().is_cpu)
-    if copies * run.plan.needs.states <= room:  # which is at least one state
+    if copies * run.plan.needs.checkpoint <= room:  # a checkpoint holds at least one whole state
         return True
     need = copies * state_bytes(run.algorithm, run.plan.federation).whole
     if need <= room:
