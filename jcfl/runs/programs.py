@@ -94,6 +94,11 @@ def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: 
     return begun(algorithm, federation, seeds, devices)().with_values({})
 
 
+def with_an_axis(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
+    """As `programs`, but several seeds have an axis in one program on every device, as on an accelerator."""
+    return compiling(lambda scalars: algorithm, {}, federation, seeds, devices, None)().with_values({})
+
+
 def begun(
     algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, options: Options = None
 ) -> Compiling:
