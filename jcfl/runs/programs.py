@@ -95,7 +95,7 @@ def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: 
 
 
 def with_an_axis(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
-    """As `programs`, but several seeds have an axis in one program on every device, as on an accelerator."""
+    """As `programs`, but several seeds are an axis of one program also on a CPU, where `programs` uses threads."""
     return compiling(lambda scalars: algorithm, {}, federation, seeds, devices, None)().with_values({})
 
 

@@ -114,15 +114,15 @@ def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
 
 
 def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
-    """Five seeds and one seed, in turn, and five seeds with an axis of their own in one program.
+    """One seed, five seeds as runs train them, and five seeds as an axis of one program, in turn.
 
-    On a CPU the five seeds are five runs of the program of one, on a thread for each core; on an accelerator they are
-    the program with an axis.
+    On a CPU, runs train five seeds by the program of one seed, on a thread for each core. On an accelerator they train
+    them as an axis of one program, so that the last two are the same there.
     """
     many, rounds = (2, 2) if quick else (5, 25)
     if case == "fedavg, images":
-        few, rounds = 0.5 if quick else 0.01, min(rounds, 5)
-        plan = table_one(quick, data_dir, model={"hidden": 200}, method="fedavg", participation=few)
+        rounds, share = min(rounds, 5), 0.5 if quick else 0.01
+        plan = table_one(quick, data_dir, model={"hidden": 200}, method="fedavg", participation=share)
     else:
         small = {"scenario": {"name": "rotated", "clients": 20}} if quick else {}
         plan = planned(*config_and_objects("quickstart", {"method": case, "compare": (), **small}))
