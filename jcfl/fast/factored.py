@@ -236,7 +236,7 @@ def train_tiles(
         kept = jax.tree.map(lambda out, new: out.at[place].set(new, mode="drop"), kept, full)
         sums = jax.tree.map(lambda sum_, new: jnp.where(begins[turn], new, sum_ + new), sums, new)
 
-        def close(clusters: Models, common: Model, place: Array, share: Callable[[Model], Model]):
+        def close(clusters: Models, common: Model, sums: Upload, place: Array, share: Callable[[Model], Model]):
             layers = [first_layer(first, model) for model in models[:references]]
             mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
             common = optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
@@ -244,13 +244,17 @@ def train_tiles(
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.
         # A GPU would have to get the end of a loop from the host.
-        complete = ends[turn] & counted[label]
+        is_last = ends[turn] & counted[label]
         if target().is_cpu:
-            once = lambda _, carry: close(carry[0], carry[1], label, lambda more: more)
-            clusters, common = jax.lax.fori_loop(0, complete.astype(int), once, (clusters, common))
+
+            def once(turn: Array, carry):
+                _, complete = jax.lax.optimization_barrier((turn, sums))  # else the mean is computed for every tile
+                return close(*carry, complete, label, lambda more: more)
+
+            clusters, common = jax.lax.fori_loop(0, is_last.astype(int), once, (clusters, common))
         else:
-            share = lambda more: trees.select(complete, more, optax.tree.zeros_like(more))
-            clusters, common = close(clusters, common, jnp.where(complete, label, k), share)
+            share = lambda more: trees.select(is_last, more, optax.tree.zeros_like(more))
+            clusters, common = close(clusters, common, sums, jnp.where(is_last, label, k), share)
         return clusters, common, kept, sums
 
     shapes = jax.eval_shape(part, jnp.int32(0), [state.shared] * 2)

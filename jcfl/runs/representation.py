@@ -45,16 +45,15 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     tile = max(2, plan.context.resources.budget // (4 * size))  # two tiles of gradients take half of the budget
     order = rng.permutation(m)[: min(COMPARED, TILES * tile)]
     pictured = np.sort(order[: picture_count(federation)])
-    key = stream(jax.random.key(config.seed), Stream.MODEL)
     compared = np.sort(order)
     return {
         **{split: label_counts(federation, split).astype(np.int32) for split in federation.splits},
         **{name: np.asarray(getattr(federation, name)) for name in OF_CLIENTS},
         **({"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}),
         "compared": compared.astype(np.int32),
-        "cosine": cosines(task, key, federation, compared, tile, plan.context.resources.budget // 2),
+        "cosine": cosines(task, config.seed, federation, compared, tile, plan.context.resources.budget // 2),
         "pictured": pictured.astype(np.int32),
-        "images": np.asarray(federation.x[first_rows(federation, rng, pictured)]),
+        "images": np.asarray(jax.jit(lambda x, rows: x[rows])(federation.x, first_rows(federation, rng, pictured))),
     }
 
 
@@ -72,16 +71,17 @@ def first_rows(federation: Federation, rng: np.random.Generator, who: np.ndarray
     return np.asarray(split.rows)[start + rng.integers(np.maximum(size, 1))]
 
 
-def cosines(task: Task, key: jax.Array, federation: Federation, who: np.ndarray, tile: int, budget: int) -> np.ndarray:
-    """The upper triangle of the cosines between clients' gradients at a new model. [n (n - 1) / 2]"""
+def cosines(task: Task, seed: int, federation: Federation, who: np.ndarray, tile: int, budget: int) -> np.ndarray:
+    """The upper triangle of the cosines between clients' gradients at the seed's new model. [n (n - 1) / 2]"""
     tile = min(tile, len(who))
     chunk = memory.chunk_size(task, federation, tile, federation.train.width, 2, budget)
 
     def psi(key, federation, who):
-        anchor = task.init(key)
+        anchor = task.init(stream(key, Stream.MODEL))
         describe = lambda client, data: normalised(anchor_gradient(task, anchor, data))
         return chunks.over_clients(describe, federation, who, chunk)
 
+    key = jax.random.key(seed)
     parts = np.resize(who, (-(-len(who) // tile), tile))  # the last one filled up with the first clients
     described, inner = jax.jit(psi).lower(key, federation, parts[0]).compile(cheap_options()), jax.jit(trees.inner)
     full = np.zeros((parts.size, parts.size), np.float32)
