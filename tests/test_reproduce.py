@@ -211,6 +211,7 @@ def test_a_table_is_run_resumed_and_written(made, trained, capsys, monkeypatch):
     assert found["orders"][0]["verdict"] == "not run" and found["made"][0]["seeds"] == [0, 1]
     folder = trained.one / RUNS
     assert [place.name for place in folder.iterdir()] == ["FedAvg"]
+    assert not [*folder.rglob("checkpoints/*/*")], "the checkpoints of complete runs would fill the disk"
     assert "cannot be run here (1 number): data needed: cifar100" in trained.out and "IFCA_K=2" in trained.err
     assert "- Two seeds." in trained.out and "- The table was made up." in trained.out
     shutil.copytree(trained.both, made / "reproduction")

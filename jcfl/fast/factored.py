@@ -247,9 +247,9 @@ def train_tiles(
         is_last = ends[turn] & counted[label]
         if target().is_cpu:
 
-            def once(turn: Array, carry):
-                _, complete = jax.lax.optimization_barrier((turn, sums))  # else the mean is computed for every tile
-                return close(*carry, complete, label, lambda more: more)
+            def once(i: Array, carry):
+                _, complete = jax.lax.optimization_barrier((i, sums))  # else XLA computes the mean for every tile
+                return close(carry[0], carry[1], complete, label, lambda more: more)
 
             clusters, common = jax.lax.fori_loop(0, is_last.astype(int), once, (clusters, common))
         else:

@@ -143,6 +143,15 @@ def made(folder: Folder) -> dict[str, Any] | None:
     return None
 
 
+def delete(folder: Folder) -> None:
+    """Delete the checkpoints of a run that is complete and will not go on.
+
+    Raises:
+        Unwritable: the folder cannot be written.
+    """
+    folder.settle([str(file.relative_to(folder.path)) for file in folder.path.glob("checkpoints/*/*.npz")])
+
+
 def saved(folder: Folder, name: str) -> Saved:
     """A checkpoint without its state."""
     arrays = folder.arrays(name, "about", "metrics", *ARRAYS)

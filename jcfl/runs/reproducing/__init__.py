@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jcfl.errors import Absent, InputError, TooLarge, TrainingError, unknown
-from jcfl.results import History
+from jcfl.results import History, checkpoints
 from jcfl.runs import devices, experiment, loop
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Progress
@@ -179,7 +179,11 @@ def finished(place: Path, config: Config) -> History | Judgement | None:
 
 
 def attempted(made: Callable[[], Federation], config: Config, place: Path, settings: Settings) -> History | Judgement:
-    """A run trained to its end, or why it cannot be."""
+    """A run trained to its end, or why it cannot be.
+
+    Its checkpoints are deleted then: those of thousands of models would fill the disk before a table is complete, and
+    its numbers are in the other files.
+    """
     is_new = not begun(place)
     watch = lambda progress: settings.on_progress(progress._replace(name=f"{place.parents[1].name}, {progress.name}"))
     try:
@@ -187,7 +191,9 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
         config = config if is_new else experiment.resumed(place, config)
         plan = planned(config, Objects(federation=made()))
         with devices.claimed(place, new=is_new):
-            return experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
+            run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
+            checkpoints.delete(devices.folder(place))
+            return run
     except Absent:
         pieces = config.data if isinstance(config.data, tuple) else (config.data,)
         return Judgement("cannot be run here", f"data needed: {', '.join(piece.name for piece in pieces)}")
