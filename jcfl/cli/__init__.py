@@ -1,7 +1,6 @@
 """The command line: `main` is the console script; each other module has some of the commands."""
 
 import errno
-import gc
 import shlex
 import sys
 import warnings
@@ -20,14 +19,8 @@ COMMANDS = (training, tuning, viewing, comparing, choosing, reproducing, verifyi
 """The modules that add commands to the application when they are imported."""
 
 
-SELDOM = (200_000, 20, 20)
-"""Python's thresholds of garbage collection in a process of `jcfl`. Imports and traces make many objects that stay, and
-with the usual thresholds looking through them again and again takes 7 % of a short run."""
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: with status 0, with 2 for a user's mistake, with 130 when interrupted, else with 1."""
-    gc.set_threshold(*SELDOM)
     sys.exit(status(arguments))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jcfl.cli.app import DataDir, Overrides, app
+from jcfl.cli.app import DataDir, Overrides, app, begin_work
 from jcfl.cli.arguments import configured, preset_names, separated
 
 
@@ -42,10 +42,9 @@ def choose_k(
 
     from jcfl.results import writable
     from jcfl.runs import bars, choice
-    from jcfl.runs.environment import use_cache
     from jcfl.runs.yamltext import value_of
 
-    use_cache()
+    begin_work()
     config = configured(*separated(words, overrides))
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     found = choice.choose_k(

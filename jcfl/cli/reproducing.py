@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, Stopped, app
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, Stopped, app, begin_work
 from jcfl.cli.arguments import destination
 from jcfl.errors import InputError
 
@@ -49,7 +49,6 @@ def reproduce(
     from jcfl.results import writable
     from jcfl.results.files import writing
     from jcfl.runs import bars, devices, reproducing
-    from jcfl.runs.environment import use_cache
     from jcfl.runs.workers import from_command
     from jcfl.view import reproduction
 
@@ -60,7 +59,7 @@ def reproduce(
     if table is None:
         raise InputError("which table? `jcfl reproduce --list` lists all tables")
     sharing = from_command(workers)
-    use_cache()
+    begin_work()
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
     with bars.watched(bars.screen(stderr=True), quiet) as watch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Track, app, complain, stopping
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Track, app, begin_work, complain, stopping
 from jcfl.cli.arguments import (
     assigned,
     configured,
@@ -118,10 +118,9 @@ def train(
     from jcfl.results import writable
     from jcfl.results.writer import refuse_taken
     from jcfl.runs import bars, devices, experiment, hosts
-    from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import planned
 
-    use_cache()
+    begin_work()
     if not hosts.several():
         devices.split_cores()
     if is_new and out is not None:
@@ -194,7 +193,6 @@ def sweep(
     from jcfl.cli import display
     from jcfl.results import claimed
     from jcfl.runs import bars, sweeping
-    from jcfl.runs.environment import use_cache
     from jcfl.runs.workers import from_command
 
     sharing = from_command(workers)
@@ -209,7 +207,7 @@ def sweep(
         what, stem = names[0], f"{Path(names[0]).stem}-sweep"
         settings = assigned(changes) | {"made_by": {"command": shlex.join(context.obj)}, "decided": None}
     settings |= {"data_dir": str(data_dir)} if data_dir is not None else {}
-    use_cache()
+    begin_work()
     if by is not None:
         sweeping.refuse_score(by)
     whole = sweeping.points(what, grid(over), **settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stopped, Track, app
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stopped, Track, app, begin_work
 from jcfl.cli.arguments import configured, destination, once, option_overrides, separated
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def tune(
     """
     from jcfl.results import claimed, writable
     from jcfl.runs import bars, searching
-    from jcfl.runs.environment import use_cache
     from jcfl.runs.workers import from_command
     from jcfl.view import plotting
 
@@ -80,7 +79,7 @@ def tune(
     config = configured(names, changes + option_overrides(seeds, track))
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     given = {"made_by": {"command": shlex.join(context.obj)}}
-    use_cache()
+    begin_work()
     search = searching.searched(config, given, axes(over), by, trials, batch, sampler, halving, sharing)
     folder = out or Path("runs") / f"{Path(names[0]).stem}-tune"
     console, progress = bars.screen(), bars.screen(stderr=True)

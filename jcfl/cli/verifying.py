@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jcfl.cli.app import DataDir, app
+from jcfl.cli.app import DataDir, app, begin_work
 from jcfl.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
     from rich.text import Text
 
     from jcfl.runs import bars, verifying
-    from jcfl.runs.environment import use_cache
 
-    use_cache()
+    begin_work()
     console = bars.screen()
     with bars.watched(bars.screen(stderr=True), quiet) as watch:
         found = verifying.figures(folder, data_dir, watch)
