@@ -71,9 +71,9 @@ def stopping(command: str, folder: Path) -> Iterator[None]:
         raise InputError(f"{error}{more}") from None
 
 
-pass_over_imports = functools.cache(gc.freeze)
-"""Once in a process, tell the garbage collector that what is there stays. Without this it goes through all that imports
-made again and again, which took 8 % of a short run."""
+freeze_imports = functools.cache(gc.freeze)
+"""Tell the garbage collector, once in a process, that the objects of imports stay. Without this, the collector looks
+through these objects again and again, which took 8 % of a short run."""
 
 
 def begin_work() -> None:
@@ -81,7 +81,7 @@ def begin_work() -> None:
     from jcfl.runs.environment import use_cache
 
     use_cache()
-    pass_over_imports()
+    freeze_imports()
 
 
 def complain(message: str, code: int) -> int:

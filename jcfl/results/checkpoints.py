@@ -136,10 +136,9 @@ class Checkpoints:
 def made(folder: Folder) -> dict[str, Any] | None:
     """What made the newest sound checkpoint in a folder; None where there is none."""
     folder.renew(says=False)
-    files = [file for file in folder.path.glob("checkpoints/*/*.npz") if file.stem.isdigit()]
-    for file in sorted(files, key=lambda file: int(file.stem), reverse=True):
+    for name in sorted(names(folder), key=lambda name: int(Path(name).stem), reverse=True):
         with contextlib.suppress(Damaged):
-            return saved(folder, str(file.relative_to(folder.path))).made
+            return saved(folder, name).made
     return None
 
 
@@ -149,7 +148,13 @@ def delete(folder: Folder) -> None:
     Raises:
         Unwritable: the folder cannot be written.
     """
-    folder.settle([str(file.relative_to(folder.path)) for file in folder.path.glob("checkpoints/*/*.npz")])
+    folder.settle(names(folder))
+
+
+def names(folder: Folder) -> list[str]:
+    """The checkpoints of all seeds that are in a folder, sound or not."""
+    files = (file for file in folder.path.glob("checkpoints/*/*.npz") if file.stem.isdigit())
+    return [str(file.relative_to(folder.path)) for file in files]
 
 
 def saved(folder: Folder, name: str) -> Saved:

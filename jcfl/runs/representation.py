@@ -46,6 +46,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     order = rng.permutation(m)[: min(COMPARED, TILES * tile)]
     pictured = np.sort(order[: picture_count(federation)])
     compared = np.sort(order)
+    images = jax.jit(lambda x, rows: x[rows])  # one program; without jit, each of its operations is compiled by itself
     return {
         **{split: label_counts(federation, split).astype(np.int32) for split in federation.splits},
         **{name: np.asarray(getattr(federation, name)) for name in OF_CLIENTS},
@@ -53,7 +54,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
         "compared": compared.astype(np.int32),
         "cosine": cosines(task, config.seed, federation, compared, tile, plan.context.resources.budget // 2),
         "pictured": pictured.astype(np.int32),
-        "images": np.asarray(jax.jit(lambda x, rows: x[rows])(federation.x, first_rows(federation, rng, pictured))),
+        "images": np.asarray(images(federation.x, first_rows(federation, rng, pictured))),
     }
 
 
