@@ -215,11 +215,15 @@ def test_a_table_is_run_resumed_and_written(made, trained, capsys, monkeypatch):
     assert "cannot be run here (1 number): data needed: cifar100" in trained.out and "IFCA_K=2" in trained.err
     assert "- Two seeds." in trained.out and "- The table was made up." in trained.out
     shutil.copytree(trained.both, made / "reproduction")
+    left = made / "reproduction" / RUNS / "FedAvg" / "checkpoints" / "seeds-0-1" / "1.npz"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.touch()  # as if the process had been killed before it deleted it
     monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("a complete run was run again"))
     monkeypatch.setattr(reproducing, "attempted", lambda *given: judging.Judgement("not run", "not here"))
     assert run("made.yaml", "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["rows"][0]["cells"][0] == cells["FedAvg"][0]
+    assert not left.exists()
     gain = again["rows"][1]["cells"][1]["ours"]["values"]
     ours = [row["cells"][0]["ours"]["values"] for row in again["rows"]]
     np.testing.assert_allclose(gain, np.subtract(ours[1], ours[0]))

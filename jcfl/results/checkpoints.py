@@ -148,7 +148,9 @@ def delete(folder: Folder) -> None:
     Raises:
         Unwritable: the folder cannot be written.
     """
-    folder.settle(names(folder))
+    there = names(folder)
+    if there:
+        folder.settle(there)
 
 
 def names(folder: Folder) -> list[str]:

@@ -163,7 +163,7 @@ def begun(place: Path) -> bool:
 
 
 def finished(place: Path, config: Config) -> History | Judgement | None:
-    """The run that a folder holds, if it is complete.
+    """The run that a folder holds, if it is complete; its checkpoints are deleted, see `attempted`.
 
     Raises:
         InputError: the run has another configuration.
@@ -175,7 +175,10 @@ def finished(place: Path, config: Config) -> History | Judgement | None:
     except InputError as error:
         raise InputError(f"{place}: {error}; move that folder away, or choose another --out") from None
     found = finished_history(place, config.rounds)
-    return found if found is None or "failed" not in found.summary else diverged(found.summary["failed"])
+    if found is None:
+        return None
+    checkpoints.delete(devices.folder(place))  # there are some if the process was killed before it deleted them
+    return diverged(found.summary["failed"]) if "failed" in found.summary else found
 
 
 def attempted(made: Callable[[], Federation], config: Config, place: Path, settings: Settings) -> History | Judgement:
