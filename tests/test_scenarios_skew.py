@@ -33,6 +33,16 @@ def test_a_label_in_two_sets_is_dealt_between_them():
     np.testing.assert_array_equal(counts.sum(0)[:3], 60)
 
 
+def test_groups_with_common_labels_can_have_equally_many_of_each():
+    made = federation(DATA, "pathological", clients=8, label_sets=((0, 1), (1, 2)), balanced=True, min_examples=(5, 1))
+    for split in ("train", "test"):
+        counts = np.stack([label_counts(made, split)[made.groups == group].sum(0) for group in range(2)])
+        most = counts[0, 0]
+        assert most > 0
+        np.testing.assert_array_equal(counts[:, :3], [[most, most, 0], [0, most, most]])
+        assert counts.sum() == 4 * most
+
+
 def test_groups_can_be_tested_on_labels_they_never_saw():
     made = federation(DATA, "pathological", clients=8, tests="all", min_examples=(5, 1))
     train, test = (label_counts(made, split) for split in ("train", "test"))

@@ -57,18 +57,23 @@ def pathological(
     tests: Annotated[
         Literal["own", "all"], Field(description="test examples of the client's own labels, or of all labels")
     ] = "own",
+    balanced: Annotated[
+        bool, Field(description="equally many examples of every label of every group; the others are left out")
+    ] = False,
     sizes: Sizes = "equal",
 ) -> Partition:
     """Groups with different label sets, by default {0,1,2}, {3,4}, {5,6} and {7,8,9} (Pathological MNIST).
 
-    The examples of a label that is in several sets are distributed to them at random (Zeng et al., Fig. 2a). With
-    `tests="all"` a group's model is also tested on labels without training examples (Zeng et al., Table 3).
+    The examples of a label that is in several sets are distributed to them at random, so that a group has fewer of it
+    than of a label that is in no other set. With `balanced` it has equally many of both, so that two groups differ only
+    by the labels that they do not share (Zeng et al., Fig. 2a). With `tests="all"` a group's model is also tested on
+    labels without training examples (Zeng et al., Table 3).
 
     Raises:
         InputError: a label that does not exist, or an empty set.
     """
     groups = client_groups(clients, len(label_sets), sizes)
-    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, groups, tests == "all")
+    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, groups, tests == "all", balanced)
 
 
 @register("scenario", "selected_classes")
@@ -233,11 +238,13 @@ def _own_labels(
     label_sets: tuple[tuple[int, ...], ...],
     groups: np.ndarray,
     tests_all: bool = False,
+    balanced: bool = False,
 ) -> Partition:
     """Group p * len(label_sets) + s gets the examples of part p whose labels are in set s.
 
     Args:
         tests_all: whether test examples of all labels are dealt among all sets.
+        balanced: whether all groups have equally many examples of each of their labels.
     """
     labels = [label for labels in label_sets for label in labels]
     if not all(label_sets):
@@ -252,8 +259,27 @@ def _own_labels(
     several = among.sum(1) > 1
     mine[several] = (among[several] * rng.random((several.sum(), len(label_sets)))).argmax(1)
     cell = np.where(among.any(1), examples.part * len(label_sets) + mine, NOBODY)
+    if balanced:
+        cell = np.where(_equally_many(rng, cell * classes + examples.y, cell, examples.trains), cell, NOBODY)
     owner = random_owners(rng, cell, examples.trains, group_shares(groups))
     return Partition(examples.x, examples.y, examples.trains, owner, groups, examples.source)
+
+
+def _equally_many(rng: np.random.Generator, kind: np.ndarray, cell: np.ndarray, trains: np.ndarray) -> np.ndarray:
+    """Whether an example is kept if equally many are kept of every kind, to train and to test. [N] bool
+
+    Args:
+        kind: the cell and the label of every example as one number. [N] int
+        cell: its cell, -1 for none; examples without a cell are not kept. [N] int
+        trains: whether it is for training. [N] bool
+    """
+    kept = np.zeros(len(cell), bool)
+    for half in (trains, ~trains):
+        there = rng.permutation(np.flatnonzero((cell != NOBODY) & half))
+        _, index, counts = np.unique(kind[there], return_inverse=True, return_counts=True)
+        turn = np.arange(len(there)) - np.repeat(counts.cumsum() - counts, counts)  # of an example among its kind
+        kept[there[index.argsort(kind="stable")][turn < counts.min(initial=len(there))]] = True
+    return kept
 
 
 def _by_class(rng: np.random.Generator, dataset: Dataset, shares: np.ndarray, groups: np.ndarray) -> Partition:
