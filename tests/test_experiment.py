@@ -120,6 +120,19 @@ def test_rounds_zero_and_the_round_before_the_first():
     assert walked(evaluate_first=True).rounds.tolist() == [0, 5, 10, 12]
 
 
+@pytest.mark.parametrize(("rounds", "evaluated"), [(12, [5, 10, 11, 12]), (2, [0, 1, 2])])
+def test_the_summary_has_the_mean_of_the_last_rounds(rounds, evaluated):
+    found = walked(rounds=rounds, seeds=2, evaluate_last=3, evaluate_first=rounds == 2)
+    assert found.rounds.tolist() == evaluated
+    mean = found.summary["mean_of_last"]
+    last = min(3, rounds)
+    each = found["accuracy_micro"][:, -last:].mean(1)
+    assert mean["rounds"] == last
+    assert mean["accuracy_micro"] == pytest.approx({"mean": each.mean(), "std": each.std(ddof=1)})
+    assert found.summary["accuracy_micro"]["mean"] == pytest.approx(found["accuracy_micro"][:, -1].mean())
+    assert "mean_of_last" not in walked().summary
+
+
 @pytest.mark.parametrize(("rounds", "communication", "computation"), [(12, 7 / 3, 5 / 3), (3, 1, 1), (0, 3, 2)])
 def test_costs_are_averages_over_the_run_and_in_bytes(rounds, communication, computation):
     """Twelve rounds of which four cost 1: (4 + 8 · 3) / 12 and (4 + 8 · 2) / 12; three that all are warm-up; none."""

@@ -253,11 +253,16 @@ def deviation(values: np.ndarray) -> np.ndarray:
     return np.where(known > 1, np.sqrt(np.nansum(centred**2, 0) / np.maximum(known - 1, 1)), np.nan)
 
 
-def final(history: History) -> dict[str, Any]:
-    """Every score at each seed's last evaluation, as mean and sample standard deviation over the seeds that have it."""
+def final(history: History, evaluations: int = 1) -> dict[str, Any]:
+    """Every score at the end, as mean and sample standard deviation over the seeds that have it.
+
+    Args:
+        evaluations: a seed's score is the mean of its values at so many last evaluations.
+    """
     table: dict[str, Any] = {}
     for score, values in history.scores.items():
-        last = values[:, -1] if values.shape[1] else np.full(len(values), np.nan)
+        last = values[:, -evaluations:]
+        last = last.mean(1) if last.size else np.full(len(values), np.nan)
         known = last[~np.isnan(last)]
         table[score] = {"mean": float(known.mean()) if known.size else math.nan, "std": float(deviation(known))}
     return table

@@ -56,7 +56,9 @@ class Config(BaseModel):
         float, Field(gt=0, le=1, description="share of the available clients that are sampled in each round")
     ] = 1.0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
-    evaluate_last: Annotated[int, Field(ge=1, le=1000, description="rounds at the end that are all evaluated")] = 1
+    evaluate_last: Annotated[
+        int, Field(ge=1, le=1000, description="rounds at the end that are all evaluated; the summary has their mean")
+    ] = 1
     evaluate_shared: Annotated[
         bool, Field(description="whether the global model ω is also tested, if one is trained")
     ] = False

@@ -19,7 +19,7 @@ from jcfl.results.checkpoints import Checkpoints
 from jcfl.runs import accounting
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Clock
-from jcfl.runs.needs import due
+from jcfl.runs.needs import due, last_turns
 from jcfl.runs.plan import Plan
 from jcfl.runs.provenance import provenance, refuse_other
 from jcfl.runs.trackers import Tracking
@@ -183,8 +183,13 @@ class Run:
         """The history until now with its summary, both written."""
         found = self.history_so_far()
         failure = {"failed": str(self.failed)} if self.failed is not None else {}
-        decided = (self.plan.config.decided or {}).get(self.plan.config.method.title)
-        found.summary = results.final(found) | self.timing() | ({"decided": decided} if decided else {}) | failure
+        config = self.plan.config
+        decided = (config.decided or {}).get(config.method.title)
+        more = {"decided": decided} if decided else {}
+        last = len(last_turns(config))
+        if last > 1:
+            more["mean_of_last"] = {"rounds": last, **results.final(found, last)}
+        found.summary = results.final(found) | self.timing() | more | failure
         if self.folder is not None:
             self.order()
             if not self.clock.rounds:  # the run was complete already, and was timed when it was made
