@@ -17,7 +17,8 @@ from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.method import Aggregate, Group, Method, Phase
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
 from jcfl.errors import InputError
-from jcfl.methods import cfl, fedadam, fedavg, fedem, fedprox, flhc, ifca, scaffold, stocfl, wecfl
+from jcfl.methods import cfl, fedadam, fedavg, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
+from jcfl.runs.answers import with_answers
 from jcfl.types import Task, Upload
 from tests import plain, plain_seams, tiny
 from tests.test_contract import restored
@@ -115,6 +116,13 @@ def test_clients_of_a_mixture_that_count_equally_leave_the_shared_model_the_mean
 
 def private(method, *layers):
     return method.with_train(private=layers)
+
+
+@pytest.mark.parametrize("layers", ["private", "tied"])
+def test_layers_and_a_pull_are_one_answer_in_a_configuration(layers):
+    """FeSEM's λ with personal layers (Xie et al. 2020, §3.2)."""
+    given = {"train": {"name": layers, "layers": ("head",), "mu": 0.5}}
+    assert with_answers(fesem(), given) == fesem(lam=0.5).with_train(**{layers: ("head",)})
 
 
 @pytest.mark.parametrize(("name", "mu"), [("fedper", 0.0), ("fedper with a pull", 0.5)])

@@ -49,15 +49,21 @@ def distinct() -> Train:
 
 
 @register("training", "tied")
-def tied(*, layers: Names, distinct: Distinct = False) -> Train:
-    """Some layers are averaged over all clients, whatever their cluster (Ghosh et al. 2020, §6)."""
-    return Train(tied=layers, distinct=distinct)
+def tied(*, layers: Names, mu: Mu = 0.0, distinct: Distinct = False) -> Train:
+    """Some layers are averaged over all clients, whatever their cluster (Ghosh et al. 2020, §6).
+
+    `mu` is the weight of a proximal term to the received model, such as FeSEM's λ.
+    """
+    return Train(tied=layers, terms=(Proximal(mu),), distinct=distinct)
 
 
 @register("training", "private")
-def private(*, layers: Names, distinct: Distinct = False) -> Train:
-    """Some layers stay with the client and are never averaged (Arivazhagan et al. 2019, FedPer)."""
-    return Train(private=layers, distinct=distinct)
+def private(*, layers: Names, mu: Mu = 0.0, distinct: Distinct = False) -> Train:
+    """Some layers stay with the client and are never averaged (Arivazhagan et al. 2019, FedPer).
+
+    `mu` is the weight of a proximal term to the received model, such as FeSEM's λ.
+    """
+    return Train(private=layers, terms=(Proximal(mu),), distinct=distinct)
 
 
 @register("training", "scaffold")
