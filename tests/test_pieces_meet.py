@@ -26,9 +26,9 @@ from jcfl.methods import cfl, ditto, fedavg, fesem, ifca, local, oneshot_kmeans,
 from jcfl.methods.addons import extended
 from jcfl.runs import config
 from jcfl.runs.objects import checked_method
-from jcfl.runs.plan import planned
+from jcfl.runs.plan import config_and_objects, planned
 from tests import plain, tiny
-from tests.groups import run, split_as, state, two_groups, vectors
+from tests.groups import run, settings, split_as, state, two_groups, vectors
 
 TURNS = 3
 
@@ -413,3 +413,100 @@ def test_a_user_s_annotations_need_not_be_known_here():
 
     method = replace(wecfl(), group=Near(clusters=2))
     assert checked_method(method) is method
+
+
+# What does not fit together, and what comes at another time
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ({"name": "fedavg", "shared_update": "sequential", "describe": "truth", "group": "linkage"},
+         "hand on one model of all"),
+        ({"name": "stocfl", "shared_update": "sequential", "describe": "model", "compare": "l2", "group": "kmeans",
+          "when": "every"}, "train one after another"),
+        ({"name": "wecfl", "train": "nothing"}, "group 'kmeans' groups by trained models, but clients train none"),
+        ({"name": "wecfl", "train": "all_models", "answer": "mixture"}, "expected group 'em', got 'kmeans'"),
+        ({"name": "fedem", "clusters": 2, "aggregate": {"name": "mean", "absent": True}}, "no members of one cluster"),
+    ],
+)  # fmt: skip
+def test_answers_that_would_train_something_else_are_refused(method, says):
+    with pytest.raises(InputError, match=says):
+        jcfl.run(two_groups(), method=method, model="linear", rounds=1)
+
+
+def test_quality_is_not_measured_of_models_without_their_private_layers():
+    given = {"name": "ifca", "clusters": 2, "train": {"name": "private", "layers": ["head"]}}
+    with pytest.raises(InputError, match="ifca keep head private"):
+        jcfl.run(two_groups(), method=given, model="linear", rounds=1, evaluate_quality=True)
+
+
+def test_a_threshold_that_changes_by_round_merges_when_it_changes():
+    found = run(two_groups(), "stocfl", tau={0: 0.99, 3: 0.0}, rounds=5, evaluate_every=1)
+    assert found["clusters"][0].tolist() == [8, 8, 8, 1, 1]
+
+
+@pytest.mark.parametrize("there", [{}, {0: 0}], ids=["nobody", "one client"])
+def test_one_clustering_waits_for_clients(there):
+    federation = two_groups((12,) * 8, arrive={**dict.fromkeys(range(8), 1), **there})
+    found = run(federation, "oneshot_kmeans", clusters=2, restarts=5, rounds=8)
+    assert found["ari"][0, -1] == 1
+
+
+def test_one_clustering_comes_after_a_warm_up():
+    federation = two_groups((12,) * 8, arrive={6: 1, 7: 1})
+    found = run(federation, "flhc", {"name": "cam", "warmup": 2}, clusters=2, at=0, rounds=4, evaluate_every=1)
+    assert found["ari"][0, -1] == 1
+
+
+def test_clients_that_never_train_spoil_no_clustering():
+    """Their models may not be finite; features of 1e25 make training diverge."""
+    found = run(
+        two_groups((12,) * 8, held_out=(0,), scale={0: 1e25}), "oneshot_kmeans", clusters=2, restarts=5, rounds=2
+    )
+    assert found["ari"][0, -1] == 1
+
+
+def test_rounds_of_the_global_model_move_no_cluster_and_count_nobody():
+    given = {"clusters": 1, "rounds": 5, "participation": 0.25, "evaluate_every": 1}
+    config, objects = config_and_objects(
+        two_groups((12,) * 8), settings("fesem", {"name": "cam", "warmup": 1, "update": "alternating"}, **given)
+    )
+    plan = planned(config, objects)
+    (algorithm,) = plan.algorithms.values()
+    now, step = jax.jit(algorithm.init)(jax.random.key(0), plan.federation), jax.jit(algorithm.step)
+    start = vectors(now.clients["model"]["params"])[0]
+    for _ in range(6):
+        before, now = now, step(now, plan.federation)
+        if before.clock >= 0 and before.clock % 2:
+            np.testing.assert_array_equal(vectors(now.clusters), vectors(before.clusters))
+            np.testing.assert_array_equal(now.seen, before.seen)
+        kept = vectors(now.clients["model"]["params"])
+        assert not [i for i in np.flatnonzero(now.seen) if np.array_equal(kept[i], start)]
+
+
+def test_hostile_clients_are_left_out_of_the_clustering_after_a_warm_up_alone():
+    attack = {"name": "gaussian", "share": 0.25, "sigma": 50.0}
+    given = {"clusters": 2, "rounds": 2, "attack": attack}
+    found = run(two_groups((12,) * 12), "wecfl", {"name": "cam", "warmup": 2}, {"name": "exclude"}, **given)
+    assert np.linalg.norm(vectors(state(found).clusters), axis=1).max() < 10
+
+
+def test_a_new_cluster_of_cfl_takes_no_place_of_clients_that_are_absent():
+    given = {"eps1": 100.0, "eps2": 0.0, "relative": False, "capacity": 6, "rounds": 3}
+    away = {"reliability": {"period": 2, "window": 0.5}}
+    federation = two_groups((12,) * 12, held_out=(0, 1))
+    plan = planned(*config_and_objects(federation, settings("cfl", **given, **away)))
+    (algorithm,) = plan.algorithms.values()
+    init, step = jax.jit(algorithm.init), jax.jit(algorithm.step)
+    for seed in range(20):
+        begun = init(jax.random.key(seed), plan.federation)
+        cohort = algorithm.sampled(begun, plan.federation)
+        there = np.asarray(cohort.who)[np.asarray(cohort.present)]
+        absent = np.setdiff1d(np.arange(2, 12), cohort.who)  # the cohort has no place for them
+        if len(absent) and len(there) >= 4:
+            break
+    begun = begun.replace(labels=begun.labels.at[absent].set(1), seen=jnp.arange(12) >= 2)
+    after = np.asarray(step(begun, plan.federation).labels)
+    np.testing.assert_array_equal(after[absent], 1)
+    assert set(after[there]) == {0, 2}

@@ -51,6 +51,26 @@ def test_agrees_with_a_plain_loop(tau, participation):
     assert max(found) > 1 or tau < 0.3
 
 
+def test_a_global_model_that_is_handed_on_pulls_as_it_was_at_the_beginning_of_the_round():
+    """`shared_update: sequential` is the authors' code: cluster models are pulled to the round's ω, then ω goes on."""
+    data, lam, lr, epochs = tiny.federation(), 1.0, 0.5, 2
+    setting = tiny.setting(batch_size="full", epochs=epochs, lr=lr)
+    states = tiny.run(tiny.built("stocfl", setting, tau=-1.0, lam=lam, shared_update="sequential"), 2)
+    weights = data.train.size / data.train.size.sum()
+    theta = omega = jax.tree.map(lambda leaf: leaf[0].astype(float), states.shared)
+    for turn in (1, 2):
+        start, pulled, handed = omega, theta, omega
+        theta = omega = oracle.blend(np.zeros_like, start)
+        add = lambda sum, model, weight: oracle.blend(lambda a, b: a + weight * b, sum, model)
+        for rows, weight in zip(np.split(data.train.rows, data.train.start[1:]), weights, strict=True):
+            x, y = data.x[rows].reshape(len(rows), -1).astype(float), data.y[rows]
+            theta = add(theta, oracle.train(pulled, x, y, lr, epochs, lam, start), weight)
+            handed = oracle.train(handed, x, y, lr, epochs)
+            omega = add(omega, handed, weight)
+        tiny.same(jax.tree.map(lambda leaf: leaf[turn], states.shared), omega, 1e-5)
+        tiny.same(jax.tree.map(lambda leaf: leaf[turn, states.labels[turn, 0]], states.clusters), theta, 1e-5)
+
+
 def test_single_pass_unites_connected_parts(gram):
     setting = tiny.setting()
     states = tiny.run(tiny.built("stocfl", setting, tau=0.5, merge="single_pass"), 1)

@@ -74,7 +74,8 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
         if not method.trains_shared:
             common, memory = model if sums_shared(method) else (), (after,)
         else:
-            common, beside = trained(local, shared_loss, sent.shared, memory[-1], sent, data, key)
+            begun = sent.handed if jax.tree.leaves(sent.handed) else sent.shared
+            common, beside = trained(local, shared_loss, begun, memory[-1], sent, data, key)
             memory = after, beside
         return Upload(model, common, kept | ({"optimizer": memory} if "optimizer" in sent.own else {}))
 

@@ -121,6 +121,18 @@ def check(method: Method, context: Context) -> None:
         raise InputError(
             f"{name}: a mixture of models cannot be fine-tuned as one model; leave the add-on 'finetune' out"
         )
+    if soft and method.group.name != "em":
+        raise InputError(
+            f"{name}: clients that train all models are grouped by their membership; expected group 'em', got "
+            f"{method.group.name!r}"
+        )
+    if soft and method.aggregate.absent:
+        raise InputError(f"{name}: clients that train all models are no members of one cluster; set absent=false")
+    if train.chained and not (method.trains_shared or isinstance(method.group, Together)):
+        raise InputError(
+            f"{name}: clients that train one after another hand on one model of all, so it takes group 'together', or "
+            f"a method that trains a global model beside the clusters'; got group {method.group.name!r}"
+        )
     if train.chained and (train.private or train.control):
         raise InputError(f"{name}: clients that train one after another keep no parameters or control variates")
     if train.chained and looks_at_uploads(context.faults, method.aggregate.exclude):

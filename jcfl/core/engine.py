@@ -118,7 +118,7 @@ def train_in_turn(
     federation: Federation,
     keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `train_in_chunks`, but one client after another; each starts from the global model of the one before it.
+    """As `train_in_chunks`, but one client after another: each goes on with the global model of the one before it.
 
     Args:
         one_model: whether a client trains the global model alone, as in FedAvg, and not beside its cluster's.
@@ -129,8 +129,10 @@ def train_in_turn(
     def body(carry, args: tuple[Participants, Array]):
         (handed, sums), (part, place) = carry, args
         data = trees.take(gather(federation, federation.train, part.who[None]), 0)
-        start = handed if one_model else trees.take(state.clusters, part.label)
-        sent = common.replace(label=part.label, cluster=start, shared=handed)
+        if one_model:
+            sent = common.replace(label=part.label, cluster=handed, shared=handed)
+        else:  # loss terms of the cluster's model are about the ω of the round, as in the code of Zeng et al.
+            sent = common.replace(label=part.label, cluster=trees.take(state.clusters, part.label), handed=handed)
         upload = client(sent, data, jax.random.fold_in(key, part.who))
         rows, alone = trees.stack(upload, 1), trees.stack(part, 1)
         handed = trees.select(part.in_cohort > 0, upload.cluster if one_model else upload.shared, handed)

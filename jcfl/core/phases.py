@@ -73,6 +73,11 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
             key = round_keys(state.key, state.round - 1).train
             crowd = faults.crowd(members, jnp.zeros_like(everyone), 1, federation)
             models = with_forgeries(context.faults.attack, key, before, models, crowd)
+        if method.aggregate.exclude is not None:
+            updates = jax.tree.map(jnp.subtract, models["params"], before["params"])
+            suspected = method.aggregate.exclude.suspects(updates, jnp.zeros_like(everyone), members.present, 1)
+            state = faults.counted(state, "suspected", everyone, suspected)
+            members = Cohort(everyone, members.present & ~suspected)
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
         return grouped.replace(clusters=trees.select(total > 0, clusters, grouped.clusters))

@@ -36,6 +36,9 @@ from jcfl.types import (
 def algorithm(method: Method, context: Context) -> Algorithm:
     """A method as functions: its first state, one round, its predictions and its scores."""
     grouping = method.group.grouping(method, context)
+    if grouping.after is not None and (method.train.chained or not method.train.active):
+        what = "train one after another, so the server sees none" if method.train.chained else "train none"
+        raise InputError(f"{method.name}: group {method.group.name!r} groups by trained models, but clients {what}")
     bound = method.aggregate.rule.bind(context)
     kept = clients.kept_states(method, context)
     tables = onhost.tables(method, context, kept)
@@ -62,7 +65,10 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         if method.train.active:
             state, cohort, uploads, sums = train(keys, state, cohort, federation, number)
             uploads, sums = in_turn(state, cohort, uploads, sums) if method.train.in_turn else (uploads, sums)
+            before, given = state, sums
             state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
+            if method.train.in_turn:
+                state, sums, cohort = in_rounds_of_clusters(before, given, state, sums, cohort)
             sums = noising.noised(method, context, keys.noise, sums, number)
             state = server.after_server_step(method, tied, private, state, sums, federation)
         return finished(context, sent, state, cohort, apart=method.group.alone and not tied)
@@ -303,6 +309,22 @@ def in_turn(state: State, cohort: Cohort, uploads: Upload, sums: Sums) -> tuple[
             cluster=either(uploads.cluster, trees.take(*rows)), shared=either(shared, uploads.shared)
         )
     return uploads, Sums(either(sums.clusters, state.clusters), sums.weight, either(state.shared, sums.shared))
+
+
+def in_rounds_of_clusters(
+    before: State, given: Sums, state: State, sums: Sums, cohort: Cohort
+) -> tuple[State, Sums, Cohort]:
+    """What grouping has made in a round that trains the cluster models; in a round of ω nobody is grouped.
+
+    Args:
+        before, given: the state and the sums before the grouping.
+        state, sums: those after it.
+        cohort: the clients of the round. In a round of ω none of them has trained a cluster model.
+    """
+    clusters = before.clock % 2 == 0
+    either = lambda new, old: jax.tree.map(partial(jnp.where, clusters), new, old)
+    sums = Sums(either(sums.clusters, given.clusters), either(sums.weight, given.weight), sums.shared)
+    return either(state, before), sums, cohort.replace(present=cohort.present & clusters)
 
 
 def with_kept(state: State, cohort: Cohort, rows: dict[str, Any]) -> State:

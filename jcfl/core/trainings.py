@@ -19,6 +19,12 @@ Distinct = Annotated[bool, Field(description="whether cluster models start from 
 Steps = Annotated[int, Field(ge=0, description="local steps before a client predicts")]
 
 
+def pulls(mu: float) -> tuple[Proximal, ...]:
+    """A proximal term to the received model, unless its weight is 0."""
+    term = Proximal(mu)
+    return () if term.is_off else (term,)
+
+
 @register("training", "local")
 def local(*, distinct: Distinct = False) -> Train:
     """Clients minimise the loss on their own examples."""
@@ -54,7 +60,7 @@ def tied(*, layers: Names, mu: Mu = 0.0, distinct: Distinct = False) -> Train:
 
     `mu` is the weight of a proximal term to the received model, such as FeSEM's λ.
     """
-    return Train(tied=layers, terms=(Proximal(mu),), distinct=distinct)
+    return Train(tied=layers, terms=pulls(mu), distinct=distinct)
 
 
 @register("training", "private")
@@ -63,7 +69,7 @@ def private(*, layers: Names, mu: Mu = 0.0, distinct: Distinct = False) -> Train
 
     `mu` is the weight of a proximal term to the received model, such as FeSEM's λ.
     """
-    return Train(private=layers, terms=(Proximal(mu),), distinct=distinct)
+    return Train(private=layers, terms=pulls(mu), distinct=distinct)
 
 
 @register("training", "scaffold")

@@ -120,7 +120,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     """All clients are grouped in one round; clients that come later join the cluster that fits them best.
 
     If the description is made of trained models, all clients train from ω for it. Clients that are not available
-    (`Federation.available`) are not grouped.
+    (`Federation.available`) are not grouped. Where fewer than two are, the grouping waits for a later round.
     """
     when, describe, compare = method.when, method.describe, comparison(method.compare, method.name)
     assert isinstance(when, Once)
@@ -129,6 +129,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     of_data, bound, privacy = isinstance(describe, OfData), method.aggregate.rule.bind(context), context.privacy
     probe = describing_client(method, context, getattr(describe, "epochs", None))
     weigh = server.WEIGHTS[method.aggregate.weights]
+    fewest, after_phase = min(2, context.population.eligible), bool(method.before)
+    waits = context.population.changes or after_phase
     leaves_out = context.faults.on_divergence != "stop" or method.aggregate.exclude is not None
 
     def init(state: State, federation: Federation) -> State:
@@ -140,12 +142,16 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             blank = jnp.zeros((k, *one.shape[1:]))
         labels = first_labels(state, federation)
         state = state.replace(memory=Memory(anchor, blank, jnp.array(False)), labels=labels)
-        if when.at == 0:
+        if when.at == 0 and not after_phase:
             train_key, group_key = (
                 stream(stream(state.key, Stream.ONESHOT), part) for part in (Stream.SOLO, Stream.FIT)
             )
-            return regrouped(train_key, group_key, state, federation)
+            due = lambda: regrouped(train_key, group_key, state, federation)
+            return jax.lax.cond(enough(state, federation), due, lambda: state) if waits else due()
         return state
+
+    def enough(state: State, federation: Federation) -> Array:
+        return federation.available(state.round).sum() >= fewest
 
     def regrouped(key: Key, group_key: Key, state: State, federation: Federation) -> State:
         here, everyone = federation.available(state.round), jnp.arange(m)
@@ -160,10 +166,11 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             models = trained_by_all(probe, key, state, federation, context.resources.chunk)
             if leaves_out:
                 here &= trees.finite(models)
-                models = trees.select(here, models, trees.stack(state.shared, m))
+            models = trees.select(here, models, trees.stack(state.shared, m))  # which may not be finite elsewhere
             sent = trees.stack(state.shared, 1)
             models = privacy.models(once_keys(state.key, everyone), sent, models)
             points = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+        points = trees.where_weighted(here, points)
         found = labels_of(group_key, compare.prepared(points, here), here.astype(float), here, None)
         found = jnp.where(here, found, -1)
         clusters = trees.stack(state.shared, k)
@@ -187,9 +194,10 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     place = near_centres if of_data and not isinstance(compare, DecomposedCosine) else least_loss(method, context)
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
-        if when.at > 0:
+        if when.at > 0 or waits:
             due = lambda: regrouped(stream(key, Stream.SOLO), stream(key, Stream.FIT), state, federation)
-            state = jax.lax.cond(state.clock == when.at, due, lambda: state)
+            is_due = ~state.memory.grouped & (state.clock >= when.at) & enough(state, federation)
+            state = jax.lax.cond(is_due, due, lambda: state)
         return with_newcomers(place, state, cohort, federation)
 
     def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:

@@ -123,7 +123,7 @@ class Bipartition(Group):
             mean, longest = criterion(inner, member, weights)
             half, cross = linkage.bipartition(cosine, member, self.kind)
             wide = (gamma < jnp.sqrt(jnp.maximum(1 - cross, 0.0) / 2)) | (gamma == 0)
-            spare = labels.max() + 1
+            spare = jnp.maximum(labels.max(), state.labels.max()) + 1  # absent clients keep their clusters
             ready = (mean < eps1) & (longest > eps2) & wide & (member.sum() > 2) & (spare < k) & due
             labels = jnp.where(ready & half, spare, labels).astype(jnp.int32)
             return labels, parent.at[jnp.where(ready, spare, k)].set(parent[c], mode="drop")

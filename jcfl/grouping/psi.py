@@ -30,6 +30,7 @@ class MergeMemory(struct.PyTreeNode):
     live: Array  # [k] bool, whether a slot holds a cluster
     key: Key  # from which the halves of clients' examples are drawn
     described: Array  # [m] int32, the round whose examples a client's Ψ in the sums is of
+    tau: Array | float = 0.0  # the threshold by which clusters were merged last; it may change by round
 
 
 class Settings(NamedTuple):

@@ -34,6 +34,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         sums = jax.tree.map(lambda leaf: jnp.zeros((k, *leaf.shape), trees.sum_dtype(leaf)), psi)
         described = jnp.zeros_like(state.labels)
         memory = MergeMemory(model, state.shared, sums, jnp.zeros((k, k)), jnp.zeros(k, bool), key, described)
+        memory = memory.replace(tau=jnp.float32(settings.tau))
         return state.replace(memory=memory)
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
@@ -44,7 +45,8 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
             state, renewed = after_renewal(settings, state, cohort, federation)
             changed |= renewed
         new = cohort.present & (state.labels[cohort.who] < 0)
-        changed |= new.any()
+        changed |= new.any() | (settings.tau != state.memory.tau)
+        state = state.replace(memory=state.memory.replace(tau=jnp.float32(settings.tau)))
         order = jnp.argsort(~new, stable=True)  # new clients first, so that chunks without any can be skipped
 
         def arrive(turn: Array, state: State) -> State:
