@@ -461,9 +461,9 @@ def test_one_clustering_comes_after_a_warm_up():
 
 def test_clients_that_never_train_spoil_no_clustering():
     """Their models may not be finite; features of 1e25 make training diverge."""
-    found = run(
-        two_groups((12,) * 8, held_out=(0,), scale={0: 1e25}), "oneshot_kmeans", clusters=2, restarts=5, rounds=2
-    )
+    federation = two_groups((12,) * 8, held_out=(0,), scale={0: 1e25})
+    train = {"lr": 1.0, "epochs": 4}
+    found = run(federation, "oneshot_kmeans", clusters=2, restarts=5, rounds=2, train=train)
     assert found["ari"][0, -1] == 1
 
 
