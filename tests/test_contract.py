@@ -308,8 +308,12 @@ def test_an_empty_cluster_keeps_its_model(name, addons):
     assert kept or k == 1
 
 
-def test_the_case_with_exclusion_leaves_a_client_out():
-    assert any(states.clients["suspected"].any() for states in outcome(*JOINED[0]).loops)
+def test_the_limit_of_exclusion_leaves_a_client_out():
+    """Of four clients of one cluster the last one is always beyond it. In the joined case it depends on the machine:
+    of two clients, which are equally far from their median, one may be farther by a rounding error."""
+    _, algorithm = build("ifca", "finetune", "exclude", clusters=1)
+    states = tiny.run(algorithm, TURNS, data=tiny.federation(SIZES))
+    assert states.clients["suspected"].any()
 
 
 @pytest.mark.parametrize("name", ["ifca", "cfl", "stocfl"])
