@@ -266,6 +266,13 @@ def test_trimming_keeps_outliers_out_and_their_labels():
     np.testing.assert_allclose(robust.centres[0], [1.5])  # 4 of 5 clients, without the one at 90
 
 
+def test_the_trimmed_fraction_is_rounded_after_the_product():
+    """0.39 · 300 = 117, of which single precision makes a little less."""
+    own = jnp.arange(300, dtype=jnp.float32)
+    kept = kmeans.trimmed(jnp.zeros(300, jnp.int32), jnp.ones(300), own, 0.39, 1)
+    np.testing.assert_array_equal(kept, np.arange(300) < 300 - 117)
+
+
 def drawn(points, weights, k, how="plus_plus", metric="euclidean", count=300):
     draw = jax.jit(jax.vmap(lambda key: kmeans.seeds(key, points, weights, k, how, metric)))
     return np.asarray(draw(jax.random.split(jax.random.key(5), count)))

@@ -86,6 +86,19 @@ def test_feddane():
     agree(states, plain.feddane(CLIENTS, asked, others, first_of(states), mu=0.3))
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_clusters_whose_mean_gradient_nobody_sent_are_not_corrected(seed):
+    """In the first round nobody else is in a cluster, so that a cluster's mean is of its own client or of nobody."""
+    here = setting(0.25)
+    one, two = (
+        tiny.run(tiny.built(methods.ifca(clusters=2).with_train(correction=on), here), 1, seed) for on in (1, 0)
+    )
+    asked, others = (set(next(drawn(here, one, part))) for part in (0, 1))
+    assert {1: set(), 2: {3}}[seed] == asked & others
+    assert set(one.labels[-1][list(asked)]) == {0, 1}
+    tiny.same(one.clusters, two.clusters, 1e-6)
+
+
 def drawn(here, states, part):
     """The ids sampled in every round with one of its three keys: for training, and by the grouping rule."""
     run_key = jax.random.wrap_key_data(states.key[0])

@@ -76,9 +76,7 @@ def trimmed_mean(labels: Array, weights: Array, uploads: Models, default: Models
     k = trees.count(default)
     group = present_labels(labels, weights, k)
     n, first = sizes(group, k), starts(group, k)
-    # rounding may leave beta * n just below the whole number that it should be
-    slack = 1 + 4 * jnp.finfo(jnp.result_type(float)).eps
-    dropped = jnp.minimum(jnp.floor(beta * n * slack).astype(int), jnp.maximum(n - 1, 0) // 2)  # [k]
+    dropped = jnp.minimum(trees.number_of(beta, n), jnp.maximum(n - 1, 0) // 2)  # [k]
 
     row = jnp.arange(group.size)
     owner = jnp.sort(group)  # [s], the cluster of every row of sorted leaves

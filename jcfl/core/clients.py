@@ -60,7 +60,8 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
         start = sent.cluster
         if train.correction:
             slope = anchor_gradient(task, start, data)
-            sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["gradient"], slope))
+            mean = trees.select(sent.server["corrected"], sent.server["gradient"], slope)
+            sent = sent.replace(extra=jax.tree.map(jnp.subtract, mean, slope))
         if train.control:
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
         memory = sent.own.get("optimizer", (None, None))

@@ -169,7 +169,7 @@ def broadcast(state: State, label: Array, row: Array, common: Broadcast) -> Broa
     return common.replace(label=label, cluster=trees.take(state.clusters, label), own=own, server=server)
 
 
-SENT = ("control", "gradient")
+SENT = ("control", "gradient", "corrected")
 """What the server keeps for a cluster and sends to its clients."""
 
 

@@ -30,7 +30,7 @@ def krum(
     group = present_labels(labels, weights, k)
     near = jnp.minimum(group, k - 1)
     n = sizes(group, k)
-    f = jnp.floor(share * n * (1 + 4 * jnp.finfo(jnp.float32).eps)).astype(int)  # [k]
+    f = trees.number_of(share, n)  # [k]
     mates = (group[:, None] == group) & (group < k)[:, None] & ~jnp.eye(s, dtype=bool)
     finite = jnp.isfinite(norms(uploads))
     nearest = jnp.sort(jnp.where(mates, squared_distances(uploads, (group < k) & finite), jnp.inf), axis=1)  # [s, s]

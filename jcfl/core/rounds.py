@@ -239,17 +239,24 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
 
 
 def with_mean_gradient(method: Method, context: Context, key: Key, state: State, federation: Federation) -> State:
-    """The mean gradient of a cohort of its own at the cluster models, for clients to correct theirs (FedDANE)."""
+    """The mean gradient of a cohort of its own at the cluster models, for clients to correct theirs (FedDANE).
+
+    A client that is in no cluster yet sends no gradient if there is more than one; `corrected` [k] says which clusters
+    have clients in the cohort.
+    """
 
     def slope(sent: Broadcast, data: Clients, key: Key) -> Upload:
         return Upload({**sent.cluster, "params": anchor_gradient(context.task, sent.cluster, data)}, ())
 
     sampled = sample(key, context.population, available(method, context, state, federation))
+    if trees.count(state.clusters) > 1:
+        sampled = sampled.replace(present=sampled.present & (state.labels[sampled.who] >= 0))
     view = state.replace(clients={})
     participants, _ = engine.participants_of(view, sampled, federation, server.by_size)
     sums = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
     found, _ = engine.rounded(view, *sums[:2])
-    return state.replace(server=state.server | {"gradient": found["params"]})
+    corrected = engine.trained_clusters(participants, state)
+    return state.replace(server=state.server | {"gradient": found["params"], "corrected": corrected})
 
 
 def grouped(

@@ -47,7 +47,7 @@ def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
     if method.train.control:
         found["control"] = trees.stack(zeros, k)
     if method.train.correction:
-        found["gradient"] = trees.stack(zeros, k)
+        found["gradient"], found["corrected"] = trees.stack(zeros, k), jnp.zeros(k, bool)
     return found
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jcfl.trees import EXACT, steady_mean
+from jcfl.trees import EXACT, number_of, steady_mean
 from jcfl.types import Array, Key
 
 Metric = Literal["euclidean", "l1", "cosine"]
@@ -259,7 +259,7 @@ def trimmed(labels: Array, weights: Array, own: Array, trim: Array | float, k: i
     order = jnp.lexsort((-own, cluster))
     place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
     rank = place - (size.cumsum() - size)[cluster]  # 0 for the farthest of a cluster
-    return jnp.where(rank < jnp.floor(trim * size)[cluster], 0, weights)
+    return jnp.where(rank < number_of(trim, size)[cluster], 0, weights)
 
 
 def seeds(

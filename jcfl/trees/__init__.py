@@ -166,6 +166,12 @@ def finite(stacked: Models) -> Array:
     return jnp.stack(flags).all(0)
 
 
+def number_of(share: Array | float, n: Array) -> Array:
+    """⌊share · n⌋, where rounding may leave the product just below the whole number that it should be. int32"""
+    slack = 1 + 4 * jnp.finfo(jnp.result_type(float)).eps
+    return jnp.floor(share * n * slack).astype(jnp.int32)
+
+
 def wide(values: Array, like: Array) -> Array:
     """`values` with trailing axes of length one, to broadcast against `like`."""
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
