@@ -60,6 +60,7 @@ METHODS = {
     "fesem": ("fesem", {"clusters": 2, "lam": 0.2}, ()),
     "cfl": ("cfl", {}, ()),
     "stocfl of many": ("stocfl", {"tau": 0.99, "lam": 0.3, "mu": 0.4}, ()),
+    "stocfl, handed on": ("stocfl", {"tau": 0.99, "lam": 0.3, "mu": 0.4, "shared_update": "sequential"}, ()),
     "cam": ("ifca", {"clusters": 2}, [{"name": "cam", "warmup": 1}]),
     "cks": ("ifca", {"clusters": 3}, [{"name": "cks", "lam": 0.3}]),
 }

@@ -1,7 +1,7 @@
 """What a client does in a round: it trains what it was sent, and keeps what stays with it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,10 @@ def shared_terms(method: Method, task: Task) -> list[Term]:
     return [term.build(task) for term in method.train.shared_terms if not term.is_off]
 
 
-def client(method: Method, context: Context, task: Task | None = None) -> Client:
+Trains = Literal["both", "cluster", "shared"]
+
+
+def client(method: Method, context: Context, task: Task | None = None, trains: Trains = "both") -> Client:
     """One client's part of a round: `(broadcast, data, key) -> upload`.
 
     The client trains the model of its cluster and, where ω is trained on a copy of its own, ω as well; both see the
@@ -45,6 +48,7 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
 
     Args:
         task: stands in for the run's, where an engine trains another form of the model.
+        trains: which of the two models, where ω is trained on a copy of its own; the other one is `()` in the upload.
     """
     task = task or context.task
     train, added, usual = method.train, method.is_summed, trainer(method, context)
@@ -65,6 +69,8 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
         if train.control:
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
         memory = sent.own.get("optimizer", (None, None))
+        if trains == "shared":
+            return Upload((), trained(local, shared_loss, sent.handed, None, sent, data, key)[0])
         model, after = trained(local, cluster_loss, start, memory[0], sent, data, key)
         kept = {"private": parts.part_of(model, private)} if "private" in sent.own else {}
         if "control" in sent.own:  # Karimireddy et al. 2020, Alg. 1, option II
@@ -72,11 +78,12 @@ def client(method: Method, context: Context, task: Task | None = None) -> Client
             kept["control"] = jax.tree.map(jnp.subtract, mean, sent.extra)
             kept[CHANGE] = jax.tree.map(jnp.subtract, kept["control"], sent.own["control"])
         model = parts.with_part(model, unsent)
-        if not method.trains_shared:
+        if trains == "cluster":
+            common, memory = (), (after,)
+        elif not method.trains_shared:
             common, memory = model if sums_shared(method) else (), (after,)
         else:
-            begun = sent.handed if jax.tree.leaves(sent.handed) else sent.shared
-            common, beside = trained(local, shared_loss, begun, memory[-1], sent, data, key)
+            common, beside = trained(local, shared_loss, sent.shared, memory[-1], sent, data, key)
             memory = after, beside
         return Upload(model, common, kept | ({"optimizer": memory} if "optimizer" in sent.own else {}))
 

@@ -110,38 +110,61 @@ def train_in_chunks(
 
 
 def train_in_turn(
+    client: Client, key: Key, state: State, participants: Participants, federation: Federation, keep: bool
+) -> tuple[Models, Model, Upload]:
+    """As `train_in_chunks`, but one client after another: each goes on with the one model of the client before it.
+
+    Args:
+        keep: is not looked at, because the models of a chain cannot be kept one by one.
+    """
+    common = common_broadcast(state, federation)
+
+    def body(carry, part: Participants):
+        handed, sums = carry
+        data = trees.take(gather(federation, federation.train, part.who[None]), 0)
+        sent = common.replace(label=part.label, cluster=handed, shared=handed)
+        upload = client(sent, data, jax.random.fold_in(key, part.who))
+        rows, alone = trees.stack(upload, 1), trees.stack(part, 1)
+        handed = trees.select(part.in_cohort > 0, upload.cluster, handed)
+        return (handed, sums_with(sums, alone, alone.label, rows)), None
+
+    one = jnp.zeros(1, jnp.int32)
+    (_, (sums, mean)), _ = jax.lax.scan(body, (state.shared, empty_sums(state, one.size)), participants)
+    return with_sums(state, participants, one, sums), mean, Upload((), ())
+
+
+def train_shared_in_turn(
     client: Client,
-    one_model: bool,
+    clusters: CohortTraining,
     key: Key,
     state: State,
     participants: Participants,
     federation: Federation,
     keep: bool,
 ) -> tuple[Models, Model, Upload]:
-    """As `train_in_chunks`, but one client after another: each goes on with the global model of the one before it.
+    """ω is trained by one client after another, and the clusters' models by all clients at a time.
+
+    The two do not depend on each other, because what the clusters' models are pulled to is the ω of the round's
+    beginning, as in the code of Zeng et al. (2023).
 
     Args:
-        one_model: whether a client trains the global model alone, as in FedAvg, and not beside its cluster's.
-        keep: is not looked at, because the models of a chain cannot be kept one by one.
+        client: trains ω alone.
+        clusters: trains the clusters' models alone.
     """
     common = common_broadcast(state, federation)
 
-    def body(carry, args: tuple[Participants, Array]):
-        (handed, sums), (part, place) = carry, args
+    def body(carry, part: Participants):
+        handed, mean = carry
         data = trees.take(gather(federation, federation.train, part.who[None]), 0)
-        if one_model:
-            sent = common.replace(label=part.label, cluster=handed, shared=handed)
-        else:  # loss terms of the cluster's model are about the ω of the round, as in the code of Zeng et al.
-            sent = common.replace(label=part.label, cluster=trees.take(state.clusters, part.label), handed=handed)
-        upload = client(sent, data, jax.random.fold_in(key, part.who))
-        rows, alone = trees.stack(upload, 1), trees.stack(part, 1)
-        handed = trees.select(part.in_cohort > 0, upload.cluster if one_model else upload.shared, handed)
-        return (handed, sums_with(sums, alone, place[None], rows)), None
+        sent = common.replace(label=part.label, cluster=trees.take(state.clusters, part.label), handed=handed)
+        model = client(sent, data, jax.random.fold_in(key, part.who)).shared
+        here = part.in_cohort > 0
+        add = lambda total, leaf: jnp.where(here, total + part.in_cohort * leaf, total).astype(total.dtype)
+        return (trees.select(here, model, handed), jax.tree.map(add, mean, model)), None
 
-    summed, places = slots_of_sums(participants, state)
-    begun = state.shared, empty_sums(state, summed.size)
-    (_, (sums, mean)), _ = jax.lax.scan(body, begun, (participants, places))
-    return with_sums(state, participants, summed, sums), mean, Upload((), ())
+    (_, mean), _ = jax.lax.scan(body, (state.shared, empty_mean(state)), participants)
+    models, _, uploads = clusters(key, state, participants, federation, keep)
+    return models, mean, uploads
 
 
 def common_broadcast(state: State, federation: Federation) -> Broadcast:

@@ -217,25 +217,29 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         InputError: the model or the method does not allow the engine that was given.
     """
     train = method.train
+    trains: clients.Trains = "cluster" if train.chained and method.trains_shared else "both"
     work = engine.Work(
-        make=lambda task: noising.clipped_client(method, clients.client(method, context, task)),
+        make=lambda task: noising.clipped_client(method, clients.client(method, context, task, trains)),
         task=context.task,
         trainer=clients.trainer(method, context),
         terms=clients.terms(method, context.task) + clients.shared_terms(method, context.task),
         shared=method.trains_shared,
-        alone=not (train.correction or train.control or train.chained or train.private or train.models == "all")
+        alone=not (train.correction or train.control or train.private or train.models == "all")
         and not context.faults.reliability.is_partial,
         clips=method.aggregate.privacy is not None,
         apart=method.group.alone,
     )
-    if not train.chained:
-        name, stream = engine.chosen_engine(work, context)
-        return name, sharded.shared_out(stream, work, context.resources.devices)
-    if context.engine not in ("auto", "general"):
-        raise InputError(
-            f"engine {context.engine!r} cannot be used: clients train one after another; take engine 'auto'"
-        )
-    return "chained", partial(engine.train_in_turn, work.make(context.task), not work.shared)
+    if train.chained and not method.trains_shared:
+        if context.engine not in ("auto", "general"):
+            raise InputError(
+                f"engine {context.engine!r} cannot be used: clients train one after another; take engine 'auto'"
+            )
+        return "chained", partial(engine.train_in_turn, work.make(context.task))
+    name, stream = engine.chosen_engine(work, context)
+    stream = sharded.shared_out(stream, work, context.resources.devices)
+    if train.chained:
+        stream = partial(engine.train_shared_in_turn, clients.client(method, context, trains="shared"), stream)
+    return name, stream
 
 
 def with_mean_gradient(method: Method, context: Context, key: Key, state: State, federation: Federation) -> State:

@@ -215,7 +215,7 @@ class Broadcast(struct.PyTreeNode):
     live: Array | tuple[()] = ()  #: [k] bool, the clusters that have members; () stands for all of them
     mean: Model = ()  #: the mean of the cluster models, weighted by `shares`, if a loss term needs it
     server: Any = struct.field(default_factory=dict)  #: what the server keeps for the client's cluster, by name
-    handed: Model = ()  #: the model of the client before it, from which ω's training goes on; () stands for ω itself
+    handed: Model = ()  #: the model of the client before it, where ω goes from one client to the next
 
 
 class Upload(struct.PyTreeNode):
