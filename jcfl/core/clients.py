@@ -14,7 +14,7 @@ from jcfl.core.engine import Client
 from jcfl.core.local import Trainer
 from jcfl.core.memory import memories
 from jcfl.core.method import Mean, Method
-from jcfl.core.objective import Objective, Term, objective, own, shared
+from jcfl.core.objective import Objective, Pull, Term, objective, own, shared
 from jcfl.core.terms import Correction
 from jcfl.errors import InputError
 from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
@@ -35,6 +35,12 @@ def terms(method: Method, task: Task) -> list[Term]:
 def shared_terms(method: Method, task: Task) -> list[Term]:
     """The loss terms of ω as functions."""
     return [term.build(task) for term in method.train.shared_terms if not term.is_off]
+
+
+def needs_shared_alone(method: Method, task: Task) -> bool:
+    """Whether a client that trains ω looks at no other model."""
+    near = all(isinstance(term, Pull) and term.to is shared for term in shared_terms(method, task))
+    return near and not (method.is_summed or method.train.correction)
 
 
 Trains = Literal["both", "cluster", "shared"]

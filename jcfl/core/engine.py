@@ -109,32 +109,25 @@ def train_in_chunks(
     return with_sums(state, participants, summed, sums), mean, uploads
 
 
+Link = Callable[[Key, State, Participants, Federation, Model], Model]
+"""Trains one client of a chain: `(round's key, state, the client, federation, the model handed on) -> the model`."""
+
+
 def train_in_turn(
-    client: Client, key: Key, state: State, participants: Participants, federation: Federation, keep: bool
+    link: Link, key: Key, state: State, participants: Participants, federation: Federation, keep: bool
 ) -> tuple[Models, Model, Upload]:
     """As `train_in_chunks`, but one client after another: each goes on with the one model of the client before it.
 
     Args:
         keep: is not looked at, because the models of a chain cannot be kept one by one.
     """
-    common = common_broadcast(state, federation)
-
-    def body(carry, part: Participants):
-        handed, sums = carry
-        data = trees.take(gather(federation, federation.train, part.who[None]), 0)
-        sent = common.replace(label=part.label, cluster=handed, shared=handed)
-        upload = client(sent, data, jax.random.fold_in(key, part.who))
-        rows, alone = trees.stack(upload, 1), trees.stack(part, 1)
-        handed = trees.select(part.in_cohort > 0, upload.cluster, handed)
-        return (handed, sums_with(sums, alone, alone.label, rows)), None
-
-    one = jnp.zeros(1, jnp.int32)
-    (_, (sums, mean)), _ = jax.lax.scan(body, (state.shared, empty_sums(state, one.size)), participants)
-    return with_sums(state, participants, one, sums), mean, Upload((), ())
+    mean = mean_of_chain(link, participants.in_cluster, key, state, participants, federation)
+    models = trees.select(trained_clusters(participants, state), trees.stack(mean, 1), state.clusters)
+    return models, empty_mean(state), Upload((), ())
 
 
 def train_shared_in_turn(
-    client: Client,
+    link: Link,
     clusters: CohortTraining,
     key: Key,
     state: State,
@@ -144,27 +137,68 @@ def train_shared_in_turn(
 ) -> tuple[Models, Model, Upload]:
     """ω is trained by one client after another, and the clusters' models by all clients at a time.
 
-    The two do not depend on each other, because what the clusters' models are pulled to is the ω of the round's
-    beginning, as in the code of Zeng et al. (2023).
+    The two do not depend on each other, because the clusters' models are pulled to the ω of the round's beginning, as
+    in the code of Zeng et al. (2023).
+
+    Args:
+        clusters: trains the clusters' models alone.
+    """
+    mean = mean_of_chain(link, participants.in_cohort, key, state, participants, federation)
+    models, _, uploads = clusters(key, state, participants, federation, keep)
+    return models, mean, uploads
+
+
+def mean_of_chain(
+    link: Link, weights: Array, key: Key, state: State, participants: Participants, federation: Federation
+) -> Model:
+    """The mean, by weights [s], of the models of clients that hand one on. Absent clients hand it on as it is."""
+
+    def body(carry, args: tuple[Participants, Array]):
+        (handed, mean), (part, weight) = carry, args
+        model = link(key, state, part, handed, federation)
+        handed = trees.select(part.in_cohort > 0, model, handed)
+        add = lambda total, leaf: jnp.where(weight > 0, total + weight * leaf, total).astype(total.dtype)
+        return (handed, jax.tree.map(add, mean, model)), None
+
+    return jax.lax.scan(body, (state.shared, empty_mean(state)), (participants, weights))[0][1]
+
+
+def link_by(stream: CohortTraining, follows: bool) -> Link:
+    """A client goes on with the model that it was handed by an engine, for which this is the model of one cluster.
+
+    Args:
+        follows: whether loss terms about ω mean the model that was handed on, instead of the ω of the round.
+    """
+
+    def link(key: Key, state: State, part: Participants, handed: Model, federation: Federation) -> Model:
+        one = jax.tree.map(lambda leaf: leaf[None], part)
+        zero = jnp.zeros_like(one.label)
+        one = one.replace(row=zero, label=zero, in_cluster=jnp.ones_like(one.in_cluster))
+        view = state.replace(
+            clusters=trees.stack(handed, 1),
+            shared=handed if follows else state.shared,
+            labels=jnp.zeros_like(state.labels),
+            clients={},
+        )
+        models, _, _ = stream(key, view, one, federation, False)
+        return jax.tree.map(trees.rounded, trees.take(models, 0), handed)
+
+    return link
+
+
+def link_beside_clusters(client: Client) -> Link:
+    """A client goes on with the ω that it was handed, and may look at all models that the server sends.
 
     Args:
         client: trains ω alone.
-        clusters: trains the clusters' models alone.
     """
-    common = common_broadcast(state, federation)
 
-    def body(carry, part: Participants):
-        handed, mean = carry
+    def link(key: Key, state: State, part: Participants, handed: Model, federation: Federation) -> Model:
         data = trees.take(gather(federation, federation.train, part.who[None]), 0)
-        sent = common.replace(label=part.label, cluster=trees.take(state.clusters, part.label), handed=handed)
-        model = client(sent, data, jax.random.fold_in(key, part.who)).shared
-        here = part.in_cohort > 0
-        add = lambda total, leaf: jnp.where(here, total + part.in_cohort * leaf, total).astype(total.dtype)
-        return (trees.select(here, model, handed), jax.tree.map(add, mean, model)), None
+        sent = broadcast(state, part.label, part.row, common_broadcast(state, federation)).replace(handed=handed)
+        return client(sent, data, jax.random.fold_in(key, part.who)).shared
 
-    (_, mean), _ = jax.lax.scan(body, (state.shared, empty_mean(state)), participants)
-    models, _, uploads = clusters(key, state, participants, federation, keep)
-    return models, mean, uploads
+    return link
 
 
 def common_broadcast(state: State, federation: Federation) -> Broadcast:

@@ -217,8 +217,19 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         InputError: the model or the method does not allow the engine that was given.
     """
     train = method.train
-    trains: clients.Trains = "cluster" if train.chained and method.trains_shared else "both"
-    work = engine.Work(
+    if train.chained and not method.trains_shared:
+        name, stream = chain_engine(method, context)
+        return name, partial(engine.train_in_turn, engine.link_by(stream, follows=True))
+    work = work_of(method, context, "cluster" if train.chained else "both")
+    name, stream = engine.chosen_engine(work, context)
+    stream = sharded.shared_out(stream, work, context.resources.devices)
+    return name, partial(engine.train_shared_in_turn, shared_link(method, context), stream) if train.chained else stream
+
+
+def work_of(method: Method, context: Context, trains: clients.Trains) -> engine.Work:
+    """What clients do, as an engine needs to know it."""
+    train = method.train
+    return engine.Work(
         make=lambda task: noising.clipped_client(method, clients.client(method, context, task, trains)),
         task=context.task,
         trainer=clients.trainer(method, context),
@@ -229,17 +240,23 @@ def engine_of(method: Method, context: Context) -> tuple[str, engine.CohortTrain
         clips=method.aggregate.privacy is not None,
         apart=method.group.alone,
     )
-    if train.chained and not method.trains_shared:
-        if context.engine not in ("auto", "general"):
-            raise InputError(
-                f"engine {context.engine!r} cannot be used: clients train one after another; take engine 'auto'"
-            )
-        return "chained", partial(engine.train_in_turn, work.make(context.task))
-    name, stream = engine.chosen_engine(work, context)
-    stream = sharded.shared_out(stream, work, context.resources.devices)
-    if train.chained:
-        stream = partial(engine.train_shared_in_turn, clients.client(method, context, trains="shared"), stream)
-    return name, stream
+
+
+def chain_engine(method: Method, context: Context) -> tuple[str, engine.CohortTraining]:
+    """The engine that trains the one model of a method, one client at a time."""
+    population, resources = context.population._replace(cohort=1), context.resources._replace(chunk=1, devices=1)
+    context = context._replace(population=population, resources=resources)
+    return engine.chosen_engine(work_of(method, context, "cluster"), context)
+
+
+def shared_link(method: Method, context: Context) -> engine.Link:
+    """How a client goes on with the ω that it was handed: by an engine, if it needs no other model than ω."""
+    train = method.train
+    if not clients.needs_shared_alone(method, context.task):
+        return engine.link_beside_clusters(clients.client(method, context, trains="shared"))
+    terms = tuple(term for term in train.shared_terms if not term.is_off)
+    lone = method.with_train(terms=terms, shared="mean", shared_terms=(), chained=False)
+    return engine.link_by(chain_engine(lone, context)[1], follows=False)
 
 
 def with_mean_gradient(method: Method, context: Context, key: Key, state: State, federation: Federation) -> State:
