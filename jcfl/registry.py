@@ -348,7 +348,8 @@ def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> st
     """
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
-    key = ".".join(part for part in path if "[" not in part)  # int[…] is a branch of a union
+    branches = {one.__name__ for one in models(model)} if model is not None else set()
+    key = ".".join(part for part in path if "[" not in part and part not in branches)  # int[…] is a branch of a union
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if model is not None and first["type"] == "extra_forbidden":
         above, _, name = key.rpartition(".")
@@ -357,6 +358,8 @@ def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> st
     said = first["msg"][0].lower() + first["msg"][1:]
     if first["type"] == "tuple_type":  # a word of Python's, and not of YAML's
         said = f"expected a list, such as [{shown(first['input'])}]"
+    if first["type"] == "model_type":  # which names classes
+        said = "expected a name, or keys and values"
     return f"{key}{': ' * bool(key)}{said}{got}{more}"
 
 
@@ -369,9 +372,11 @@ def keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The pydantic models in a type, such as that of `dict[str, Part]`."""
+    """The pydantic models in a type, such as that of `dict[str, Part]`, and those in the types of their fields."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
+        for field in annotation.model_fields.values():
+            yield from models(field.annotation)
     for inner in get_args(annotation):
         yield from models(inner)
 

@@ -57,6 +57,12 @@ def test_list_names_everything(call):
         assert name in printed
 
 
+def test_list_as_json_takes_no_name(call):
+    status, printed, said = call("list", "foo", "--json")
+    assert (status, printed) == (2, "")
+    assert "--json lists everything; expected no name beside it, got 'foo'" in said
+
+
 def test_list_as_json_has_every_option(call):
     status, printed, _ = call("list", "--json")
     table = json.loads(printed)
@@ -163,6 +169,43 @@ def test_a_bug_of_ours_is_not_said_to_be_the_users(monkeypatch):
     monkeypatch.setattr(cli.training, "configured", lambda names, overrides: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.status(["run", "quickstart"])
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_an_interruption_before_anything_is_written_says_so_alone(tmp_path, monkeypatch, capsys, command):
+    """There is nothing yet to go on with."""
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jcfl.runs.plan.planned", interrupted)
+    monkeypatch.setattr("jcfl.runs.sweeping.carried_out", interrupted)
+    over = ["--over", "train.lr=0.1,0.2"] if command == "sweep" else []
+    assert cli.status([command, *SMALL, *over, "--out", "out", "-q"]) == 130
+    assert capsys.readouterr().err == "jcfl: interrupted\n"
+
+
+def test_ctrl_c_while_garbage_is_collected_is_not_lost():
+    """Python ignores what is raised in a callback of the garbage collector, of which JAX has one."""
+    program = """
+import gc, time
+from jcfl import cli
+
+def interrupted(phase, information):
+    gc.callbacks.clear()
+    raise KeyboardInterrupt
+
+def command():
+    gc.callbacks[:] = [interrupted]
+    gc.collect()
+    time.sleep(20)
+
+cli.app.command("wait")(command)
+cli.main(["wait"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "jcfl: interrupted\n")
 
 
 def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path, monkeypatch):

@@ -163,6 +163,22 @@ def test_files_that_are_not_configurations(tmp_path):
         config.read("quikstart")
     with pytest.raises(InputError, match="no configuration file"):
         config.read(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="is a folder; expected a configuration file; presets: "):
+        config.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("data={}", "data.name: field required"),
+        ("data=null", "data: expected a name, or keys and values, got None"),
+        ("method=[ifca]", r"method: expected a name, or keys and values, got \['ifca'\]"),
+        ("compare=[3]", r"compare\.0: expected a name, or keys and values, got 3"),
+    ],
+)
+def test_what_is_no_piece_is_told_without_the_names_of_classes(word, said):
+    with pytest.raises(InputError, match=f"^{said}"):
+        config.read("quickstart", [word])
 
 
 def test_what_is_given_by_keyword_may_be_all_that_was_missing():

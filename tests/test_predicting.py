@@ -12,6 +12,8 @@ import jcfl
 from jcfl.core.chunks import over_clients
 from jcfl.errors import InputError
 from jcfl.methods import fedavg
+from jcfl.runs import predicting
+from tests import tiny
 
 ROTATED = {
     "data": "digits",
@@ -70,6 +72,14 @@ def test_histories_are_pickled_without_clients_data_and_with_any_method():
     np.testing.assert_array_equal(copy.deepcopy(history).predict(one, 0), history.predict(one, 0))
     with pytest.raises(InputError, match="passed in Python"):
         pickle.loads(stored).predict(one, 0)
+
+
+def test_an_example_that_is_not_finite_is_named():
+    federation = tiny.federation()
+    x = np.zeros((3, *federation.x.shape[1:]))
+    x[1, 0] = np.nan
+    with pytest.raises(InputError, match="expected finite numbers, got NaN or infinity in example 1"):
+        predicting.examples(federation, x)
 
 
 def test_what_cannot_be_predicted_is_refused(tmp_path):

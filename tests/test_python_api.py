@@ -178,6 +178,13 @@ def test_an_interrupted_program_says_how_it_goes_on():
     assert "resume=True" in str(Interrupted())
 
 
+def test_what_is_to_be_resumed_needs_its_folder():
+    """Without a folder there is nothing to go on with, and the run would begin again."""
+    for call in (jcfl.run, jcfl.sweep):
+        with pytest.raises(InputError, match=r"resume=True needs out=…"):
+            call("quickstart", resume=True)
+
+
 def test_a_run_with_a_piece_of_a_program_is_resumed_there(tmp_path, capsys):
     @registry.register("method", "mine")
     def mine():

@@ -213,6 +213,7 @@ def test_a_table_is_run_resumed_and_written(made, trained, capsys, monkeypatch):
     assert [place.name for place in folder.iterdir()] == ["FedAvg"]
     assert not [*folder.rglob("checkpoints/*/*")], "the checkpoints of complete runs would fill the disk"
     assert "cannot be run here (1 number): data needed: cifar100" in trained.out and "IFCA_K=2" in trained.err
+    assert trained.err.count("jcfl: dataset 'cifar100' not found: searched ") == 2, "once in each command"
     assert "- Two seeds." in trained.out and "- The table was made up." in trained.out
     shutil.copytree(trained.both, made / "reproduction")
     left = made / "reproduction" / RUNS / "FedAvg" / "checkpoints" / "seeds-0-1" / "1.npz"

@@ -42,6 +42,9 @@ def test_a_sweep_goes_over_values_and_tables():
     [
         ("method.lam={3: 0.1}", r"lam: values by round begin in round 0, got {3: 0.1}; expected {0: …, …}"),
         ("method.lam={0: 0.1, 3: -1}", r"lam: input should be greater than or equal to 0, got -1"),
+        ("method.lam={}", r"lam: expected a number, or values by round from round 0 on such as .*, got {}"),
+        ("method.lam={0: 0.1, -1: 0.2}", r"lam: expected a number, or values by round"),
+        ("method.lam={0.5: 0.1, 0: 1}", r"lam: expected a number, or values by round"),
         ("method.lam={0: a}", r"lam: input should be a valid number.*got 'a'"),
         ("method.capacity={0: 3}", r"capacity: input should be a valid integer"),
         ("scenario.held_out={0: 0.1}", r"held_out: input should be a valid number"),

@@ -158,7 +158,7 @@ def test_what_is_lost_is_said_and_made_again(made, whole, cut, name, damage):
         (folder / name).write_text("")
         if damage == "delete":
             (folder / name).unlink()
-        said = Notice if there and (name, damage) != ("checksums.json", "delete") else None
+        said = Notice if there else None
         with pytest.warns(said, match=name) if said else nothing():
             walked(folder, resume=True, **SEEDS)
         same_files(folder, made / "whole")
@@ -281,6 +281,41 @@ def test_a_damaged_checkpoint_is_passed_over(made, cut):
     with pytest.warns(Notice, match=rf"{file} is damaged: .*its checksum differs; .*of round 6"):
         walked(cut, resume=True, **SEEDS)
     same_files(cut, made / "whole")
+
+
+def test_without_checksums_files_are_taken_as_they_are_except_broken_ones(made, cut):
+    """A checkpoint whose state is broken is found though what stands beside the state can be read."""
+    (cut / CHECKSUMS).unlink()
+    file = newest(cut)
+    data = bytearray(file.read_bytes())
+    data[data.index(b"\x93NUMPY", data.index(b"state.clusters")) + 130] ^= 1  # behind the array's header
+    file.write_bytes(data)
+    with (
+        pytest.warns(Notice, match=rf"{file} is damaged: it cannot be read to its end; .*of round 6"),
+        pytest.warns(Notice, match=rf"{CHECKSUMS} is missing; it is written again"),
+    ):
+        walked(cut, resume=True, **SEEDS)
+    same_files(cut, made / "whole")
+    found = verifying.files(cut)[0]
+    assert (found.number, found.faults) == (verifying.files(made / "whole")[0].number, {})
+    stranger = newest(cut).with_name("1.npz")
+    stranger.write_bytes(b"")
+    assert verifying.files(cut)[0].faults == {str(stranger.relative_to(cut)): "has no checksum"}
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(whole, monkeypatch):
+    """Resuming would replace it. The superuser may read all files, so the refusal is made here."""
+    before = figures(whole)[0]
+
+    def refused(path, *given):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("jcfl.results.files.digest", refused)
+    for act in (lambda: walked(whole, resume=True, **SEEDS), lambda: verifying.files(whole)):
+        with pytest.raises(InputError, match="cannot be read: Permission denied"):
+            act()
+    monkeypatch.undo()
+    assert figures(whole)[0] == before
 
 
 def test_no_sound_checkpoint_ends_in_a_line_and_nothing_is_written(cut):

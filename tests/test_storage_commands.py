@@ -189,6 +189,16 @@ def test_verify_says_what_holds(tmp_path, trained, capsys, monkeypatch):
     assert cli.status(["verify", str(tmp_path)]) == 2
 
 
+def test_verify_trains_on_the_devices_that_the_command_had(tmp_path, trained, monkeypatch):
+    """`jcfl run` makes a device of each core, and `jcfl sweep` does not."""
+    places, split = [trained(command, tmp_path / command) for command in ("sweep", "run")], []
+    monkeypatch.setattr("jcfl.runs.devices.split_cores", lambda: split.append(1))
+    monkeypatch.setattr(verifying, "figures", lambda *given: [])
+    for place, times in zip(places, (0, 1), strict=True):
+        assert cli.status(["verify", str(place), "--rerun"]) == 0
+        assert len(split) == times
+
+
 def test_verify_goes_into_every_run(tmp_path, capsys):
     for name in ("one", "two"):
         folders.run(tmp_path / "runs" / name)

@@ -368,6 +368,9 @@ def test_files_with_a_base_and_what_they_go_over(tmp_path):
     again.write_text("base: base.yaml\ngrid: {method.clusters: [2, 3]}\n")
     with pytest.raises(InputError, match="unknown key 'grid'"):
         points(again, None)
+    again.write_text("base: sweep.yaml\nover: {method.clusters: [2, 3]}\n")
+    with pytest.raises(InputError, match=r"base: .*, but sweep\.yaml is a sweep itself: it has the key 'base'"):
+        points(again, None)
 
 
 def test_a_path_in_a_sweeps_file_or_in_its_base_is_relative_to_that_file(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """The command line: `main` is the console script; each other module has some of the commands."""
 
+import _thread
 import errno
 import shlex
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(status(arguments))
 
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, which is also what Typer makes of it."""
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a file that can take no more, such as the one that the output goes to."""
 
@@ -37,12 +42,13 @@ def status(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = typer.main.get_command(app)
     try:
-        with told():
-            return command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
+        with told(), interrupted_at_last():
+            code = command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
+        return complain("interrupted", code) if code == INTERRUPTED else code
     except (InputError, TrainingError, Stopped) as error:
         return complain(str(error), error.status)
     except (KeyboardInterrupt, typer.Abort):
-        return complain("interrupted", 130)
+        return complain("interrupted", INTERRUPTED)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -63,14 +69,38 @@ def told_override(error: Any, arguments: Sequence[str]) -> str | None:
 
 
 @contextmanager
+def interrupted_at_last() -> Iterator[None]:
+    """Interrupt again if Ctrl-C came at a moment when Python cannot raise, as while garbage is collected."""
+    usual = sys.unraisablehook
+
+    def again(lost: Any) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            return usual(lost)
+        later = threading.Timer(0.01, _thread.interrupt_main)  # from here, it would be lost once more
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+
+
+@contextmanager
 def told() -> Iterator[None]:
-    """Print what a run has to say in one line each, without the line of code that says it."""
+    """Print what a run has to say in one line each, once, without the line of code that says it."""
+    printed: set[str] = set()
     with warnings.catch_warnings():
         usual = warnings.showwarning
         warnings.simplefilter("always", Notice)
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            complain(str(message), 0) if issubclass(category, Notice) else usual(message, category, *where, **more)
+            if not issubclass(category, Notice):
+                usual(message, category, *where, **more)
+            elif str(message) not in printed:
+                printed.add(str(message))
+                complain(str(message), 0)
 
         warnings.showwarning = show
         yield

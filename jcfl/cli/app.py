@@ -59,16 +59,16 @@ def stopping(command: str, folder: Path) -> Iterator[None]:
         command: the command that is running.
         folder: the folder that it writes.
     """
+    has_begun = lambda: any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
+    go_on = f"go on with: jcfl {command} --resume {folder}"
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Stopped(f"interrupted; go on with: jcfl {command} --resume {folder}") from error
+        raise Stopped(f"interrupted; {go_on}" if has_begun() else "interrupted") from error
     except TrainingError as error:
         raise TrainingError(f"{error} (metrics until then: {folder})") from None
     except Unwritable as error:
-        begun = any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
-        more = f"; once it can be, go on with: jcfl {command} --resume {folder}" if begun else ""
-        raise InputError(f"{error}{more}") from None
+        raise InputError(f"{error}; once it can be, {go_on}" if has_begun() else str(error)) from None
 
 
 freeze_imports = functools.cache(gc.freeze)

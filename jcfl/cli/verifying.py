@@ -56,9 +56,11 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
     from rich.table import Table
     from rich.text import Text
 
-    from jcfl.runs import bars, verifying
+    from jcfl.runs import bars, devices, verifying
 
     begin_work()
+    if not (folder / "sweep.yaml").is_file():  # whose points were trained without
+        devices.split_cores()
     console = bars.screen()
     with bars.watched(bars.screen(stderr=True), quiet) as watch:
         found = verifying.figures(folder, data_dir, watch)

@@ -45,6 +45,8 @@ def list_command(
     from jcfl.view import facts, options
 
     registry.load()
+    if as_json and what is not None:
+        raise InputError(f"--json lists everything; expected no name beside it, got {what!r}")
     if as_json:
         print(json.dumps(everything(), indent=2))
         return

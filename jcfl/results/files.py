@@ -39,14 +39,22 @@ def reading(path: Path, hint: str = "") -> Iterator[None]:
 
     Raises:
         Damaged: nobody can list what damaged bytes make a parser raise, so every exception counts.
+        InputError: the file may not be read.
     """
     try:
         yield
     except InputError:
         raise
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except Exception as error:
         told = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
         raise Damaged(f"{shortened(path)} is damaged: {told or type(error).__name__}{hint}") from None
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """What is said of a file that may not be read, which need not be damaged."""
+    return InputError(f"{shortened(path)} cannot be read: {error.strerror}")
 
 
 def shortened(path: Path) -> str:
@@ -68,6 +76,17 @@ def destination(path: str | os.PathLike[str]) -> Path:
     if not os.fspath(path):
         raise InputError("out: expected a folder to write, got an empty text; for the current folder give .")
     return Path(path)
+
+
+def place_of(out: str | os.PathLike[str] | None, resume: bool) -> Path | None:
+    """The folder that the user gave for results; None if nothing is to be written.
+
+    Raises:
+        InputError: there is none to resume in, or it is no name of a folder.
+    """
+    if resume and out is None:
+        raise InputError("resume=True needs out=…: the folder of the run that goes on")
+    return destination(out) if out is not None else None
 
 
 class Version(NamedTuple):
@@ -123,6 +142,10 @@ class Checksums:
         self.table = {name: entry[-1:] for name, entry in self.table.items() if name not in gone}
         self.write()
 
+    def adopt(self, names: Collection[str]) -> None:
+        """Expect files to stay as they are, in place of what was known of them; they are written with the next ones."""
+        self.table = {name: [Version.of(self.folder / name)] for name in names}
+
     def write(self) -> None:
         """Write the table."""
         files = {name: [one and one._asdict() for one in entry] for name, entry in self.table.items()}
@@ -158,13 +181,19 @@ class Checksums:
         raise ValueError("it is not as it was written: its checksum differs")
 
     def faults(self) -> dict[str, str]:
-        """The files that are damaged or missing, and what is wrong with each."""
+        """The files that are damaged or missing, and what is wrong with each.
+
+        Raises:
+            InputError: one of them may not be read.
+        """
         found = {}
         for name, entry in self.table.items():
             if None in entry and not (self.folder / name).exists():
                 continue
             try:
                 self.size(name)
+            except PermissionError as error:
+                raise unreadable(self.folder / name, error) from None
             except FileNotFoundError:
                 found[name] = "is missing"
             except (OSError, ValueError) as error:

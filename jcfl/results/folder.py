@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from jcfl.errors import Damaged, Notice
-from jcfl.results.files import Checksums, Version, reading, replace, shortened, writing
+from jcfl.results.files import CHECKSUMS, Checksums, Version, reading, replace, shortened, writing
 from jcfl.results.history import ARRAYS, History, Record, entries, record, text, writable
 
 TIMING = ("wall_s", "compile_s", "rounds_per_s", "clients_per_s", "peak_memory_bytes")
@@ -142,16 +142,36 @@ class Folder:
             self.checksums.load()
 
     def renew(self, says: bool = True) -> None:
-        """As `know`, but where the checksums are damaged, begin them again; files are then read without a check.
+        """As `know`, but where the checksums are damaged or missing, take the files as they are, except broken ones.
 
         Args:
             says: whether to say so.
         """
+        why = f"{shortened(self.path / CHECKSUMS)} is missing"
         try:
             self.know()
         except Damaged as error:
+            why = str(error)
+        there = self.present() if not self.checksums.table else []
+        if there:
+            self.checksums.adopt([name for name in there if self.is_whole(name)])
             if says:
-                warnings.warn(f"{error}; it is written again", Notice, stacklevel=2)
+                warnings.warn(f"{why}; it is written again", Notice, stacklevel=2)
+
+    def present(self) -> list[str]:
+        """The files of runs that are in the folder, apart from those of the runs below it."""
+        arrays = [*self.path.glob("checkpoints/*/*.npz"), *self.path.glob("models/*.npz")]
+        files = [path for path in (*map(self.path.joinpath, NAMES), *arrays) if path.is_file()]
+        return [str(path.relative_to(self.path)) for path in files]
+
+    def is_whole(self, name: str) -> bool:
+        """Whether an .npz file can be read to its end; of other files it is not known."""
+        with contextlib.suppress(OSError, zipfile.BadZipFile):
+            if not name.endswith(".npz"):
+                return True
+            with zipfile.ZipFile(self.path / name) as file:
+                return file.testzip() is None
+        return False
 
     def reading(self, name: str) -> AbstractContextManager[None]:
         """Make one line of whatever reading a file raises, see `jcfl.results.files.reading`."""
@@ -199,7 +219,8 @@ class Folder:
         """
         self.know()
         with self.reading(name):
-            self.checksums.size(name)
+            if self.checksums.size(name) is None and beginnings and not self.is_whole(name):
+                raise ValueError("it cannot be read to its end")
             with np.load(self.path / name) as file:  # which also checks the CRC-32 of every array that is read
                 return {key: file[key] for key in file if key.startswith(beginnings or "")}
 

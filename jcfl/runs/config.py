@@ -223,6 +223,8 @@ def source_text(source: str | Path) -> tuple[str, str]:
             raise InputError(f"{path} cannot be read as text: {error}") from None
     if os.path.isfile(path / "config.yaml"):
         raise InputError(f"{path} is the folder of a run; expected {path / 'config.yaml'}, or --resume {path}")
+    if os.path.isdir(path):
+        raise InputError(f"{str(path)!r} is a folder; expected a configuration file; presets: {', '.join(presets())}")
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
         raise InputError(f"no configuration file {str(path)!r}; presets: {', '.join(presets())}")
     if path.name not in presets():

@@ -28,7 +28,7 @@ from jcfl.errors import (
 from jcfl.nested import flat
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
-from jcfl.results.files import destination
+from jcfl.results.files import place_of
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
 from jcfl.runs.compiling import round_options
@@ -103,7 +103,7 @@ def run(
     given = {"method": method, "model": model, "train": train, "rounds": rounds, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
     config, objects = config_and_objects(what, {key: value for key, value in given.items() if value is not None})
-    folder = destination(out) if out is not None else None
+    folder = place_of(out, resume)
     watched = bars.shown(progress, on_progress, list(config.methods), config.seeds)
     if folder is None:
         plan = planned(config, objects)

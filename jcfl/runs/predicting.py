@@ -124,8 +124,11 @@ def examples(federation: Federation, x: Any) -> np.ndarray:
     are_pixels = np.issubdtype(own.dtype, np.integer)
     if are_pixels and not (np.issubdtype(x.dtype, np.integer) and x.min() >= 0 and x.max() <= 255):
         raise InputError(f"predict: the federation's examples are pixels from 0 to 255 (uint8), got {x.dtype}")
-    if not are_pixels and not (np.issubdtype(x.dtype, np.number) and np.isfinite(x).all()):
+    if not are_pixels and not np.issubdtype(x.dtype, np.number):
         raise InputError(f"predict: expected finite numbers, got {x.dtype}")
+    if not are_pixels and not np.isfinite(x).all():
+        worst = int(np.argmin(np.isfinite(x).reshape(len(x), -1).all(1)))
+        raise InputError(f"predict: expected finite numbers, got NaN or infinity in example {worst}")
     return x.astype(own.dtype)
 
 

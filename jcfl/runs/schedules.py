@@ -24,6 +24,12 @@ def options(kind: str, name: str, given: Mapping[str, Any], *more: Any) -> dict[
         InputError: as `jcfl.registry.options`, or a table that does not begin in round 0, or is too long.
     """
     numbers = {one.name for one in registry.parameters(registry.find(kind, name)) if is_real(one)}
+    for key in numbers & given.keys():
+        if isinstance(given[key], Mapping) and not is_table(given[key]):
+            raise InputError(
+                f"{key}: expected a number, or values by round from round 0 on such as {{0: 0.1, 50: 0.01}}, got "
+                f"{shown(given[key])}"
+            )
     tables = {key: by_round(key, given[key]) for key in given if key in numbers and is_table(given[key])}
     moments = sorted({0, *(moment for table in tables.values() for moment in table)})
     at = {moment: registry.options(kind, name, {**given, **values_at(tables, moment)}, *more) for moment in moments}
@@ -31,9 +37,10 @@ def options(kind: str, name: str, given: Mapping[str, Any], *more: Any) -> dict[
 
 
 def is_real(parameter: Any) -> bool:
-    """Whether an option takes real numbers."""
+    """Whether an option takes real numbers, and no keys and values of its own."""
     said = registry.entry(parameter)
-    return "number" in (one.get("type") for one in (said, *said.get("anyOf", ())))
+    types = [one.get("type") for one in (said, *said.get("anyOf", ()))]
+    return "number" in types and "object" not in types
 
 
 def is_table(value: Any) -> bool:

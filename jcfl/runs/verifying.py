@@ -70,7 +70,9 @@ def checked(place: Path) -> Files:
         folder.know()
     except Damaged as error:
         return Files(place, 0, {CHECKSUMS: str(error).partition(CHECKSUMS)[2].strip()})
-    return Files(place, len(folder.checksums.table), folder.checksums.faults())
+    table = folder.checksums.table
+    unknown = {name: "has no checksum" for name in folder.present() if name.endswith(".npz") and name not in table}
+    return Files(place, len(table), folder.checksums.faults() | unknown)
 
 
 def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | None = None) -> list[Figures]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jcfl.errors import Absent, InputError, TooLarge, TrainingError, unknown
+from jcfl.errors import Absent, InputError, Notice, TooLarge, TrainingError, unknown
 from jcfl.results import History, checkpoints
 from jcfl.runs import devices, experiment, loop
 from jcfl.runs.config import Config
@@ -197,7 +198,8 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
             run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
             checkpoints.delete(devices.folder(place))
             return run
-    except Absent:
+    except Absent as error:
+        warnings.warn(str(error), Notice, stacklevel=2)
         pieces = config.data if isinstance(config.data, tuple) else (config.data,)
         return Judgement("cannot be run here", f"data needed: {', '.join(piece.name for piece in pieces)}")
     except TooLarge as error:

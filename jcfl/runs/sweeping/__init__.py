@@ -18,7 +18,7 @@ from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.nested import plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
-from jcfl.results.files import destination
+from jcfl.results.files import place_of
 from jcfl.runs import bars, loop
 from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
@@ -133,7 +133,7 @@ def sweep(
     sharing = parsed_workers(workers) if workers is not None else None
     if sharing is not None and out is None:
         raise InputError("workers need out=…: a folder in which they all write")
-    folder = destination(out) if out is not None else None
+    folder = place_of(out, resume)
     with claimed(folder, new=not resume) if folder is not None else nullcontext():
         found = points(what, over, **given)
         with bars.shown(progress, on_progress, ["sweep"]) as watch:

@@ -109,7 +109,10 @@ def base_and_over(what: Any) -> tuple[dict[str, Any], Any, str | None]:
     base, over, by = (found.pop(key, None) for key in KEYS)
     if base is not None:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
-        found = {**config.unchecked(beside if os.path.isfile(beside) else str(base)), **found}
+        under = config.unchecked(beside if os.path.isfile(beside) else str(base))
+        if own := [key for key in KEYS if key in under]:
+            raise InputError(f"base: expected a configuration, but {base} is a sweep itself: it has the key {own[0]!r}")
+        found = {**under, **found}
     for key in found:
         if key not in Config.model_fields:
             raise unknown("key", key, (*KEYS, *Config.model_fields))
