@@ -189,7 +189,7 @@ def test_an_interruption_before_anything_is_written_says_so_alone(tmp_path, monk
 def test_ctrl_c_while_garbage_is_collected_is_not_lost():
     """Python ignores what is raised in a callback of the garbage collector, of which JAX has one."""
     program = """
-import gc, time
+import gc, signal, time
 from jcfl import cli
 
 def interrupted(phase, information):
@@ -201,6 +201,7 @@ def command():
     gc.collect()
     time.sleep(20)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
 cli.app.command("wait")(command)
 cli.main(["wait"])
 """
