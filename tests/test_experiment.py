@@ -266,7 +266,7 @@ def test_a_users_module_and_names_together(tmp_path):
 
 @pytest.mark.parametrize("given", [{"method": 5}, {"model": [5]}, {"train": 0.5}])
 def test_a_plain_value_is_no_object(given):
-    with pytest.raises(InputError, match=f"{next(iter(given))}: expected a name, or keys and values, got 5"):
+    with pytest.raises(InputError, match=f"{next(iter(given))}: expected a name, or keys and values, got .*5"):
         experiment.run("quickstart", **given)
 
 
