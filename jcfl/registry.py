@@ -98,12 +98,14 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
 
 
 def refuse_bare(what: str, function: Callable[..., Any]) -> None:
-    """Refuse a function with an option that has no annotation, by which its values would be checked.
+    """Refuse an option without an annotation, by which its values would be checked, and a field that is no option.
 
     Raises:
-        InputError: the line has an annotation that may fit.
+        InputError: the line has an annotation that may fit, or says how the field becomes an option.
     """
     for option in inspect.signature(function).parameters.values():
+        if inspect.isclass(function) and option.kind is option.POSITIONAL_OR_KEYWORD:
+            raise InputError(f"{what}: field {option.name!r} is no option; use @dataclass(frozen=True, kw_only=True)")
         if option.kind is option.KEYWORD_ONLY and option.annotation is option.empty:
             default = "" if option.default is option.empty else f" = {shown(option.default)}"
             like = {"": "int", " = None": "int | None"}.get(default, type(option.default).__name__)

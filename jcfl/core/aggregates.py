@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import optax
 from pydantic import Field
 
-from jcfl.core import averaging, robust
+from jcfl.core import averaging, returned, robust
 from jcfl.core.averaging import Averaging
 from jcfl.core.chain import chain
 from jcfl.core.chunks import class_counts
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_mean
-from jcfl.core.method import Aggregate, Mean, Piece, Weights
+from jcfl.core.method import Aggregate, Mean, Piece, Rule, Weights
 from jcfl.core.terms import number
 from jcfl.registry import register
 from jcfl.types import Array, Federation, Key, Models
@@ -41,6 +41,27 @@ Absent = Annotated[
     bool, Field(description="the cluster's old model counts for members that did not take part (Ma 2023, eq. 7.6)")
 ]
 ServerRate = Annotated[float, Field(gt=0, description="learning rate of the server's optimizer")]
+
+
+def bound(rule: Rule, context: Context) -> Bound | None:
+    """The rule for a run, its results checked; None where uploads can be summed as they come.
+
+    Raises:
+        InputError: when a round is traced, if the rule returns other arrays than the models of the clusters.
+    """
+    made = rule.bind(context)
+    if made is None:
+        return None
+
+    def averaging_of(key: Key, federation: Federation, who: Array) -> Averaging:
+        average = made(key, federation, who)
+
+        def averaged(label: Array, weights: Array, models: Models, default: Models) -> Models:
+            return returned.models(average(label, weights, models, default), default, f"aggregate {str(rule)!r}")
+
+        return averaged
+
+    return averaging_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from jcfl import trees
-from jcfl.core import averaging
+from jcfl.core import averaging, returned
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
 from jcfl.registry import register
@@ -57,6 +57,9 @@ class Attack(Piece):
         Args:
             key: of the stream TRAIN.
             updates: the trained parameters less those that were sent. [s, ...]
+
+        Returns:
+            updates of the same shapes and types, a row for each client. [s, ...]
         """
         return updates
 
@@ -152,7 +155,8 @@ def with_forgeries(attack: Attack, key: Key, sent: Models, uploads: Models, crow
     """
     start, trained = sent["params"], uploads["params"]
     updates = jax.tree.map(jnp.subtract, trained, start)
-    forged = jax.tree.map(jnp.add, start, attack.forged(key, updates, crowd))
+    sent_instead = returned.models(attack.forged(key, updates, crowd), updates, f"attack {attack.name!r}")
+    forged = jax.tree.map(jnp.add, start, sent_instead)
     return {**uploads, "params": trees.select(crowd.hostile, forged, trained)}
 
 

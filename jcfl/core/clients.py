@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import parts, soft
+from jcfl.core import parts, returned, soft
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Client
@@ -114,10 +114,17 @@ def with_private(sent: Broadcast, trains_shared: bool) -> Broadcast:
 def trained(
     local: Trainer, loss: Objective, start: Model, memory: Any, sent: Broadcast, data: Clients, key: Key
 ) -> tuple[Model, Any]:
-    """The model after local training, and the optimizer's state, from that of the last round where it is kept."""
+    """The model after local training, and the optimizer's state, from that of the last round where it is kept.
+
+    Raises:
+        InputError: when it is traced, if a trainer of one's own returns no model of the same form.
+    """
+    after = None
     if memory is None:
-        return local.train(loss, start, sent, data, key), None
-    return local.resume(loss, start, memory, sent, data, key)
+        found = local.train(loss, start, sent, data, key)
+    else:
+        found, after = local.resume(loss, start, memory, sent, data, key)
+    return returned.models(found, start, f"trainer {type(local).__name__}"), after
 
 
 def trainer(method: Method, context: Context) -> Trainer:

@@ -144,7 +144,8 @@ def after_training(
 
 def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation) -> Crowd:
     """The attackers and the honest clients among a cohort in k clusters; the federation says who attacks."""
-    hostile = federation.hostile[cohort.who]
+    nobody = jnp.zeros(cohort.who.shape, bool)
+    hostile = federation.hostile[cohort.who] if federation.is_attacked else nobody  # an attack's share may be 0
     return Crowd(cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, k)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from jcfl.core.terms import LossTerm, number
-from jcfl.types import Array, Federation, Grouping, Models
+from jcfl.types import Array, Federation, Grouping, Key, Models
 
 Source = Literal["nothing", "data", "losses", "upload"]
 """What a description is made of: nothing, a client's data, losses of the cluster models, or what the client trained."""
@@ -169,8 +169,8 @@ class Rule(Protocol):
 
     def bind(
         self, context: Any
-    ) -> Callable[[Federation, Array], Callable[[Array, Array, Models, Models], Models]] | None:
-        """The averaging rule for the clients `who` [s] of a federation; see `jcfl.core.averaging`."""
+    ) -> Callable[[Key, Federation, Array], Callable[[Array, Array, Models, Models], Models]] | None:
+        """The averaging rule for a key and the clients `who` [s] of a federation; see `jcfl.core.averaging`."""
         ...
 
 

@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jcfl.core import returned
 from jcfl.types import Array, Broadcast, Clients, Key, Model, Task
 
 Reference = Callable[[Broadcast], Model]
 Part = Callable[[Model], Any]
 Term = Callable[[Model, Clients, Broadcast], Array]
 Objective = Callable[..., tuple[Array, Model]]
+
+NUMBERS = (returned.FLOATS, returned.WHOLE)
+"""What a loss term may return."""
 
 SHORT = 1e-3
 """A vector of this length or less has no direction: its cosine with any other is 0, and so is the gradient."""
@@ -32,7 +36,8 @@ def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None 
         logits, after = task.apply(model, batch.x, key=key, mask=batch.mask)
         if partner is not None:
             logits = logits + jax.lax.stop_gradient(task.apply(partner(sent), batch.x)[0])
-        penalty = sum((term(model, batch, sent) for term in terms), 0.0)
+        values = [returned.array(term(model, batch, sent), (), NUMBERS, "a loss term") for term in terms]
+        penalty = sum(values, 0.0)
         return mean_loss(task, logits, batch) + penalty, after
 
     return value

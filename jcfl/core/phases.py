@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import evaluation, faults, server
+from jcfl.core import aggregates, evaluation, faults, server
 from jcfl.core.attacks import with_forgeries
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
@@ -55,7 +55,7 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
     """Rounds in which every client trains by itself, and one grouping (Ma 2023, Alg. 5, as for FeSEM with CAM)."""
     method: Method = algorithm.method
     grouping = method.group.grouping(method, context)
-    everyone, bound = jnp.arange(context.population.clients), method.aggregate.rule.bind(context)
+    everyone, bound = jnp.arange(context.population.clients), aggregates.bound(method.aggregate.rule, context)
 
     def warm(state: State, federation: Federation) -> State:
         own, labels = state.clients["model"], everyone.astype(jnp.int32)

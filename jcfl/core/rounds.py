@@ -7,7 +7,19 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core import clients, engine, evaluation, faults, measuring, noising, onhost, parts, server, sharded
+from jcfl.core import (
+    aggregates,
+    clients,
+    engine,
+    evaluation,
+    faults,
+    measuring,
+    noising,
+    onhost,
+    parts,
+    server,
+    sharded,
+)
 from jcfl.core.aggregates import Bound
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
@@ -39,7 +51,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     if grouping.after is not None and (method.train.chained or not method.train.active):
         what = "train one after another, so the server sees none" if method.train.chained else "train none"
         raise InputError(f"{method.name}: group {method.group.name!r} groups by trained models, but clients {what}")
-    bound = method.aggregate.rule.bind(context)
+    bound = aggregates.bound(method.aggregate.rule, context)
     kept = clients.kept_states(method, context)
     tables = onhost.tables(method, context, kept)
     way, train = training(method, context, needs_uploads(grouping, bound))

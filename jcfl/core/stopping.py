@@ -9,6 +9,7 @@ from flax import struct
 from pydantic import Field
 
 from jcfl import metrics, trees
+from jcfl.core import returned
 from jcfl.core.method import Piece
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -101,7 +102,8 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
 
     def train(state: State, federation: Federation) -> State:
         after = algorithm.step(state, federation)
-        unchanged = (state.clock >= 0) & rule.is_unchanged(state, after)
+        found = returned.array(rule.is_unchanged(state, after), (), [returned.LOGICAL], f"stop {rule.name!r}")
+        unchanged = (state.clock >= 0) & found
         count = jnp.where(unchanged, state.stopping.unchanged + 1, 0)
         return after.replace(stopping=stopping(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
 

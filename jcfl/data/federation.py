@@ -15,7 +15,7 @@ from jcfl.data.dataset import Dataset, Examples, channelled, examples, redivided
 from jcfl.data.drift import with_drift
 from jcfl.data.mixing import with_mixing
 from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
-from jcfl.data.soundness import checked
+from jcfl.data.soundness import checked, sound
 from jcfl.data.topping import topped_up
 from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
@@ -117,7 +117,7 @@ def federation(
     streams = np.random.default_rng(common["seed"]).spawn(MIXING + 1)
     if common["resplit"]:
         datasets = [redivided(streams[RESPLIT], one, common["resplit"]) for one in datasets]
-    made = make(streams[0], *datasets, **own)
+    made = sound(make(streams[0], *datasets, **own), f"scenario {scenario!r}")
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
         whole = assembled(made.x, made.y, made.groups, made.train, made.test, classes, name)

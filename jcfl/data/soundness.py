@@ -5,8 +5,12 @@ from typing import Any
 import numpy as np
 
 from jcfl.data.dataset import CLASSES, array, features, labels, whole_numbers
+from jcfl.data.partition import Draws, Partition
 from jcfl.errors import InputError, shown
 from jcfl.types import Drift, Federation, Ids, Split
+
+PARTITIONED = {"x": "", "y": "iu", "trains": "b", "owner": "iu", "groups": "iu"}
+"""The arrays of a partition and their kinds of numbers, as NumPy calls them; "" for any."""
 
 
 def checked(federation: Federation) -> Federation:
@@ -53,6 +57,31 @@ def checked(federation: Federation) -> Federation:
     for name in federation.splits:
         rows(federation, name)
     return federation
+
+
+def sound(made: Any, where: str) -> Partition | Draws:
+    """What a scenario returned, unchanged, if its arrays have the types and lengths that the next steps rely on.
+
+    With 0 and 1 in `trains`, `~trains` would select training examples too. Labels that are not whole would be rounded.
+
+    Raises:
+        InputError: it is neither a `Partition` nor `Draws`, or one of its arrays has another type or length.
+    """
+    if not isinstance(made, Partition | Draws):
+        raise InputError(f"{where}: expected a jcfl.data.partition.Partition, got {shown(made)}")
+    for what, kinds in PARTITIONED.items():
+        values = getattr(made, what, None)  # clients that draw have no `trains` and no `owner`
+        if values is None and isinstance(made, Draws):
+            continue
+        if not isinstance(values, np.ndarray):
+            raise InputError(f"{where}: expected {what} to be an array of NumPy, got {shown(values)}")
+        if kinds:
+            _refuse_kind(values, what, where, kinds)
+        if what == "groups" and (values.ndim != 1 or not len(values)):
+            raise InputError(f"{where}: groups has the shape {values.shape}; expected one for each client")
+        if what != "groups" and len(values) != len(made.x):
+            raise InputError(f"{where}: {len(made.x)} examples, but {what} has {len(values)}; expected one for each")
+    return made
 
 
 def _refuse_other(federation: Any) -> None:

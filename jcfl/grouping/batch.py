@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core import averaging, chunks, clients, engine, parts, server
+from jcfl.core import aggregates, averaging, chunks, clients, engine, parts, returned, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -21,15 +21,26 @@ from jcfl.core.privacy import once_keys
 from jcfl.core.rounds import with_kept
 from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
-from jcfl.grouping.compare import Cosine, DecomposedCosine, Distances, PrincipalAngles, comparison, representatives
-from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, Update
-from jcfl.grouping.labels import aligned, first_labels, with_overflow
+from jcfl.grouping.compare import (
+    Cosine,
+    DecomposedCosine,
+    Distances,
+    PrincipalAngles,
+    comparison,
+    distances,
+    representatives,
+)
+from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
+from jcfl.grouping.labels import aligned, first_labels, with_overflow, with_undescribed
 from jcfl.grouping.losses import least_loss, with_newcomers
 from jcfl.grouping.when import Once, Window
-from jcfl.types import Array, Cohort, Federation, Grouping, Key, Models, State
+from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
 Labels = Callable[..., Array]
-"""`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int32`, -1 for the absent."""
+"""`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int`.
+
+A negative label leaves a client where it is: in its cluster of the round before, or in none. The labels of the absent
+are not looked at."""
 
 
 Nearest = Callable[..., Array]
@@ -111,9 +122,25 @@ class Clustering(Group):
                 return {}
         elif isinstance(method.describe, TrainedModel):
             return {"model": lambda first: first}
-        if isinstance(method.describe, Update):
-            return {"description": lambda first: jnp.zeros(trees.parameters(first["params"]))}
+        if isinstance(method.describe, OfUpload) and not isinstance(method.describe, TrainedModel):
+            return {"description": lambda first: blank_description(method, context, first)}
         return {}
+
+
+def blank_description(method: Method, context: Context, first: Model) -> Array:
+    """Zeros in the form of one client's description, before it has sent any. [d, ...]"""
+    found = jax.eval_shape(lambda one: of_uploads(method.describe, context, one, one), trees.stack(first, 1))
+    return jnp.zeros(found.shape[1:], found.dtype)
+
+
+def sound_labels(found: Any, present: Array, group: Clustering) -> Array:
+    """The labels of those present, checked; -1 for the absent and those without a label. [n] int32
+
+    Raises:
+        InputError: when it is traced, if the group does not return one whole number for each client.
+    """
+    found = returned.array(found, present.shape, [returned.WHOLE], f"group {group.name!r}")
+    return jnp.where(present, jnp.maximum(found, -1), -1).astype(jnp.int32)
 
 
 def once(group: Clustering, method: Method, context: Context) -> Grouping:
@@ -126,7 +153,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     assert isinstance(when, Once)
     labels_of = group.labels(method, context, compare)
     k, m = group.slots(context), context.population.clients
-    of_data, bound, privacy = isinstance(describe, OfData), method.aggregate.rule.bind(context), context.privacy
+    bound, privacy = aggregates.bound(method.aggregate.rule, context), context.privacy
+    describe_clients = of_data(describe, context) if isinstance(describe, OfData) else None
     probe = describing_client(method, context, getattr(describe, "epochs", None))
     weigh = server.WEIGHTS[method.aggregate.weights]
     fewest, after_phase = min(2, context.population.eligible), bool(method.before)
@@ -137,8 +165,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         key = stream(state.key, Stream.ANCHOR)
         anchor = describe.begin(context, key, state) if isinstance(describe, OfData) else ()
         blank: Any = ()
-        if of_data:
-            one = jax.eval_shape(lambda: describe.for_clients(context)(anchor, federation, jnp.zeros(1, jnp.int32)))  # pyright: ignore
+        if describe_clients is not None:
+            one = jax.eval_shape(describe_clients, anchor, federation, jnp.zeros(1, jnp.int32))
             blank = jnp.zeros((k, *one.shape[1:]))
         labels = first_labels(state, federation)
         state = state.replace(memory=Memory(anchor, blank, jnp.array(False)), labels=labels)
@@ -156,8 +184,9 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     def regrouped(key: Key, group_key: Key, state: State, federation: Federation) -> State:
         here, everyone = federation.available(state.round), jnp.arange(m)
         models = None
-        if isinstance(describe, OfData):
-            points = describe.for_clients(context)(state.memory.anchor, federation, everyone)
+        if describe_clients is not None:
+            points = describe_clients(state.memory.anchor, federation, everyone)
+            state = with_undescribed(state, points, here)
             points = privacy.descriptions(state.key, everyone, points)
         elif isinstance(describe, Accumulated):
             points = state.clients["description"]
@@ -169,15 +198,16 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             models = trees.select(here, models, trees.stack(state.shared, m))  # which may not be finite elsewhere
             sent = trees.stack(state.shared, 1)
             models = privacy.models(once_keys(state.key, everyone), sent, models)
-            points = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+            points = of_uploads(describe, context, sent, models)
+            state = with_undescribed(state, points, here & trees.finite(models))
         points = trees.where_weighted(here, points)
         found = labels_of(group_key, compare.prepared(points, here), here.astype(float), here, None)
-        found = jnp.where(here, found, -1)
+        found = sound_labels(found, here, group)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
             rule = averaging.weighted_mean if bound is None else bound(server.bucket_key(state), federation, everyone)
             clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, state.clusters)
-        centres = representatives(compare, points, found, k) if of_data else state.memory.centres
+        centres = representatives(compare, points, found, k) if describe_clients is not None else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
         kept = server.split(state.server, jnp.zeros(k, jnp.int32))
         return with_overflow(state, found.max() >= k).replace(
@@ -185,13 +215,15 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         )
 
     def near_centres(state: State, who: Array, federation: Federation) -> Array:
-        points = describe.for_clients(context)(state.memory.anchor, federation, who)  # pyright: ignore[reportAttributeAccessIssue]
+        assert describe_clients is not None
+        points = describe_clients(state.memory.anchor, federation, who)
         points = privacy.descriptions(state.key, who, points)
-        away = compare.distance(context, describe)(points, state.memory.centres)  # [h, k]
+        away = distances(compare, context, describe)(points, state.memory.centres)  # [h, k]
         used = metrics.sizes(state.labels, k) > 0
         return jnp.where(used | ~used.any(), away, jnp.inf).argmin(-1).astype(jnp.int32)
 
-    place = near_centres if of_data and not isinstance(compare, DecomposedCosine) else least_loss(method, context)
+    by_centres = describe_clients is not None and not isinstance(compare, DecomposedCosine)
+    place = near_centres if by_centres else least_loss(method, context)
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         if when.at > 0 or waits:
@@ -242,10 +274,11 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
 
     def labelled(key: Key, state: State, members: Cohort, weights: Array, points: Array) -> Array:
         prepared = compare.prepared(points, members.present)
-        fresh = lambda: labels_of(key, prepared, weights, members.present, None)
+        sorted_by = lambda centres: labels_of(key, prepared, weights, members.present, centres)
+        fresh = lambda: sound_labels(sorted_by(None), members.present, group)
         if continues:
-            centres = describe.vectors(context, (), state.clusters)  # pyright: ignore[reportAttributeAccessIssue]
-            go_on = lambda: labels_of(key, prepared, weights, members.present, centres)
+            centres = of_uploads(describe, context, (), state.clusters)
+            go_on = lambda: sound_labels(sorted_by(centres), members.present, group)
             return jax.lax.cond(state.memory.grouped, go_on, fresh)
         return aligned(fresh(), state.labels[members.who], members.present & state.memory.grouped, k)
 
@@ -255,6 +288,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
             labels = labelled(key, state, members, weights, points)
         else:
             labels = streamed(key, points, weights, members.present, state.memory.grouped, state.clusters)
+            labels = sound_labels(labels, members.present, group)
         before = state.labels[members.who]
         gone = (state.seen | ~federation.available(state.round))[members.who] & ~members.present
         absent = gone | (labels < 0)  # an available client that was never sampled is grouped by its initial model
@@ -273,7 +307,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         if streamed is not None:
             points = models
         elif of_models:
-            points = describe.vectors(context, (), models)  # pyright: ignore[reportAttributeAccessIssue]
+            points = of_uploads(describe, context, (), models)
         else:
             state = with_descriptions(method, context, state, members, models)
             points = state.clients["description"]
@@ -313,7 +347,8 @@ def trained_by_all(client: engine.Client, key: Key, state: State, federation: Fe
 def with_descriptions(method: Method, context: Context, state: State, members: Cohort, models: Models) -> State:
     """The state with the cohort's updates in `State.clients`; accumulated updates are added to the earlier ones."""
     sent = trees.take(state.clusters, jnp.maximum(state.labels[members.who], 0))
-    points = method.describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+    points = of_uploads(method.describe, context, sent, models)
+    state = with_undescribed(state, points, members.present & trees.finite(models))
     if isinstance(method.describe, Accumulated):
         points = points + state.clients["description"][members.who]
     return with_kept(state, members, {"description": points})

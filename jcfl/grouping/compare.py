@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
 from jcfl import trees
+from jcfl.core import returned
 from jcfl.core.chain import chain
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_distance
@@ -242,6 +243,21 @@ def comparison(compare: Compare, name: str) -> Distances:
             f"set method.compare to cosine, l1, l2, …"
         )
     return compare
+
+
+def distances(compare: Distances, context: Context, describe: Describe) -> Distance:
+    """The distance of a comparison, its results checked.
+
+    Raises:
+        InputError: when it is traced, if it does not return a number for every pair.
+    """
+    found = compare.distance(context, describe)
+
+    def between(points: Array, others: Array) -> Array:
+        shape = (points.shape[0], others.shape[0])
+        return returned.array(found(points, others), shape, [returned.FLOATS], f"compare {compare.name!r}")
+
+    return between
 
 
 def refuse_no_mean(group: str, describe: Any, compare: Distances, name: str) -> None:

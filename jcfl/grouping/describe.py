@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 from pydantic import Field
 
 from jcfl import trees
-from jcfl.core import chunks, describing, parts
+from jcfl.core import chunks, describing, parts, returned
 from jcfl.core.context import Context
 from jcfl.core.describing import Description
 from jcfl.core.method import Describe, Source, When
@@ -261,6 +262,33 @@ class Accumulated(Update):
     def is_repeated(self, when: When) -> bool:
         """Every update is added."""
         return True
+
+
+def of_data(describe: OfData, context: Context) -> DescribeClients:
+    """The function that describes several clients, its results checked.
+
+    Raises:
+        InputError: when it is traced, if it does not return a description with an axis of its own for each client.
+    """
+    found = describe.for_clients(context)
+    return lambda memory, federation, who: sound(describe, found(memory, federation, who), who.size)
+
+
+def of_uploads(describe: Describe, context: Context, sent: Models, models: Models) -> Array:
+    """The descriptions of clients from what they were sent and trained, checked. [s, ...]
+
+    Raises:
+        InputError: when it is traced, as for `of_data`.
+    """
+    found = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+    return sound(describe, found, trees.count(models))
+
+
+def sound(describe: Describe, points: Any, count: int) -> Array:
+    """Descriptions [count, d, ...] in floats."""
+    shape, kinds = (count, None, ...), (returned.FLOATS, returned.WHOLE)
+    points = returned.array(points, shape, kinds, f"describe {describe.name!r}")
+    return points if jnp.issubdtype(points.dtype, jnp.floating) else points.astype(float)
 
 
 def vectors_of(represent: Represent, models: Models) -> Array:

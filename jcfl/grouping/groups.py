@@ -16,7 +16,7 @@ from jcfl.core.neutral import Every
 from jcfl.errors import InputError
 from jcfl.grouping import density, kmeans, linkage, spectral
 from jcfl.grouping.batch import Clustering, Labels, Nearest
-from jcfl.grouping.compare import L2, Distances, refuse_no_mean
+from jcfl.grouping.compare import L2, Distances, distances, refuse_no_mean
 from jcfl.grouping.describe import TrainedModel
 from jcfl.grouping.losses import AUTO, Clusters, refuse_more_clusters_than_clients
 from jcfl.grouping.when import Once, Window
@@ -147,7 +147,7 @@ class Linkage(Clustering):
             )
         if self.clusters is not None:
             refuse_more_clusters_than_clients(method, context, self.clusters)
-        between = compare.distance(context, method.describe)
+        between = distances(compare, context, method.describe)
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
             away = between(points, points)
@@ -172,7 +172,7 @@ class Spectral(Clustering):
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
         """Labels by K-means on eigenvectors; the width of the affinity is the median distance of two clients."""
         refuse_more_clusters_than_clients(method, context, self.clusters)
-        between = compare.distance(context, method.describe)
+        between = distances(compare, context, method.describe)
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
             away = between(points, points)
@@ -202,7 +202,7 @@ class Density(Clustering):
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
         """Labels by `jcfl.grouping.density.dbscan`; a client that is noise is a cluster of its own."""
-        between = compare.distance(context, method.describe)
+        between = distances(compare, context, method.describe)
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
             away = between(points, points)

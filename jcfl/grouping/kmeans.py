@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jcfl.core import returned
 from jcfl.trees import EXACT, number_of, steady_mean
 from jcfl.types import Array, Key
 
@@ -154,7 +155,8 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
     Returns:
         distances. [m, k]
     """
-    return metric(points, centres) if callable(metric) else METRICS[metric](points, centres)
+    found = metric(points, centres) if callable(metric) else METRICS[metric](points, centres)
+    return returned.array(found, (points.shape[0], centres.shape[0]), [returned.FLOATS], "a metric")
 
 
 def of_rows(metric: Metric | Distance, shape: tuple[int, ...]) -> Metric | Distance:

@@ -1,9 +1,10 @@
-"""Labels of clients: those before any grouping, numbers for clusters, and more clusters than there are slots."""
+"""Labels of clients: those before any grouping, numbers for clusters, and what ends a run when clients are grouped."""
 
 import jax.numpy as jnp
 from optax.assignment import hungarian_algorithm
 
-from jcfl.types import OVERFLOW, Array, Federation, State
+from jcfl import trees
+from jcfl.types import OVERFLOW, UNDESCRIBED, Array, Federation, State
 
 
 def first_labels(state: State, federation: Federation) -> Array:
@@ -48,5 +49,20 @@ def aligned(new: Array, old: Array, known: Array, k: int) -> Array:
 
 def with_overflow(state: State, over: Array) -> State:
     """The state, marked as failed in this round where `over` [] says that there were more clusters than slots."""
-    failed = jnp.where(over & (state.failed[0] < 0), jnp.stack([state.round, OVERFLOW]), state.failed)
-    return state.replace(failed=failed)
+    return with_failure(state, over, OVERFLOW)
+
+
+def with_undescribed(state: State, points: Array, present: Array) -> State:
+    """The state, marked as failed in this round if the description of a client is not finite.
+
+    Args:
+        points: descriptions. [s, ...]
+        present: the clients whose descriptions are used. [s] bool
+    """
+    return with_failure(state, (present & ~trees.finite(points)).any(), UNDESCRIBED)
+
+
+def with_failure(state: State, failed: Array, why: int) -> State:
+    """The state, marked as failed in this round where `failed` [] says so; an earlier failure stays."""
+    place = jnp.stack([state.round, why])
+    return state.replace(failed=jnp.where(failed & (state.failed[0] < 0), place, state.failed))

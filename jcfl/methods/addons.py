@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jcfl import registry
+from jcfl.core import returned
 from jcfl.core.aggregates import (
     Beta,
     Bounded,
@@ -48,6 +49,7 @@ def extended(method: Method, addons: Sequence[Mapping[str, Any]]) -> Method:
     for addon in addons:
         options = {key: value for key, value in addon.items() if key != "name"}
         found = registry.find("addon", addon["name"])(method, **options)
+        found = returned.piece(found, Method, f"addon {addon['name']!r}")
         method = replace(found, addons=(*method.addons, addon["name"]))
     return method
 

@@ -7,7 +7,20 @@ import numpy as np
 
 from jcfl.metrics import agreement
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1, mean, ratio
-from jcfl.metrics.table import EVERYWHERE, HELD_OUT, VALIDATION, Over, Place, Score, Unit, add, register_score, scores
+from jcfl.metrics.table import (
+    EVERYWHERE,
+    HELD_OUT,
+    VALIDATION,
+    Function,
+    Over,
+    Place,
+    Score,
+    Unit,
+    Unmeasured,
+    add,
+    register_score,
+    scores,
+)
 from jcfl.types import Federation
 
 FIELDS = ("labels", "counts", "losses", "seen")
@@ -63,9 +76,23 @@ def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:
     found = {}
     for name, one in scores().items():
         if who in one.over and one.function is not None:
-            value = one.function(clients)
-            found[prefix + name] = value if isinstance(value, int | np.integer) else np.float32(value)
+            found[prefix + name] = number(name, one.function, clients)
     return found
+
+
+def number(name: str, function: Function, clients: Evaluation) -> Any:
+    """What a score's function returns for some clients: an integer, or a float in single precision; NaN for None.
+
+    Raises:
+        Unmeasured: it raises an error, or returns no single number.
+    """
+    try:
+        value = function(clients)
+        if np.ndim(value):
+            raise TypeError(f"expected a number, got an array of the shape {np.shape(value)}")
+        return value if isinstance(value, int | np.integer) else np.float32(value)
+    except Exception as error:  # another author's function may raise anything
+        raise Unmeasured(f"score {name!r}: {type(error).__name__}: {error}") from error
 
 
 @register_score("accuracy_micro", title="accuracy", unit="%", better="higher", places=EVERYWHERE)

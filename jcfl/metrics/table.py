@@ -41,6 +41,10 @@ Function = Callable[[Evaluation], float]
 _TABLE: dict[str, "Score"] = {}
 
 
+class Unmeasured(Exception):
+    """A score's function returned no number, or raised an error; the line names the score."""
+
+
 @dataclass(frozen=True)
 class Score:
     """One score.

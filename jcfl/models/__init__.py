@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jcfl import registry
+from jcfl.errors import InputError, shown
 from jcfl.models.adapter import cross_entropy, task
 from jcfl.models.networks import Network
 from jcfl.types import Task
@@ -34,7 +35,7 @@ def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> T
     try:
         hash(given)
     except TypeError:  # a user's model may take lists
-        return make(tuple(shape), classes, **chosen)
+        return checked(make(tuple(shape), classes, **chosen), make)
     return made(make, tuple(shape), classes, given, jnp.result_type(float))
 
 
@@ -47,4 +48,18 @@ def made(
     Args:
         floats: the type of Python's floats at present, which a model's parameters may have.
     """
-    return make(shape, classes, **dict(options))
+    return checked(make(shape, classes, **dict(options)), make)
+
+
+def checked(task: Any, make: Callable[..., Task]) -> Task:
+    """What a model's function returned, if it is a task.
+
+    Raises:
+        InputError: it is another thing, such as a Flax module.
+    """
+    if not isinstance(task, Task):
+        raise InputError(
+            f"model: {make.__name__} returned {shown(task)}; expected a jcfl.types.Task, which "
+            "jcfl.models.task makes of a Flax module"
+        )
+    return task

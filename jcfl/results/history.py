@@ -249,7 +249,8 @@ def deviation(values: np.ndarray) -> np.ndarray:
         values: [seeds, ...].
     """
     known = (~np.isnan(values)).sum(0)
-    centred = values - np.nansum(values, 0) / np.maximum(known, 1)
+    with np.errstate(invalid="ignore"):  # an infinite loss has no distance from its mean
+        centred = values - np.nansum(values, 0) / np.maximum(known, 1)
     return np.where(known > 1, np.sqrt(np.nansum(centred**2, 0) / np.maximum(known - 1, 1)), np.nan)
 
 

@@ -287,8 +287,8 @@ def with_value(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = 
     if not path:
         return value
     head, *rest = path
-    if isinstance(tree, str) and above[-1].isdecimal():  # a piece in a list, written as its name alone
-        tree = {"name": tree}
+    if isinstance(tree, str) and (above[-1].isdecimal() or (above[1:] and above[-1] in QUESTIONS)):
+        tree = {"name": tree}  # a piece in a list, or an answer of a method, written as its name alone
     if isinstance(tree, list | tuple):
         if not (head.isdecimal() and len(head) < 10 and int(head) < len(tree)):
             raise InputError(f"{'.'.join(above)} has {len(tree)} entries, counted from 0; got {head!r}")

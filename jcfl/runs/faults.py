@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from jcfl import registry
+from jcfl.core import returned
 from jcfl.core.attacks import Attack
 from jcfl.core.faults import Faults
 from jcfl.core.method import Method
-from jcfl.core.reliability import WINDOW
+from jcfl.core.reliability import WINDOW, Reliability
 from jcfl.data import hostile
 from jcfl.runs.config import Config
 from jcfl.types import Federation
@@ -18,6 +19,8 @@ def faults_of(config: Config) -> Faults:
         registry.find(section, piece.name)(**piece.options)
         for section, piece in (("attack", config.attack), ("reliability", config.reliability))
     )
+    attack = returned.piece(attack, Attack, f"attack {config.attack.name!r}")
+    reliability = returned.piece(reliability, Reliability, f"reliability {config.reliability.name!r}")
     return Faults(attack, reliability, config.on_divergence)
 
 

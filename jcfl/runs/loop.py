@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import Interrupted, TrainingError
+from jcfl.errors import InputError, Interrupted, TrainingError
 from jcfl.results import Record
 from jcfl.runs.ahead import Ahead
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.programs import Programs, Running, keys
 from jcfl.runs.watchdog import Watchdog
-from jcfl.types import OVERFLOW, VOTER, Federation, State
+from jcfl.types import OVERFLOW, UNDESCRIBED, VOTER, Federation, State
 
 BLOCK = 1.0
 """How many seconds a block of rounds should take, so that progress can be shown after each."""
@@ -190,9 +190,16 @@ def evaluated(
 def records(
     found: Mapping[str, np.ndarray], federation: Federation, settings: LoopSettings, round: int
 ) -> list[Record]:
-    """The records of one evaluation, one per seed; the scores are computed here, on the host."""
+    """The records of one evaluation, one per seed; the scores are computed here, on the host.
+
+    Raises:
+        InputError: a score that the user has registered cannot be computed.
+    """
     outcomes = ({name: value[i] for name, value in found.items()} for i in range(len(settings.seeds)))
-    measured = (metrics.measured(outcome, federation, round) for outcome in outcomes)
+    try:
+        measured = [metrics.measured(outcome, federation, round) for outcome in outcomes]
+    except metrics.Unmeasured as error:
+        raise InputError(str(error)) from error.__cause__
     return [Record.of(seed, round, part) for seed, part in zip(settings.seeds, measured, strict=True)]
 
 
@@ -208,6 +215,11 @@ def failure(seed: int, round: int, cluster: int) -> TrainingError:
         return TrainingError(
             f"in round {round + 1} (seed {seed}) more clusters were found than the method has room for; raise "
             "method.capacity, or merge more readily (a lower tau, a larger distance_threshold)"
+        )
+    if cluster == UNDESCRIBED:
+        return TrainingError(
+            f"in round {round + 1} (seed {seed}) the description of a client is not finite, so clients cannot be "
+            "grouped; lower train.lr, or correct the description if it is your own"
         )
     model = "a model of a run that votes beside it" if cluster == VOTER else f"the model of cluster {cluster}"
     return TrainingError(

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from jcfl import data, models, registry
-from jcfl.core import memory, onhost
+from jcfl.core import memory, onhost, returned
 from jcfl.core.compile import compile
 from jcfl.core.context import Context, Resources
 from jcfl.core.context import context as make_context
 from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
-from jcfl.core.stopping import with_stop
+from jcfl.core.stopping import Stop, with_stop
 from jcfl.data import soundness
 from jcfl.errors import InputError, Notice, TooLarge
 from jcfl.fast.factored import Factored
@@ -289,7 +289,7 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     if not isinstance(found, Value):
         found = made_by_function(found, context)
     if isinstance(found, Value):
-        whole = with_answers(checked_method(found), method.options)
+        whole = checked_method(with_answers(checked_method(found), method.options))
         return compiled_with_addons(whole, [dict(addon) for addon in method.addons], context)
     if context.privacy.is_on:
         raise InputError(f"privacy: method {method.name!r} is no Method with answers, so what it sends is not known")
@@ -328,9 +328,10 @@ def takes(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) 
 
 def trainer(train: Trainer, objects: Objects) -> Any:
     """The local trainer that a section describes, or that the user passed in Python."""
-    if objects.train is None:
-        return registry.find("train", registered_name(train, "train"))(**train.options)
-    return checked_trainer(objects.train)
+    found = objects.train
+    if found is None:
+        found = registry.find("train", registered_name(train, "train"))(**train.options)
+    return checked_trainer(found)
 
 
 def algorithm_by_options(
@@ -354,7 +355,8 @@ def algorithm_by_options(
         return algorithm(method, context._replace(trainer=local), objects)
 
     whole = (lambda scalars: schedules.scheduled(lambda now: make({**scalars, **now}), tables)) if tables else make
-    rule = registry.find("stop", config.stop.name)(**config.stop.options)
+    found = registry.find("stop", config.stop.name)(**config.stop.options)
+    rule = returned.piece(found, Stop, f"stop {config.stop.name!r}")
     return lambda scalars: with_stop(whole(scalars), rule)
 
 

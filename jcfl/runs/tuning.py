@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl.core import rounds
+from jcfl.core import aggregates, rounds
 from jcfl.core.context import Context
 from jcfl.core.costs import operations_of_a_round
 from jcfl.core.engine import General
@@ -238,7 +238,8 @@ class Trial:
         context = context._replace(population=context.population._replace(cohort=count))
         who = np.linspace(0, self.state.labels.size - 1, count).astype(np.int32)
         cohort = Cohort(jnp.asarray(who), jnp.ones(count, bool))
-        grouping, bound = self.method.group.grouping(self.method, context), self.method.aggregate.rule.bind(context)
+        grouping = self.method.group.grouping(self.method, context)
+        bound = aggregates.bound(self.method.aggregate.rule, context)
         _, train = rounds.training(self.method, context, rounds.needs_uploads(grouping, bound))
 
         def once(state: State, federation: Federation):

@@ -26,6 +26,8 @@ NEVER = 2**31 - 1
 OVERFLOW = -2
 """In place of a cluster in `State.failed`: more clusters were found than there are slots."""
 
+UNDESCRIBED = -4
+"""In place of a cluster in `State.failed`: the description of a client is not finite, so clients cannot be grouped."""
 
 VOTER = -3
 """In place of a cluster in `State.failed`: the model of a run that votes beside this one is not finite."""

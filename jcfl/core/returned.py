@@ -1,0 +1,95 @@
+"""What a piece has returned, checked while a program is traced, so that a wrong one ends in a clear line.
+
+Pieces of other authors may return arrays of another shape or type than the round expects. Without a check JAX would
+broadcast some of them in silence, and end others in an error far from their cause.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcfl.errors import InputError, shown
+from jcfl.types import Array, Models
+
+Kind = TypeVar("Kind")
+
+FLOATS, WHOLE, LOGICAL = jnp.floating, jnp.integer, jnp.bool_
+"""The kinds of numbers that a piece may have to return."""
+
+KINDS = {FLOATS: "floats", WHOLE: "whole numbers", LOGICAL: "true or false"}
+"""The kinds in words."""
+
+
+def array(found: Any, shape: Sequence[Any], kinds: Sequence[Any], what: str) -> Array:
+    """What a piece returned as an array, if it has one of the kinds and this shape.
+
+    Args:
+        shape: the size of every axis, None for any. An Ellipsis at the end stands for any further axes.
+        what: who returned what, for the error.
+
+    Raises:
+        InputError: it is no array, or has another shape or kind.
+    """
+    kind = " or ".join(KINDS[one] for one in kinds)
+    more = [*shape][-1:] == [...]
+    axes = [size for size in shape if size is not ...]
+    words = ", ".join(["n" if size is None else str(size) for size in axes] + ["…"] * more)
+    expected = f"expected {kind} of shape [{words}]"
+    if not isinstance(found, jax.Array | np.ndarray | np.generic | bool | int | float):
+        raise InputError(f"{what}: {expected}; got {shown(found)}")
+    has = jnp.shape(found)
+    fits = len(has) >= len(axes) if more else len(has) == len(axes)
+    fits = fits and all(size in (None, got) for size, got in zip(axes, has, strict=False))
+    if not fits or not any(jnp.issubdtype(jnp.result_type(found), one) for one in kinds):
+        raise InputError(f"{what}: {expected}; got {said(found)}")
+    return jnp.asarray(found)
+
+
+def piece(found: Any, of: type[Kind], what: str) -> Kind:
+    """The piece that a registered function returned.
+
+    Args:
+        of: the class that its value has to have, or to derive from.
+
+    Raises:
+        InputError: it returned another thing, or nothing.
+    """
+    if not isinstance(found, of):
+        raise InputError(f"{what}: expected {of.__name__}(…) or a subclass of it, got {shown(found)}")
+    return found
+
+
+def models(found: Any, like: Models, what: str) -> Models:
+    """Models that a piece returned, if they have the leaves, shapes and types of those that it was given.
+
+    Args:
+        like: models of the form that is expected.
+        what: who returned them, for the error.
+
+    Raises:
+        InputError: a leaf is missing, or is one too many, or has another shape or type; the line names it.
+    """
+    wanted, got = leaves(like), leaves(found)
+    for path in (path for path in wanted if path not in got):
+        raise InputError(f"{what}: expected {path}, {said(wanted[path])}; got {', '.join(got) or shown(found)}")
+    for path in (path for path in got if path not in wanted):
+        raise InputError(f"{what}: expected {', '.join(wanted)}; got {path} as well")
+    for path, leaf in got.items():
+        if jnp.shape(leaf) != jnp.shape(wanted[path]) or jnp.result_type(leaf) != jnp.result_type(wanted[path]):
+            raise InputError(f"{what}: expected {path} as {said(wanted[path])}; got {said(leaf)}")
+    return found
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by their paths in words, such as `params.head.bias`."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def said(value: Any) -> str:
+    """The type and the shape of an array, as in float32 [3, 8]."""
+    return f"{jnp.result_type(value)} [{', '.join(map(str, jnp.shape(value)))}]"

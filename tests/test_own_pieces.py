@@ -1,0 +1,398 @@
+"""What pieces of other authors return: a wrong shape, type or number ends in one clear line, and never in silence."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jcfl
+from jcfl import InputError, registry
+from jcfl.core.attacks import Attack
+from jcfl.core.averaging import weighted_mean
+from jcfl.core.local import Local
+from jcfl.core.method import Aggregate, Method, Piece, Train
+from jcfl.core.neutral import Every
+from jcfl.core.stopping import Stop
+from jcfl.core.terms import LossTerm
+from jcfl.data import Dataset, Examples, federation
+from jcfl.data.partition import Partition, pool, random_owners
+from jcfl.errors import TrainingError
+from jcfl.grouping.batch import Clustering
+from jcfl.grouping.compare import L2, Distances
+from jcfl.grouping.describe import OfData, OfUpload
+from jcfl.grouping.groups import KMeans, Linkage
+from jcfl.grouping.when import Once, Window
+from jcfl.methods import fedavg
+from jcfl.metrics import register_score, table
+from jcfl.runs.config import read
+from tests import tiny
+
+RUN = {"model": "linear", "rounds": 2, "train": {"lr": 0.1, "epochs": 1}}
+
+Change = Callable[[Any], Any]
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Registers pieces for the time of one test."""
+    monkeypatch.setattr(registry, "_TABLES", {kind: dict(pieces) for kind, pieces in registry._TABLES.items()})
+    return registry.register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means(OfData):
+    """The mean of a client's examples, changed."""
+
+    name: ClassVar[str] = "means"
+    change: Any = lambda mean: mean
+
+    def for_one_client(self, context):
+        def described(memory, client, data):
+            rows = data.x.reshape(data.x.shape[0], -1) * data.mask[:, None]
+            return self.change(rows.sum(0) / jnp.maximum(data.mask.sum(), 1))
+
+        return described
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadBias(OfUpload):
+    """The update of the classifier's bias, which is neither a whole update nor a model."""
+
+    name: ClassVar[str] = "head_bias"
+    change: Any = lambda update: update
+
+    def vectors(self, context, sent, models):
+        bias = lambda model: model["params"]["head"]["bias"]
+        return self.change(bias(models) - bias(sent))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Far(Distances):
+    """The distance of the first numbers, changed."""
+
+    name: ClassVar[str] = "far"
+    change: Any = lambda distance: distance
+
+    def metric(self, context, describe):
+        return lambda points, centres: self.change(jnp.abs(points[:, None, 0] - centres[None, :, 0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Clustering):
+    """The clients with even numbers and the others, changed."""
+
+    name: ClassVar[str] = "halves"
+    change: Any = lambda labels: labels
+
+    def slots(self, context):
+        return 2
+
+    def labels(self, method, context, compare):
+        return lambda key, points, weights, present, centres: self.change(jnp.arange(present.size) % 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Piece):
+    """The weighted mean, changed."""
+
+    name: ClassVar[str] = "averaged"
+    change: Any = lambda models: models
+
+    def bind(self, context):
+        return lambda key, federation, who: lambda *args: self.change(weighted_mean(*args))
+
+
+@dataclass(frozen=True)
+class Constant(LossTerm):
+    """A term that returns what it was given."""
+
+    value: Any
+
+    def build(self, task):
+        return lambda model, batch, sent: self.value(batch)
+
+
+def each(change: Change) -> Change:
+    """The change of every array of a tree."""
+    return lambda tree: jax.tree.map(change, tree)
+
+
+ONCE = Method(describe=Means(), compare=L2(), group=KMeans(clusters=2), when=Once(), name="own")
+
+PIECES = {
+    "a description that is one number": (
+        replace(ONCE, describe=Means(change=jnp.sum)),
+        r"describe 'means': expected floats or whole numbers of shape \[1, n, …\]; got float32 \[1\]",
+    ),
+    "no description": (
+        replace(ONCE, describe=Means(change=lambda mean: None)),
+        "describe 'means': expected .*got None",
+    ),
+    "a description that mixes clients": (
+        replace(ONCE, describe=HeadBias(change=lambda update: update.mean(0)), when=Every()),
+        r"describe 'head_bias': expected .* \[1, n, …\]; got float32 \[10\]",
+    ),
+    "distances without an axis": (
+        replace(ONCE, compare=Far(change=lambda distance: distance[0])),
+        r"a metric: expected floats of shape \[8, \d\]; got float32 \[\d\]",
+    ),
+    "labels in floats": (
+        replace(ONCE, group=Halves(change=lambda labels: labels * 1.0)),
+        r"group 'halves': expected whole numbers of shape \[8\]; got float32 \[8\]",
+    ),
+    "one label for all": (
+        replace(ONCE, group=Halves(change=lambda labels: labels[0])),
+        r"group 'halves': expected whole numbers of shape \[8\]; got int32 \[\]",
+    ),
+    "too few labels, in every round": (
+        replace(ONCE, group=Halves(change=lambda labels: labels[:3]), describe=HeadBias(), when=Every()),
+        r"group 'halves': expected whole numbers of shape \[8\]; got int32 \[3\]",
+    ),
+    "models of fewer clusters": (
+        replace(ONCE, aggregate=Aggregate(rule=Averaged(change=each(lambda leaf: leaf[:1])))),
+        r"aggregate 'averaged.*': expected params.head.bias as float32 \[2, 10\]; got float32 \[1, 10\]",
+    ),
+    "models in another precision": (
+        replace(ONCE, aggregate=Aggregate(rule=Averaged(change=each(lambda leaf: leaf.astype(jnp.float16))))),
+        r"expected params.head.bias as float32 \[2, 10\]; got float16 \[2, 10\]",
+    ),
+    "parameters in place of models": (
+        replace(ONCE, aggregate=Aggregate(rule=Averaged(change=lambda models: models["params"]))),
+        "expected params.head.bias, float32 .*; got head.bias, head.kernel",
+    ),
+    "a loss of every example": (
+        replace(ONCE, train=Train(terms=(Constant(lambda batch: jnp.ones(batch.y.shape)),))),
+        r"a loss term: expected floats or whole numbers of shape \[\]; got float32",
+    ),
+    "no loss": (
+        replace(ONCE, train=Train(terms=(Constant(lambda batch: None),))),
+        "a loss term: expected .*; got None",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", PIECES)
+def test_what_a_piece_of_a_method_returns_is_checked_before_training(which, tmp_path):
+    method, said = PIECES[which]
+    with pytest.raises(InputError, match=said):
+        jcfl.run(tiny.federation(), **RUN, method=method, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trainer_returns_a_whole_model():
+    class Short(Local):
+        """A trainer that returns parameters only."""
+
+        def train(self, objective, start, sent, data, key):
+            return Local.train(self, objective, start, sent, data, key)["params"]
+
+    trainer = Short(0.1, 1, None, "full", 0.0, 0.0)
+    with pytest.raises(InputError, match=r"trainer Short: expected params.head.bias, float32 \[10\]; got head.bias"):
+        jcfl.run(tiny.federation(), **(RUN | {"train": trainer}), method="fedavg")
+
+
+DATA = {"data": "digits", "scenario": {"name": "iid", "clients": 8}, "method": "fedavg"}
+
+
+@pytest.fixture
+def forging(registered):
+    """Registers the attack `forged`, whose updates are the trained ones, changed."""
+
+    def put(change):
+        @dataclass(frozen=True, kw_only=True)
+        class Forged(Attack):
+            """The updates, changed."""
+
+            name: ClassVar[str] = "forged"
+
+            def forged(self, key, updates, crowd):
+                return jax.tree.map(change, updates)
+
+        @registered("attack", "forged")
+        def forged(*, share: float = 0.25) -> Attack:
+            """The updates, changed."""
+            return Forged(share=share)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda leaf: leaf[0], r"expected head.bias as float32 \[8, 10\]; got float32 \[10\]"),
+        (lambda leaf: leaf.astype(jnp.float16), r"expected head.bias as float32 \[8, 10\]; got float16 \[8, 10\]"),
+    ],
+)
+def test_an_attack_returns_a_row_for_every_client(forging, change, said):
+    forging(change)
+    with pytest.raises(InputError, match=f"attack 'forged': {said}"):
+        jcfl.run({**RUN, **DATA, "attack": "forged"})
+
+
+def test_an_attack_without_attackers_changes_nothing(forging):
+    forging(jnp.negative)
+    none = jcfl.run({**RUN, **DATA, "attack": {"name": "forged", "share": 0.0}})
+    np.testing.assert_allclose(none["loss"], jcfl.run({**RUN, **DATA})["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [lambda before, after: after.labels == before.labels, lambda before, after: None])
+def test_a_stop_condition_returns_true_or_false(registered, value):
+    @dataclass(frozen=True, kw_only=True)
+    class Ends(Stop):
+        name: ClassVar[str] = "ends"
+
+        def is_unchanged(self, before, after):
+            return value(before, after)
+
+    @registered("stop", "ends")
+    def ends(*, rounds: int = 1) -> Stop:
+        return Ends(rounds=rounds)
+
+    with pytest.raises(InputError, match=r"stop 'ends': expected true or false of shape \[\]; got"):
+        jcfl.run(tiny.federation(), **RUN, method="fedavg", stop="ends")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        ("addon", {"method": {"name": "fedavg", "addons": ["nothing"]}}, r"addon 'nothing': expected Method\(…\)"),
+        ("attack", {"attack": "nothing"}, r"attack 'nothing': expected Attack\(…\)"),
+        ("reliability", {"reliability": "nothing"}, r"reliability 'nothing': expected Reliability\(…\)"),
+        ("stop", {"stop": "nothing"}, r"stop 'nothing': expected Stop\(…\)"),
+        ("group", {"method": {"name": "ifca", "group": "nothing"}}, r"method.group: expected Group\(…\)"),
+        ("train", {"train": {"name": "nothing"}}, "train: expected a mapping of options, or a trainer, got None"),
+        ("model", {"model": "nothing"}, "model: nothing returned None; expected a jcfl.types.Task"),
+    ],
+)
+def test_a_registered_function_returns_its_piece(registered, kind, given, said):
+    if kind == "addon":
+
+        @registered(kind, "nothing")
+        def extended(method: Method) -> None:
+            """An add-on without a return."""
+
+    else:
+
+        @registered(kind, "nothing")
+        def nothing(*args: Any) -> None:
+            """A piece without a return."""
+
+    with pytest.raises(InputError, match=said):
+        jcfl.run(tiny.federation(), **({"method": "fedavg"} | RUN | given))
+
+
+@pytest.mark.parametrize("when", [Every(), Window(first=0, last=2)])
+@pytest.mark.parametrize("group", [KMeans(clusters=2), Linkage(clusters=2)])
+def test_descriptions_of_uploads_are_kept_whatever_they_are(when, group):
+    """Half of the clients take part in a round; the others are described by their last upload, or by zeros."""
+    method = replace(ONCE, describe=HeadBias(), group=group, when=when)
+    history = jcfl.run(tiny.federation(), **RUN, participation=0.5, method=method)
+    assert np.isfinite(history["loss"]).all()
+    assert set(history.labels[0, -1]) <= {0, 1}
+
+
+def test_clients_without_a_label_stay_where_they_are():
+    """-5 is no cluster: the client is in none before, and joins the cluster whose model fits it when it takes part."""
+    odd = replace(ONCE, group=Halves(change=lambda labels: jnp.where(labels == 1, -5, labels)), compare=L2())
+    history = jcfl.run(tiny.federation(), **RUN, participation=0.5, method=odd)
+    assert set(history.labels.ravel().tolist()) <= {-1, 0, 1}
+    every = replace(odd, describe=HeadBias(), when=Every())
+    labels = jcfl.run(tiny.federation(), **RUN, method=every).labels[0]
+    assert set(labels.ravel().tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    "describe",
+    [
+        Means(change=lambda mean: jnp.where(mean.mean() < 0.31, jnp.nan, mean)),
+        HeadBias(change=lambda update: update.at[1].set(jnp.nan)),
+    ],
+)
+@pytest.mark.parametrize("group", [KMeans(clusters=2), Linkage(clusters=3)])
+def test_descriptions_that_are_not_finite_end_the_run(describe, group):
+    method = replace(ONCE, describe=describe, group=group, when=Once() if isinstance(describe, Means) else Every())
+    with pytest.raises(TrainingError, match=r"in round 1 \(seed 0\) the description of a client is not finite"):
+        jcfl.run(tiny.federation(), **RUN, method=method)
+
+
+def test_a_model_that_diverges_is_still_called_so():
+    method = replace(ONCE, describe=HeadBias(), when=Every())
+    with pytest.raises(TrainingError, match="training diverged: in round 1 "):
+        jcfl.run(tiny.federation(), **(RUN | {"train": {"lr": 3e38, "epochs": 9, "batch_size": 2}}), method=method)
+
+
+DATASET = Dataset(
+    "noise",
+    *(Examples(np.random.default_rng(n).random((n, 3), np.float32), np.arange(n) % 3) for n in (120, 60)),
+    classes=3,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda made: made._replace(trains=made.trains.astype(int)), "trains are int64; expected true or false"),
+        (lambda made: made._replace(y=made.y + 0.5), "y are float64; expected whole numbers"),
+        (lambda made: made._replace(owner=made.owner * 1.0), "owner are float64; expected whole numbers"),
+        (lambda made: made._replace(groups=made.groups + 0.5), "groups are float64; expected whole numbers"),
+        (lambda made: made._replace(groups=made.groups[:0]), r"groups has the shape \(0,\)"),
+        (lambda made: made._replace(x=made.x[:10]), "10 examples, but y has 180"),
+        (lambda made: made._replace(trains=made.trains.tolist()), "expected trains to be an array of NumPy, got"),
+        (lambda made: tuple(made), "expected a jcfl.data.partition.Partition, got"),
+        (lambda made: None, "expected a jcfl.data.partition.Partition, got None"),
+    ],
+)
+def test_a_scenario_returns_a_partition(registered, change, said):
+    """With `trains` in numbers, `~trains` would be true everywhere: training examples would be tested on."""
+
+    @registered("scenario", "own")
+    def own(rng: np.random.Generator, dataset: Dataset) -> Partition:
+        """Random equal shares of four clients."""
+        whole = pool(dataset)
+        owner = random_owners(rng, whole.part, whole.trains, np.ones((1, 4)))
+        return change(Partition(whole.x, whole.y, whole.trains, owner, np.zeros(4, int)))
+
+    with pytest.raises(InputError, match=f"scenario 'own': {said}"):
+        federation(DATASET, "own")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda clients: np.ones(3), r"TypeError: expected a number, got an array of the shape \(3,\)"),
+        (lambda clients: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda clients: "high", "ValueError: could not convert"),
+    ],
+)
+def test_a_score_is_a_number(monkeypatch, value, said):
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    register_score("own_score", better="higher")(value)
+    with pytest.raises(InputError, match=f"score 'own_score': {said}"):
+        jcfl.run(tiny.federation(), **RUN, method="fedavg")
+
+
+def test_a_field_that_is_no_option_is_refused(registered):
+    """Without `kw_only` a field is a positional parameter, so no configuration could set it."""
+
+    @dataclass(frozen=True)
+    class Positional(OfData):
+        name: ClassVar[str] = "positional"
+        width: int = 3
+
+    with pytest.raises(InputError, match="describe 'positional': field 'width' is no option; use @dataclass"):
+        registered("describe", "positional")(Positional)
+
+
+def test_an_answer_written_by_its_name_takes_an_option_beside_it():
+    config = read({**DATA, "method": {"name": "wecfl", "group": "kmeans"}}, ["method.group.clusters=3"])
+    assert config.method.options["group"]["clusters"] == 3
+
+
+def test_the_method_of_these_tests_runs():
+    history = jcfl.run(tiny.federation(), **RUN, method=replace(ONCE, group=Halves(), compare=Far()))
+    assert history.labels[0, -1].tolist() == [0, 1] * 4
+    assert jcfl.run(tiny.federation(), **RUN, method=fedavg()).labels[0, -1].tolist() == [0] * 8
