@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jcfl
-from jcfl import InputError, registry
+from jcfl import InputError
 from jcfl.core.attacks import Attack
 from jcfl.core.averaging import weighted_mean
 from jcfl.core.local import Local
@@ -27,20 +27,14 @@ from jcfl.grouping.describe import OfData, OfUpload
 from jcfl.grouping.groups import KMeans, Linkage
 from jcfl.grouping.when import Once, Window
 from jcfl.methods import fedavg
-from jcfl.metrics import register_score, table
+from jcfl.metrics import register_score
+from jcfl.registry import register
 from jcfl.runs.config import read
 from tests import tiny
 
 RUN = {"model": "linear", "rounds": 2, "train": {"lr": 0.1, "epochs": 1}}
 
 Change = Callable[[Any], Any]
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """Registers pieces for the time of one test."""
-    monkeypatch.setattr(registry, "_TABLES", {kind: dict(pieces) for kind, pieces in registry._TABLES.items()})
-    return registry.register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +193,7 @@ DATA = {"data": "digits", "scenario": {"name": "iid", "clients": 8}, "method": "
 
 
 @pytest.fixture
-def forging(registered):
+def forging():
     """Registers the attack `forged`, whose updates are the trained ones, changed."""
 
     def put(change):
@@ -212,7 +206,7 @@ def forging(registered):
             def forged(self, key, updates, crowd):
                 return jax.tree.map(change, updates)
 
-        @registered("attack", "forged")
+        @register("attack", "forged")
         def forged(*, share: float = 0.25) -> Attack:
             """The updates, changed."""
             return Forged(share=share)
@@ -240,7 +234,7 @@ def test_an_attack_without_attackers_changes_nothing(forging):
 
 
 @pytest.mark.parametrize("value", [lambda before, after: after.labels == before.labels, lambda before, after: None])
-def test_a_stop_condition_returns_true_or_false(registered, value):
+def test_a_stop_condition_returns_true_or_false(value):
     @dataclass(frozen=True, kw_only=True)
     class Ends(Stop):
         name: ClassVar[str] = "ends"
@@ -248,7 +242,7 @@ def test_a_stop_condition_returns_true_or_false(registered, value):
         def is_unchanged(self, before, after):
             return value(before, after)
 
-    @registered("stop", "ends")
+    @register("stop", "ends")
     def ends(*, rounds: int = 1) -> Stop:
         return Ends(rounds=rounds)
 
@@ -268,16 +262,16 @@ def test_a_stop_condition_returns_true_or_false(registered, value):
         ("model", {"model": "nothing"}, "model: nothing returned None; expected a jcfl.types.Task"),
     ],
 )
-def test_a_registered_function_returns_its_piece(registered, kind, given, said):
+def test_a_registered_function_returns_its_piece(kind, given, said):
     if kind == "addon":
 
-        @registered(kind, "nothing")
+        @register(kind, "nothing")
         def extended(method: Method) -> None:
             """An add-on without a return."""
 
     else:
 
-        @registered(kind, "nothing")
+        @register(kind, "nothing")
         def nothing(*args: Any) -> None:
             """A piece without a return."""
 
@@ -346,10 +340,10 @@ DATASET = Dataset(
         (lambda made: None, "expected a jcfl.data.partition.Partition, got None"),
     ],
 )
-def test_a_scenario_returns_a_partition(registered, change, said):
+def test_a_scenario_returns_a_partition(change, said):
     """With `trains` in numbers, `~trains` would be true everywhere: training examples would be tested on."""
 
-    @registered("scenario", "own")
+    @register("scenario", "own")
     def own(rng: np.random.Generator, dataset: Dataset) -> Partition:
         """Random equal shares of four clients."""
         whole = pool(dataset)
@@ -368,14 +362,13 @@ def test_a_scenario_returns_a_partition(registered, change, said):
         (lambda clients: "high", "ValueError: could not convert"),
     ],
 )
-def test_a_score_is_a_number(monkeypatch, value, said):
-    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+def test_a_score_is_a_number(value, said):
     register_score("own_score", better="higher")(value)
     with pytest.raises(InputError, match=f"score 'own_score': {said}"):
         jcfl.run(tiny.federation(), **RUN, method="fedavg")
 
 
-def test_a_field_that_is_no_option_is_refused(registered):
+def test_a_field_that_is_no_option_is_refused():
     """Without `kw_only` a field is a positional parameter, so no configuration could set it."""
 
     @dataclass(frozen=True)
@@ -384,7 +377,7 @@ def test_a_field_that_is_no_option_is_refused(registered):
         width: int = 3
 
     with pytest.raises(InputError, match="describe 'positional': field 'width' is no option; use @dataclass"):
-        registered("describe", "positional")(Positional)
+        register("describe", "positional")(Positional)
 
 
 def test_an_answer_written_by_its_name_takes_an_option_beside_it():
