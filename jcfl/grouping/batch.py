@@ -39,8 +39,8 @@ from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, 
 Labels = Callable[..., Array]
 """`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int`.
 
-A negative label leaves a client where it is: in its cluster of the round before, or in none. The labels of the absent
-are not looked at."""
+A negative label leaves a client where it is: in its cluster of the round before, or in none. So does the label of a
+client that is absent, unless it can be sampled but never was: it has its initial model, and may be grouped by that."""
 
 
 Nearest = Callable[..., Array]
@@ -133,14 +133,14 @@ def blank_description(method: Method, context: Context, first: Model) -> Array:
     return jnp.zeros(found.shape[1:], found.dtype)
 
 
-def sound_labels(found: Any, present: Array, group: Clustering) -> Array:
-    """The labels of those present, checked; -1 for the absent and those without a label. [n] int32
+def sound_labels(found: Any, count: int, group: Clustering) -> Array:
+    """The labels of so many clients, checked; -1 for each client without a label. [n] int32
 
     Raises:
         InputError: when it is traced, if the group does not return one whole number for each client.
     """
-    found = returned.array(found, present.shape, [returned.WHOLE], f"group {group.name!r}")
-    return jnp.where(present, jnp.maximum(found, -1), -1).astype(jnp.int32)
+    found = returned.array(found, (count,), [returned.WHOLE], f"group {group.name!r}")
+    return jnp.maximum(found, -1).astype(jnp.int32)
 
 
 def once(group: Clustering, method: Method, context: Context) -> Grouping:
@@ -202,7 +202,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             state = with_undescribed(state, points, here & trees.finite(models))
         points = trees.where_weighted(here, points)
         found = labels_of(group_key, compare.prepared(points, here), here.astype(float), here, None)
-        found = sound_labels(found, here, group)
+        found = jnp.where(here, sound_labels(found, m, group), -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
             rule = averaging.weighted_mean if bound is None else bound(server.bucket_key(state), federation, everyone)
@@ -275,10 +275,10 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     def labelled(key: Key, state: State, members: Cohort, weights: Array, points: Array) -> Array:
         prepared = compare.prepared(points, members.present)
         sorted_by = lambda centres: labels_of(key, prepared, weights, members.present, centres)
-        fresh = lambda: sound_labels(sorted_by(None), members.present, group)
+        fresh = lambda: sound_labels(sorted_by(None), weights.size, group)
         if continues:
             centres = of_uploads(describe, context, (), state.clusters)
-            go_on = lambda: sound_labels(sorted_by(centres), members.present, group)
+            go_on = lambda: sound_labels(sorted_by(centres), weights.size, group)
             return jax.lax.cond(state.memory.grouped, go_on, fresh)
         return aligned(fresh(), state.labels[members.who], members.present & state.memory.grouped, k)
 
@@ -288,7 +288,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
             labels = labelled(key, state, members, weights, points)
         else:
             labels = streamed(key, points, weights, members.present, state.memory.grouped, state.clusters)
-            labels = sound_labels(labels, members.present, group)
+            labels = sound_labels(labels, weights.size, group)
         before = state.labels[members.who]
         gone = (state.seen | ~federation.available(state.round))[members.who] & ~members.present
         absent = gone | (labels < 0)  # an available client that was never sampled is grouped by its initial model
