@@ -189,7 +189,7 @@ def test_an_interruption_before_anything_is_written_says_so_alone(tmp_path, monk
 def test_ctrl_c_while_garbage_is_collected_is_not_lost():
     """Python ignores what is raised in a callback of the garbage collector, of which JAX has one."""
     program = """
-import gc, signal, time
+import gc, signal, sys, time
 from jcfl import cli
 
 def interrupted(phase, information):
@@ -203,10 +203,14 @@ def command():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
 cli.app.command("wait")(command)
-cli.main(["wait"])
+began = time.monotonic()
+status = cli.status(["wait"])
+print(time.monotonic() - began)
+sys.exit(status)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "jcfl: interrupted\n")
+    assert float(done.stdout) < 10, "the command waited to its end"
 
 
 def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import _thread
 import errno
 import shlex
+import signal
 import sys
 import threading
 import warnings
@@ -68,6 +69,14 @@ def told_override(error: Any, arguments: Sequence[str]) -> str | None:
     return found and f"{error.message}; it is a key of the configuration: --set {shlex.quote(found)}"
 
 
+def interrupt() -> None:
+    """Interrupt the main thread, whatever it waits for."""
+    if hasattr(signal, "pthread_kill"):  # not on Windows
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()  # a call that waits, such as `time.sleep`, waits to its end
+
+
 @contextmanager
 def interrupted_at_last() -> Iterator[None]:
     """Interrupt again if Ctrl-C came at a moment when Python cannot raise, as while garbage is collected."""
@@ -76,7 +85,7 @@ def interrupted_at_last() -> Iterator[None]:
     def again(lost: Any) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             return usual(lost)
-        later = threading.Timer(0.01, _thread.interrupt_main)  # from here, it would be lost once more
+        later = threading.Timer(0.01, interrupt)  # from here, it would be lost once more
         later.daemon = True
         later.start()
 
