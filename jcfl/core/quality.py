@@ -35,7 +35,7 @@ def quality(
 
     >>> import jcfl
     >>> from jcfl.runs import config, plan
-    >>> given = {"scenario": {"name": "rotated", "clients": 8}, "model": {"name": "mlp", "hidden": 8}, "rounds": 2}
+    >>> given = {"scenario": {"name": "rotated", "clients": 8}, "model": "linear", "rounds": 2, "train": {"steps": 2}}
     >>> given["method"] = {"name": "wecfl", "clusters": 2}
     >>> history, built = jcfl.run(given), plan.planned(config.read(given))
     >>> first = jax.tree.map(lambda leaf: leaf[0], history.state)  # of the only seed
