@@ -99,7 +99,7 @@ def test_scores_are_means_and_deviations_with_the_best_marked(comparison, text):
     assert line[costs.index("sent, a client-round")] == "4.0 kB"
     assert line[costs.index("sent in all, a seed")] == "480.0 kB"  # 15 clients a round, 8 rounds
     other = copy.deepcopy(comparison)
-    other[1].scores["accuracy_micro"][:, -1] += 0.1
+    other[1].scores["accuracy_micro"][:, -1] += [0.1, 0.1001]  # equal differences in two seeds have p = 0.5
     table = numbers.scores(other, titles)
     column = table["columns"].index("accuracy")
     assert [cells[column][1] for _, cells in table["rows"]] == [title == titles[1] for title in titles]
@@ -114,9 +114,12 @@ def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
     runs[2].scores["accuracy_micro"][:, -1] = [0.6, 0.6]
     assert marked("accuracy_micro") == set()
     runs[2].scores["accuracy_micro"][:, -1] = [0.79, 0.69]
-    assert marked("accuracy_micro") == {0, 1}  # the first differs by chance, the last by 0.01 in each seed
-    for run, purity in zip(runs, (0.9, 0.8, 1.0), strict=True):
+    assert marked("accuracy_micro") == set()  # in two seeds, two equal differences may be chance
+    runs[2].scores["accuracy_micro"][:, -1] = [0.79, 0.6901]
+    assert marked("accuracy_micro") == {0, 1}  # the first differs by chance, the last by about 0.01 in each seed
+    for i, (run, purity) in enumerate(zip(runs, (0.9, 0.8, 1.0), strict=True)):
         run.scores["purity"] = np.full_like(run.scores["accuracy_micro"], purity)
+        run.scores["purity"][1, -1] += i * 1e-4
     assert marked("purity") == {2}
     runs[2].labels = np.broadcast_to(np.arange(folders.CLIENTS), runs[2].labels.shape)
     assert marked("purity") == {0}

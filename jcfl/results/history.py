@@ -279,8 +279,17 @@ def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str
     if value is None or mean is None or math.isnan(mean):
         return "–"
     digits, std = one.digits + (seeds > 1 and one.digits == 0), value["std"]
-    spread = "" if seeds < 2 or std is None or math.isnan(std) else f" ± {std * one.scale:.{digits}f}"
-    return f"{mean * one.scale:.{digits}f}{spread}{one.suffix}"
+    spread = "" if seeds < 2 or std is None or math.isnan(std) else f" ± {written(std * one.scale, digits)}"
+    return f"{written(mean * one.scale, digits)}{spread}{one.suffix}"
+
+
+def written(value: float, digits: int) -> str:
+    """A number with so many decimals; one that is too large for them, such as a diverging loss, as a power of ten.
+
+    >>> written(2.5, 2), written(2.7979042e24, 3)
+    ('2.50', '2.8e+24')
+    """
+    return f"{value:.{digits}f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def text(records: Iterable[Record]) -> str:

@@ -13,6 +13,7 @@ TEX = {
     **{"<": r"\textless{}", ">": r"\textgreater{}"},
     **{"±": r"$\pm$", "✓": r"$\checkmark$", "✗": r"$\times$", "–": "--", "·": r"$\cdot$", "†": r"$^\dagger$"},
     **{"λ": r"$\lambda$", "τ": r"$\tau$", "ω": r"$\omega$", "η": r"$\eta$", "α": r"$\alpha$", "×": r"$\times$"},
+    **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "μ": r"$\mu$", "σ": r"$\sigma$", "β": r"$\beta$", "²": r"$^2$"},
     "−": "$-$",
 }
 """LaTeX for the characters that it does not take as they are."""

@@ -100,7 +100,7 @@ def paired_test(differences: np.ndarray, tests: int) -> Outcome | None:
     """A two-sided test that differences of pairs are 0 on average.
 
     It is Wilcoxon's signed-rank test, but Student's t test where there are too few pairs for the former to fall below
-    LEVEL, whatever the differences.
+    LEVEL, whatever the differences. Equal differences have no deviation, so they always have the former.
 
     Args:
         differences: [n].
@@ -120,8 +120,8 @@ def paired_test(differences: np.ndarray, tests: int) -> Outcome | None:
     if name == "Wilcoxon":
         found: Any = stats.wilcoxon(differences)
         return Outcome(name, float(found.pvalue))
-    if np.ptp(differences) == 0:
-        return Outcome(name, 0.0)  # the limit of the t test; the deviation is a rounding error
+    if np.ptp(differences) == 0:  # no deviation: scores are counts, so a few equal differences are no rare chance
+        return Outcome("Wilcoxon", least(n, 1))
     t = abs(np.mean(differences)) / (np.std(differences, ddof=1) / math.sqrt(n))
     return Outcome(name, float(2 * special.stdtr(n - 1, -t)))
 

@@ -86,9 +86,10 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     Returns:
         For each `method` its `values` per seed, their `mean`, `std` and `interval`; `best`: whether it is not
         significantly worse than the best one (None: one seed cannot tell); `difference` from the baseline, see
-        `differences`; `worst_decile`: the accuracy that nine clients in ten exceed; `worse_off`: the share of clients
-        with a lower accuracy than by each reference, both None if no client is tested; `bytes`, `passes` and `flop` of
-        a seed's run; `pareto`: whether no method has a better mean for as few bytes; `to_target`, see `until`.
+        `differences`; `worst_decile`: the accuracy that nine honest clients in ten exceed; `worse_off`: the share of
+        honest clients with a lower accuracy than by each reference, both None if no client is tested; `bytes`, `passes`
+        and `flop` of a seed's run; `pareto`: whether no method has a better mean for as few bytes; `to_target`, see
+        `until`.
     """
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
@@ -108,7 +109,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "difference": apart.get(one.method),
             "worst_decile": worst_decile(block, held[one.method]),
             "worse_off": {
-                other: known(mean(of_clients(block, held[one.method]) < of_clients(block, held[other])))
+                other: known(worse_off(block, held[one.method], held[other]))
                 for other in REFERENCES
                 if other in held and other != one.method
             },
@@ -128,9 +129,21 @@ def mean(values: np.ndarray) -> float:
 
 
 def worst_decile(block: Block, accuracies: np.ndarray) -> float | None:
-    """The 10th percentile of the tested clients' accuracies [seeds, m], averaged over seeds; None if none is tested."""
-    tested_ones = [own[mask] for own, mask in zip(accuracies, tested(block), strict=True)]
-    return float(np.mean([np.percentile(own, 10) for own in tested_ones])) if all(map(len, tested_ones)) else None
+    """The 10th percentile of the honest clients' accuracies [seeds, m], averaged over seeds; None if none is tested."""
+    served = [own[mask] for own, mask in zip(accuracies, honest(block), strict=True)]
+    return float(np.mean([np.percentile(own, 10) for own in served])) if all(map(len, served)) else None
+
+
+def worse_off(block: Block, own: np.ndarray, other: np.ndarray) -> float:
+    """The share of honest clients with a lower accuracy by one method than by another; NaN if none is tested.
+
+    Accuracies are means over seeds without rounding errors, so that equal counts are no difference.
+
+    Args:
+        own, other: the accuracies by the two methods. [seeds, m]
+    """
+    pair = [of_clients(block, values, honest(block)) for values in (own, other)]
+    return mean(statistics.gap(*pair) < 0) if pair[0].size else math.nan
 
 
 def known(value: float) -> float | None:
@@ -182,9 +195,18 @@ def tested(block: Block) -> np.ndarray:
     return found if block.drawn_anew else np.tile(found.all(0), (len(found), 1))
 
 
-def of_clients(block: Block, values: np.ndarray) -> np.ndarray:
-    """Values [seeds, m] of the tested clients: means over seeds, or all of them where each seed has its own clients."""
-    mask = tested(block)
+def honest(block: Block) -> np.ndarray:
+    """The tested clients that do not attack: how a method serves attackers is of no interest. [seeds, m]"""
+    return tested(block) & ~np.any([one.hostile for one in block.entries], 0)
+
+
+def of_clients(block: Block, values: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """Values [seeds, m] of some clients: means over seeds, or all of them where each seed has its own clients.
+
+    Args:
+        mask: those clients, by default the tested ones. [seeds, m]
+    """
+    mask = tested(block) if mask is None else mask
     return values[mask] if block.drawn_anew else values[:, mask[0]].mean(0)
 
 

@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     scores: dict[str, np.ndarray]  # [seeds, e] each
     clients: np.ndarray  # [seeds, m], the accuracy of each client at the end
     examples: np.ndarray  # [seeds, m], for testing; 0 of a client that is held out, or not there in the last round
+    hostile: np.ndarray  # [seeds, m] bool, the attackers
     bytes: np.ndarray  # [seeds, e], exchanged until each evaluation; NaN where it is not known
     passes: np.ndarray  # [seeds, e], computed until then, in client-rounds of FedAvg; NaN where it is not known
     flop: np.ndarray  # [seeds, e], the same in floating-point operations
@@ -136,6 +137,7 @@ def entry(run: History) -> Entry:
         run.scores,
         run.accuracy_clients[:, -1],
         np.tile(np.where(here, held["test"].sum(1), 0), (len(run.seeds), 1)),
+        np.tile(held.get("hostile", np.zeros(len(here), bool)), (len(run.seeds), 1)),
         *(spent(run, cost) for cost in ("communication_bytes", "computation", "flop")),
     )
 
@@ -277,7 +279,7 @@ def joined(entries: Sequence[Entry]) -> list[Entry]:
         order = np.argsort(list(itertools.chain(*(one.seeds for one in several))))
         stacked = {
             key: np.concatenate([getattr(one, key) for one in several])[order]
-            for key in ("seeds", "clients", "examples", "bytes", "passes", "flop")
+            for key in ("seeds", "clients", "examples", "hostile", "bytes", "passes", "flop")
         }
         scores = {
             key: np.concatenate([one.scores[key] for one in several])[order]

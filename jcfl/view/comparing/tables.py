@@ -48,10 +48,12 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
     methods = list(dict.fromkeys(name for table in tables for name in table))
     rows = [[Cell(name), *(score(one["metric"], table.get(name)) for table in tables)] for name in methods]
     columns = [federation["federation"] for federation in one["federations"]]
-    note = (
-        f"Mean ± sample standard deviation over {counts(one)}. Bold: not significantly worse than the best. "
-        f"{MARK} differs significantly from {found['baseline']}. {test_note(one)}{tuning_note(one)}"
-    )
+    note = f"{test_note(one)}{tuning_note(one)}"
+    if has_tests(one):
+        note = (
+            f"Mean ± sample standard deviation over {counts(one)}. Bold: not significantly worse than the best. "
+            f"{MARK} differs significantly from {found['baseline']}. {note}"
+        )
     if one["ranks"]:
         placed = dict(zip(one["ranks"]["methods"], one["ranks"]["mean"], strict=True))
         columns.append("mean rank")
@@ -62,7 +64,7 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
 
 def capital(text: str) -> str:
     """A text as a sentence begins."""
-    return text[:1].upper() + text[1:]
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text  # Ε for ε would be another sign
 
 
 def heading(metric: str) -> str:
@@ -98,7 +100,13 @@ def counts(one: Mapping[str, Any]) -> str:
 def test_note(one: Mapping[str, Any]) -> str:
     """Which tests were made, and why where it was not Wilcoxon's."""
     told = dict.fromkeys(told_test(len(each["seeds"]), len(each["rows"]) - 1) for each in one["federations"])
-    return f"Significant: p < {statistics.LEVEL:g}, corrected by Holm. {' '.join(told)}"
+    level = f"Significant: p < {statistics.LEVEL:g}, corrected by Holm. "
+    return level * has_tests(one) + " ".join(told)
+
+
+def has_tests(one: Mapping[str, Any]) -> bool:
+    """Whether a metric was tested on any federation, which takes two seeds."""
+    return any(len(each["seeds"]) > 1 for each in one["federations"])
 
 
 def tuning_note(one: Mapping[str, Any]) -> str:
@@ -121,7 +129,8 @@ def told_test(seeds: int, tests: int) -> str:
         return f"With {seeds} seeds, p is from a two-sided {test} of the differences seed by seed."
     return (
         f"With {seeds} seeds and {tests} test{'s' * (tests > 1)}, the smallest possible p-value of a {test} is "
-        f"{least:.2g} after Holm's correction. Therefore p is from a paired t test, which assumes normal differences."
+        f"{least:.2g} after Holm's correction. Therefore p is from a paired t test, which assumes normal differences. "
+        f"Where all differences are equal, they have no deviation, so p is from a {test}."
     )
 
 
@@ -203,9 +212,10 @@ def cost_note(metric: str) -> str:
     one = metrics.score(metric)
     return (
         "Worst decile: the accuracy that nine clients in ten exceed. Worse off: the share of clients with a lower "
-        "accuracy, averaged over seeds. Sent: models down and up in the run of a seed. Computed: the local training of "
-        "all sampled clients, a gradient counted as three predictions. On the Pareto front: no other method with at "
-        f"most as many bytes has a {one.better} {one.title}, and none with fewer bytes has the same."
+        "accuracy, averaged over seeds. Neither counts attackers. Sent: models down and up in the run of a seed. "
+        "Computed: the local training of all sampled clients, a gradient counted as three predictions. On the Pareto "
+        f"front: no other method with at most as many bytes has a {one.better} {one.title}, and none with fewer bytes "
+        "has the same."
     )
 
 
