@@ -132,7 +132,7 @@ PIECES = {
     ),
     "distances without an axis": (
         replace(ONCE, compare=Far(change=lambda distance: distance[0])),
-        r"a metric: expected floats of shape \[8, \d\]; got float32 \[\d\]",
+        r"compare 'far': expected floats of shape \[8, \d\]; got float32 \[\d\]",
     ),
     "labels in floats": (
         replace(ONCE, group=Halves(change=lambda labels: labels * 1.0)),

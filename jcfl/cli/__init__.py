@@ -70,11 +70,11 @@ def told_override(error: Any, arguments: Sequence[str]) -> str | None:
 
 
 def interrupt() -> None:
-    """Interrupt the main thread, whatever it waits for."""
-    if hasattr(signal, "pthread_kill"):  # not on Windows
+    """Interrupt the main thread. A call that waits, such as `time.sleep`, ends at once, except on Windows."""
+    if hasattr(signal, "pthread_kill"):  # Windows has no such function
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
-        _thread.interrupt_main()  # a call that waits, such as `time.sleep`, waits to its end
+        _thread.interrupt_main()
 
 
 @contextmanager

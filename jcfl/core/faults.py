@@ -167,6 +167,16 @@ def with_resets(state: State, which: Array) -> State:
     return state.replace(server=state.server | {"reset": state.server["reset"] + which})
 
 
+def with_failure(state: State, failed: Array, place: Array | int) -> State:
+    """The state, marked as failed in this round where `failed` [] says so; an earlier failure stays.
+
+    Args:
+        place: the cluster whose model is not finite, or a constant such as `jcfl.types.OVERFLOW`.
+    """
+    marked = jnp.stack([state.round, jnp.asarray(place, jnp.int32)])
+    return state.replace(failed=jnp.where(failed & (state.failed[0] < 0), marked, state.failed))
+
+
 def without_divergence(sent: State, state: State) -> State:
     """The state in which models that are not finite are those that the clients were sent.
 

@@ -15,9 +15,6 @@ Part = Callable[[Model], Any]
 Term = Callable[[Model, Clients, Broadcast], Array]
 Objective = Callable[..., tuple[Array, Model]]
 
-NUMBERS = (returned.FLOATS, returned.WHOLE)
-"""What a loss term may return."""
-
 SHORT = 1e-3
 """A vector of this length or less has no direction: its cosine with any other is 0, and so is the gradient."""
 
@@ -36,7 +33,7 @@ def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None 
         logits, after = task.apply(model, batch.x, key=key, mask=batch.mask)
         if partner is not None:
             logits = logits + jax.lax.stop_gradient(task.apply(partner(sent), batch.x)[0])
-        values = [returned.array(term(model, batch, sent), (), NUMBERS, "a loss term") for term in terms]
+        values = [returned.array(term(model, batch, sent), (), returned.NUMBERS, "a loss term") for term in terms]
         penalty = sum(values, 0.0)
         return mean_loss(task, logits, batch) + penalty, after
 

@@ -19,6 +19,9 @@ Kind = TypeVar("Kind")
 FLOATS, WHOLE, LOGICAL = jnp.floating, jnp.integer, jnp.bool_
 """The kinds of numbers that a piece may have to return."""
 
+NUMBERS = (FLOATS, WHOLE)
+"""The kinds of numbers that can be computed with as floats."""
+
 KINDS = {FLOATS: "floats", WHOLE: "whole numbers", LOGICAL: "true or false"}
 """The kinds in words."""
 

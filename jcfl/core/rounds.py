@@ -382,9 +382,5 @@ def finished(context: Context, sent: State, state: State, cohort: Cohort, apart:
     if context.faults.on_divergence == "drop_cluster":
         state = faults.without_divergence(sent, state)
     good = onhost.finite_clusters(state, cohort, apart) & trees.finite(trees.stack(state.shared, 1))
-    failed = jnp.stack([state.round, jnp.argmin(good).astype(jnp.int32)])
-    return state.replace(
-        failed=jnp.where(good.all() | (state.failed[0] >= 0), state.failed, failed),
-        seen=state.seen.at[cohort.who].max(cohort.present),
-        round=state.round + 1,
-    )
+    state = faults.with_failure(state, ~good.all(), jnp.argmin(good))
+    return state.replace(seen=state.seen.at[cohort.who].max(cohort.present), round=state.round + 1)

@@ -116,7 +116,7 @@ class Clustering(Group):
             raise InputError(f"{method.name}: when.start=members needs trained models; {describe.name} has none")
 
     def keeps(self, method: Method, context: Context) -> dict[str, Callable[[Any], Any]]:
-        """Clients' last models or updates, if clients are grouped that do not take part in the round."""
+        """Clients' last models or descriptions, if clients are grouped that do not take part in the round."""
         if isinstance(method.when, Once):
             if not isinstance(method.describe, Accumulated):
                 return {}
@@ -345,7 +345,7 @@ def trained_by_all(client: engine.Client, key: Key, state: State, federation: Fe
 
 
 def with_descriptions(method: Method, context: Context, state: State, members: Cohort, models: Models) -> State:
-    """The state with the cohort's updates in `State.clients`; accumulated updates are added to the earlier ones."""
+    """The state with the cohort's descriptions in `State.clients`; accumulated ones are added to the earlier."""
     sent = trees.take(state.clusters, jnp.maximum(state.labels[members.who], 0))
     points = of_uploads(method.describe, context, sent, models)
     state = with_undescribed(state, points, members.present & trees.finite(models))

@@ -246,18 +246,28 @@ def comparison(compare: Compare, name: str) -> Distances:
 
 
 def distances(compare: Distances, context: Context, describe: Describe) -> Distance:
-    """The distance of a comparison, its results checked.
+    """The distance of a comparison; see `checked`."""
+    return checked(compare, compare.distance(context, describe))
+
+
+def metric(compare: Distances, context: Context, describe: Describe) -> Metric:
+    """The metric of a comparison for K-means; see `checked`."""
+    found = compare.metric(context, describe)
+    return checked(compare, found) if callable(found) else found
+
+
+def checked(compare: Distances, between: Distance) -> Distance:
+    """A comparison's function of points and others, its results checked.
 
     Raises:
         InputError: when it is traced, if it does not return a number for every pair.
     """
-    found = compare.distance(context, describe)
 
-    def between(points: Array, others: Array) -> Array:
+    def found(points: Array, others: Array) -> Array:
         shape = (points.shape[0], others.shape[0])
-        return returned.array(found(points, others), shape, [returned.FLOATS], f"compare {compare.name!r}")
+        return returned.array(between(points, others), shape, [returned.FLOATS], f"compare {compare.name!r}")
 
-    return between
+    return found
 
 
 def refuse_no_mean(group: str, describe: Any, compare: Distances, name: str) -> None:

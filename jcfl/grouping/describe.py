@@ -286,8 +286,7 @@ def of_uploads(describe: Describe, context: Context, sent: Models, models: Model
 
 def sound(describe: Describe, points: Any, count: int) -> Array:
     """Descriptions [count, d, ...] in floats."""
-    shape, kinds = (count, None, ...), (returned.FLOATS, returned.WHOLE)
-    points = returned.array(points, shape, kinds, f"describe {describe.name!r}")
+    points = returned.array(points, (count, None, ...), returned.NUMBERS, f"describe {describe.name!r}")
     return points if jnp.issubdtype(points.dtype, jnp.floating) else points.astype(float)
 
 

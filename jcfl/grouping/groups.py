@@ -16,7 +16,7 @@ from jcfl.core.neutral import Every
 from jcfl.errors import InputError
 from jcfl.grouping import density, kmeans, linkage, spectral
 from jcfl.grouping.batch import Clustering, Labels, Nearest
-from jcfl.grouping.compare import L2, Distances, distances, refuse_no_mean
+from jcfl.grouping.compare import L2, Distances, distances, metric, refuse_no_mean
 from jcfl.grouping.describe import TrainedModel
 from jcfl.grouping.losses import AUTO, Clusters, refuse_more_clusters_than_clients
 from jcfl.grouping.when import Once, Window
@@ -65,17 +65,17 @@ class KMeans(Clustering):
         refuse_more_clusters_than_clients(method, context, self.clusters)
         if self.centre != "medoid":
             refuse_no_mean(self.name, method.describe, compare, method.name)
-        between, shared = compare.metric(context, method.describe), {"centre": self.centre, "trim": self.trim}
+        between, shared = metric(compare, context, method.describe), {"centre": self.centre, "trim": self.trim}
         k, steps = self.clusters, self.iterations if isinstance(method.when, Once) and self.iterations else REACH
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
-            metric = kmeans.of_rows(between, points.shape[1:])
+            of_rows = kmeans.of_rows(between, points.shape[1:])
             points = points.reshape(points.shape[0], -1)
             if centres is None:
                 more = {"restarts": self.restarts, "seeding": self.seeding}
-                found = kmeans.fit(key, points, weights, k, iterations=steps, metric=metric, **more, **shared)
+                found = kmeans.fit(key, points, weights, k, iterations=steps, metric=of_rows, **more, **shared)
             else:
-                found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, metric=metric, **shared)
+                found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, metric=of_rows, **shared)
             return kmeans.refilled(found.labels, weights > 0, found.own, k)
 
         return fitted

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jcfl.core import returned
 from jcfl.trees import EXACT, number_of, steady_mean
 from jcfl.types import Array, Key
 
@@ -155,8 +154,7 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
     Returns:
         distances. [m, k]
     """
-    found = metric(points, centres) if callable(metric) else METRICS[metric](points, centres)
-    return returned.array(found, (points.shape[0], centres.shape[0]), [returned.FLOATS], "a metric")
+    return metric(points, centres) if callable(metric) else METRICS[metric](points, centres)
 
 
 def of_rows(metric: Metric | Distance, shape: tuple[int, ...]) -> Metric | Distance:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from optax.assignment import hungarian_algorithm
 
 from jcfl import trees
+from jcfl.core.faults import with_failure
 from jcfl.types import OVERFLOW, UNDESCRIBED, Array, Federation, State
 
 
@@ -60,9 +61,3 @@ def with_undescribed(state: State, points: Array, present: Array) -> State:
         present: the clients whose descriptions are used. [s] bool
     """
     return with_failure(state, (present & ~trees.finite(points)).any(), UNDESCRIBED)
-
-
-def with_failure(state: State, failed: Array, why: int) -> State:
-    """The state, marked as failed in this round where `failed` [] says so; an earlier failure stays."""
-    place = jnp.stack([state.round, why])
-    return state.replace(failed=jnp.where(failed & (state.failed[0] < 0), place, state.failed))
