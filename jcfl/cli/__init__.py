@@ -85,9 +85,22 @@ def interrupted_at_last() -> Iterator[None]:
     def again(lost: Any) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             return usual(lost)
-        later = threading.Timer(0.01, interrupt)  # from here, it would be lost once more
-        later.daemon = True
-        later.start()
+        before = signal.getsignal(signal.SIGINT)
+        taken = threading.Event()
+
+        def handler(number: int, frame: Any) -> None:
+            taken.set()
+            signal.signal(signal.SIGINT, before)
+            if callable(before):
+                before(number, frame)
+
+        # A signal that comes just before a call begins to wait does not end the wait, so it is sent until it is taken.
+        def insist() -> None:
+            while not taken.wait(0.05):
+                interrupt()
+
+        signal.signal(signal.SIGINT, handler)
+        threading.Thread(target=insist, daemon=True).start()
 
     sys.unraisablehook = again
     try:
