@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jcfl import cli
 from jcfl.errors import InputError
 from jcfl.view import comparing, plotting, statistics
-from jcfl.view.comparing import matching, tables
+from jcfl.view.comparing import figures, matching, tables
 from jcfl.view.pages import tex
 from jcfl.view.report import numbers
 from tests import folders
@@ -81,10 +81,14 @@ def test_few_pairs_are_tested_by_t_and_many_by_wilcoxon():
     assert statistics.paired_test(gaps[:1], 1) is None and statistics.interval(gaps[:1]) is None
 
 
-def test_intervals_cover_and_weigh():
-    samples = np.random.default_rng(1).normal(3, 2, (200, 8))
+@pytest.mark.parametrize("values", [2, 3, 5, 8])
+def test_intervals_cover_as_often_as_they_say(values):
+    samples = np.random.default_rng(1).normal(3, 2, (200, values))
     inside = [low <= 3 <= high for low, high in map(statistics.interval, samples)]
     assert 0.9 <= np.mean(inside) <= 0.99
+
+
+def test_intervals_weigh():
     low, high = statistics.interval(np.repeat([0.0, 1.0], 50), np.repeat([3.0, 1.0], 50))
     assert low < 0.25 < high < 0.5
 
@@ -118,6 +122,38 @@ def test_numbers_are_right(two):
     assert set(ours["worse_off"]) == {"local", "fedavg"} and 0 < ours["worse_off"]["local"] < 1
     assert one["ranks"]["mean"] == [2, 1, 3]
     assert ours["pareto"] is False  # fedavg is better by a hundredth of a point
+
+
+def test_clients_alone_in_their_clusters_are_not_best_by_clusters(tmp_path):
+    """Purity is 1 there. Such a method keeps its score, and is neither bold nor on the front nor in the ranks."""
+    alone = np.tile(np.arange(folders.CLIENTS), (4, 1))
+    for federation in ("rotated", "shifted"):
+        settings = {"scenario": {"name": federation}}
+        for i, name in enumerate(("ifca", "stocfl", "fesem", "local")):
+            purity = [[0.7 + 0.1 * i + NOISE[seed] * (i + 1)] * 4 for seed in SEEDS]
+            labels = alone if name == "local" else None
+            place = tmp_path / federation / "runs" / name
+            write(place, 0.5, settings=settings, labels=labels, purity=purity)
+    one = found(tmp_path / "rotated", tmp_path / "shifted", names=["purity"])
+    rows = {row["method"]: row for row in one["metrics"][0]["federations"][0]["rows"]}
+    assert rows["local"]["mean"] > rows["fesem"]["mean"]
+    assert [name for name, row in rows.items() if row["best"]] == ["fesem"]
+    assert [name for name, row in rows.items() if row["pareto"]] == ["fesem"]
+    assert set(one["metrics"][0]["ranks"]["methods"]) == {"ifca", "stocfl", "fesem"}
+    assert "each client has its own: local." in next(tables.grids(one)).note
+    assert {name for name, _ in figures.figures(one)} == {"differences-purity", "ranks-purity", "pareto-purity"}
+
+
+def test_clients_weigh_what_they_hold_in_the_last_round(tmp_path):
+    """Where data drift, that is not what they hold at first; who has left then weighs nothing."""
+    turned = np.roll(np.arange(folders.CLIENTS), 1)
+    held = folders.federation() | {"drift_rounds": np.array([7]), "drift_holds": np.stack([np.sort(turned), turned])}
+    held["depart"][3] = 7
+    held["test"][:, 0] = np.arange(folders.CLIENTS)
+    (one,) = plotting.histories(write(tmp_path / "fedavg", 0.5, held=held))
+    expected = held["test"].sum(1)[turned]
+    expected[[3, 5]] = 0  # 5 is held out
+    np.testing.assert_array_equal(matching.entry(one).examples[0], expected)
 
 
 def test_seeds_of_one_method_may_be_in_several_folders(two, tmp_path):

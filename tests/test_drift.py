@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import jcfl
-from jcfl import metrics, registry
+from jcfl import metrics, registry, results
 from jcfl.core import chunks
 from jcfl.data import federation
 from jcfl.data.dataset import Dataset, Examples
 from jcfl.data.drift import with_drift
 from jcfl.data.soundness import checked
+from jcfl.data.summary import label_counts
 from jcfl.errors import InputError
 from jcfl.types import Drift
 from tests import tiny
@@ -150,6 +151,12 @@ def test_a_run_goes_on_bit_for_bit(method, tmp_path):
         np.testing.assert_array_equal(whole.scores[name], gone_on.scores[name], name)
     np.testing.assert_array_equal(whole.labels, gone_on.labels)
     np.testing.assert_array_equal(whole.groups, gone_on.groups)
+    data = jcfl.federation(tmp_path / "run" / "config.yaml")
+    for round in range(5):  # what the folder says of the clients' data follows them
+        held, then = results.federation(gone_on, round), data.at(round - 1)
+        np.testing.assert_array_equal(held["groups"], then.groups)
+        np.testing.assert_array_equal(held["test"], label_counts(then, "test"))
+    assert (results.federation(gone_on, 0)["groups"] != held["groups"]).any()
     plain = jcfl.run("quickstart", rounds=2, **given | {"scenario": DRIFTING | {"drift": {}}})
     assert (plain.groups != whole.groups).sum() == 6
     for evaluation, groups in enumerate([plain.groups] * 2 + [whole.groups] * 2):

@@ -38,7 +38,7 @@ def comparison(tmp_path_factory):
     top = tmp_path_factory.mktemp("top")
     folders.run(top / "runs" / "stocfl", settings={"method": {"name": "stocfl", "tau": 0.4}})
     folders.run(top / "runs" / "ifca", seeds=(0, 1), labels=np.tile(folders.GROUPS % 2, (4, 1)))
-    folders.run(top / "runs" / NAME, settings={"data": {"name": EVIL}, "made_by": {"command": f"jcfl run {EVIL}"}})
+    folders.run(top / "runs" / NAME, settings={"model": {"name": EVIL}, "made_by": {"command": f"jcfl run {EVIL}"}})
     return plotting.histories(top)
 
 
@@ -123,16 +123,43 @@ def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
     assert marked("purity") == {2}
     runs[2].labels = np.broadcast_to(np.arange(folders.CLIENTS), runs[2].labels.shape)
     assert marked("purity") == {0}
+    runs[1].summary["failed"] = "the loss is not finite"
+    runs[0].scores["accuracy_micro"][:, -1] = [0.78, 0.68]
+    assert marked("accuracy_micro") == {2}  # of those that are complete
+    runs[2].groups = runs[2].groups[::-1]
+    assert marked("accuracy_micro") == set()  # of other clients
     for run in runs:
         run.seeds = run.seeds[:1]
         run.scores = {name: values[:1] for name, values in run.scores.items()}
     assert marked("purity") == set()
 
 
+def test_the_table_of_clients_marks_who_is_held_out_has_left_or_attacks(tmp_path):
+    held = folders.federation() | {"hostile": np.arange(folders.CLIENTS) < 2}
+    held["depart"][7] = 6
+    (run,) = plotting.histories(folders.run(tmp_path / "run", held=held))
+    marked = {one["title"]: one["values"] for one in clients.holding_columns(run)}
+    for name, who in {"held out": [5], "left": [7], "attacker": [0, 1]}.items():
+        assert np.flatnonzero(marked[name]).tolist() == who
+
+
+def test_the_first_screen_tells_what_differs_between_runs(tmp_path):
+    """Other federations and seeds; and a run that was interrupted says which seeds are there."""
+    folders.run(tmp_path / "a" / "runs" / "one", settings={"seeds": 2})
+    other = {"data": {"name": "digits"}, "seeds": 3}
+    folders.run(tmp_path / "b" / "runs" / "two", seeds=(0,), settings=other, complete=False)
+    runs = plotting.histories([tmp_path / "a" / "runs" / "one", tmp_path / "b" / "runs" / "two"])
+    settings = [results.settings(run) for run in runs]
+    facts = dict(numbers.facts(runs, settings, plotting.titles(runs)))
+    assert (facts["data"], facts["seeds"], facts["scenario"]) == ("made up or digits", "2 or 1", "rotated")
+    assert numbers.state(runs[0]) is None
+    assert numbers.state(runs[1]) == ("unfinished", "1 of 3 seeds, metrics up to round 8")
+
+
 def test_what_differs_is_a_table_and_equal_options_are_not_in_it(text):
     rows = Links(text).rows
     head = next(row for row in rows if "method.tau" in row)
-    assert set(head) == {"run", "data.name", "method.tau"}
+    assert set(head) == {"run", "model.name", "method.tau"}
     assert next(row for row in rows[rows.index(head) :] if row[0] == "stocfl")[head.index("method.tau")] == "0.4"
     two = numbers.differences([{"rounds": 3, "train": {"lr": 1, "b": 2}}, {"train": {"lr": 2, "b": None}}], ["x", "y"])
     assert (two["first"], two["columns"]) == ("option", ["x", "y"])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from jcfl.types import Array, Clients, Federation, Key, Split
 from jcfl.types.target import target
@@ -66,8 +67,10 @@ def over_clients(function, federation: Federation, who: Array, chunk: int, wante
 
     def part(args: tuple[Array, Array]) -> Any:
         who, wanted = args
-        none = lambda who: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(found, who))
-        return jax.lax.cond((wanted > 0).any(), found, none, who)
+        traced, shapes = jax.make_jaxpr(found, return_shape=True)(who)  # once: tracing takes time
+        leaves, tree = jax.tree.flatten(shapes)
+        none = lambda who: [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        return jax.tree.unflatten(tree, jax.lax.cond((wanted > 0).any(), jaxpr_as_fun(traced), none, who))
 
     return unchunked(jax.lax.map(part, (chunked(who, chunk), chunked(wanted.astype(float), chunk))), who.size)
 

@@ -122,8 +122,8 @@ def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int,
         return labels, jnp.log(jnp.maximum(chances, jnp.finfo(chances.dtype).tiny))
 
     def evaluate(state: State, federation: Federation) -> dict[str, Array]:
-        own = main.evaluate(own_state(state), federation)
-        return own | evaluation.outcome(context.task, state, federation, *predict(state, federation))
+        found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
+        return found | main.measure(own_state(state), federation)
 
     return main._replace(init=init, step=step, predict=predict, evaluate=evaluate)
 

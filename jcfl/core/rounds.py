@@ -87,15 +87,19 @@ def algorithm(method: Method, context: Context) -> Algorithm:
 
     predict = evaluation.predictor(method, context, grouping, client)
 
-    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
-        found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
-        found |= faults.measures(method.aggregate.exclude, state, federation)
+    def measure(state: State, federation: Federation) -> dict[str, Array]:
+        found = faults.measures(method.aggregate.exclude, state, federation)
         if context.tests_shared and method.trains_shared:
             found["accuracy_shared"] = evaluation.shared_accuracy(context, state, federation)
         found |= measuring.measures(method, context, client, state, federation)
         return found | grouping.measures(state, federation)
 
-    return Algorithm(init, step, predict, evaluate, partial(costs, method, task=context.task), way, method, sampled)
+    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
+        found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
+        return found | measure(state, federation)
+
+    price = partial(costs, method, task=context.task)
+    return Algorithm(init, step, predict, evaluate, price, way, method, sampled, measure)
 
 
 def needs_uploads(grouping: Grouping, bound: Bound | None) -> bool:

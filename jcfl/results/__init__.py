@@ -77,8 +77,13 @@ def home(history: History) -> Path:
     return inner if inner.is_dir() else history.folder
 
 
-def federation(history: History) -> dict[str, np.ndarray]:
+def federation(history: History, round: int | None = None) -> dict[str, np.ndarray]:
     """What the clients of a run hold and how alike they are: see `jcfl.runs.representation.representation`.
+
+    Args:
+        history: the run.
+        round: how many rounds were trained, by default those until the last evaluation. Where data drift, examples and
+            true groups are those that clients had in the last of these rounds.
 
     Raises:
         InputError: the run has no folder, or was made before runs wrote federation.npz.
@@ -88,7 +93,13 @@ def federation(history: History) -> dict[str, np.ndarray]:
         raise InputError(
             f"{folder.path / 'federation.npz'} is not there; `jcfl run --resume {history.folder}` writes it"
         )
-    return folder.clients()
+    found = folder.clients()
+    if "drift_holds" not in found:
+        return found
+    trained = history.rounds.max(initial=0) if round is None else round
+    now = found["drift_holds"][np.searchsorted(found["drift_rounds"], trained - 1, side="right")]
+    moved = {name: found[name][now] for name in ("train", "test", "validation", "groups") if name in found}
+    return found | moved | {name: now.argsort()[found[name]] for name in ("compared", "pictured")}
 
 
 def models(history: History, seed: int, round: int) -> dict[str, np.ndarray]:

@@ -31,7 +31,8 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     Returns:
         `train`, `test`, and `validation` where there is one [m, c]: how many examples of every class each client has.
         `clients`, the ids [m], `groups`, `held_out`, `arrive`, `depart` [m]: as in the federation, and `hostile` [m]
-        where clients attack.
+        where clients attack. All of these are as they are before data drift; `drift_rounds` [d] and `drift_holds`
+        [d + 1, m], where they do, are those of `Drift`.
         `compared` [n]: the clients that are compared, all of them or a sample drawn by the run's seed. `cosine`
         [n (n - 1) / 2] float32: the upper triangle, row by row, of the cosines between their gradients at the first
         seed's initial model, over all their training examples (StoCFL's Ψ at its usual anchor). `pictured` [p]: some of
@@ -51,11 +52,19 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
         **{split: label_counts(federation, split).astype(np.int32) for split in federation.splits},
         **{name: np.asarray(getattr(federation, name)) for name in OF_CLIENTS},
         **({"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}),
+        **drift(federation),
         "compared": compared.astype(np.int32),
         "cosine": cosines(task, config.seed, federation, compared, tile, plan.context.resources.budget // 2),
         "pictured": pictured.astype(np.int32),
         "images": np.asarray(images(federation.x, first_rows(federation, rng, pictured))),
     }
+
+
+def drift(federation: Federation) -> dict[str, np.ndarray]:
+    """When clients exchange their data, and whose examples each then holds; empty where they do not."""
+    if isinstance(federation.drift, tuple):
+        return {}
+    return {"drift_rounds": np.asarray(federation.drift.rounds), "drift_holds": np.asarray(federation.drift.holds)}
 
 
 def picture_count(federation: Federation) -> int:

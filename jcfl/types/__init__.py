@@ -287,8 +287,9 @@ class Algorithm(NamedTuple):
     `init(key, federation) -> State`; `step(state, federation) -> State` is one round, pure and of fixed shape;
     `predict(state, federation) -> (labels [m], logits [r, c])` are the cluster of each client and the predictions of
     every test row; `evaluate(state, federation) -> dict` has the arrays from which `jcfl.metrics.measured` computes
-    scores, and scalars that the method measures itself; `costs` are those of a client-round relative to FedAvg, as a
-    function of the number of clusters; `engine` says how clients train; `method` is the value that was compiled.
+    scores, and scalars that the method measures itself, which `measure(state, federation)` has alone; `costs` are those
+    of a client-round relative to FedAvg, as a function of the number of clusters; `engine` says how clients train;
+    `method` is the value that was compiled.
     `sampled(state, federation) -> Cohort` are the clients that the next round's `step` will sample, as far as they are
     known before it: their examples are read ahead if they are in a file.
     """
@@ -302,3 +303,5 @@ class Algorithm(NamedTuple):
     method: Any = None  #: the `Method` that was compiled; None for an algorithm made in another way
     #: the clients of the next round, as far as they are known; by default none
     sampled: Callable[[State, Federation], Cohort] = lambda state, federation: Cohort(state.labels[:0], state.seen[:0])
+    #: what a method measures itself, by name; by default nothing
+    measure: Callable[[State, Federation], dict[str, Array]] = lambda state, federation: {}

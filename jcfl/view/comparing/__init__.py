@@ -84,19 +84,21 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     """What is found of each method of a federation.
 
     Returns:
-        For each `method` its `values` per seed, their `mean`, `std` and `interval`; `best`: whether it is not
-        significantly worse than the best one (None: one seed cannot tell); `difference` from the baseline, see
-        `differences`; `worst_decile`: the accuracy that nine honest clients in ten exceed; `worse_off`: the share of
-        honest clients with a lower accuracy than by each reference, both None if no client is tested; `bytes`, `passes`
-        and `flop` of a seed's run; `pareto`: whether no method has a better mean for as few bytes; `to_target`, see
-        `until`.
+        For each `method` its `values` per seed, their `mean`, `std` and `interval`; `competes`, see `competing`;
+        `best`: whether it is not significantly worse than the best one (None: one seed cannot tell); `difference` from
+        the baseline, see `differences`; `worst_decile`: the accuracy that nine honest clients in ten exceed;
+        `worse_off`: the share of honest clients with a lower accuracy than by each reference, both None if no client is
+        tested; `bytes`, `passes` and `flop` of a seed's run; `pareto`: whether no method has a better mean for as few
+        bytes; `to_target`, see `until`.
     """
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
-    best = list(last)[int(np.argmax(sign(name) * means))]
+    competes = np.array(competing(block, name))
+    worth = np.where(competes, sign(name) * means, -np.inf)
+    best = list(last)[int(np.argmax(worth))]
     behind, apart = differences(block, name, best), differences(block, name, baseline)
     spent = np.array([one.bytes[:, -1].mean() for one in block.entries])
-    pareto = statistics.front(spent, sign(name) * means)
+    pareto = statistics.front(spent, worth) & competes
     held = clients(block)
     return [
         {
@@ -105,7 +107,8 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "mean": float(score),
             "std": known(float(results.deviation(last[one.method]))),
             "interval": statistics.interval(last[one.method]),
-            "best": is_best(behind.get(one.method)) if len(one.seeds) > 1 else None,
+            "competes": bool(competed),
+            "best": bool(competed) and is_best(behind.get(one.method)) if len(one.seeds) > 1 else None,
             "difference": apart.get(one.method),
             "worst_decile": worst_decile(block, held[one.method]),
             "worse_off": {
@@ -119,8 +122,16 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "pareto": bool(efficient) if not np.isnan(spent).any() else None,
             "to_target": None if target is None else until(one, name, target),
         }
-        for one, score, cost, efficient in zip(block.entries, means, spent, pareto, strict=True)
+        for one, score, cost, efficient, competed in zip(block.entries, means, spent, pareto, competes, strict=True)
     ]
+
+
+def competing(block: Block, name: str) -> list[bool]:
+    """Whether each method can be the best by a metric: not by one of clusters if each client is alone in its cluster.
+
+    Purity is 1 there, whatever the method.
+    """
+    return [not (one.alone and metrics.score(name).over == metrics.CLUSTERING) for one in block.entries]
 
 
 def mean(values: np.ndarray) -> float:
@@ -235,7 +246,7 @@ def ranks(federations: Sequence[dict[str, Any]], sign: int) -> dict[str, Any] | 
     Returns:
         `methods` and their mean ranks `mean`; Friedman's `statistic` and `p`; `critical`: Nemenyi's.
     """
-    tables = [{row["method"]: sign * row["mean"] for row in one["rows"]} for one in federations]
+    tables = [{row["method"]: sign * row["mean"] for row in one["rows"] if row["competes"]} for one in federations]
     methods = [name for name in tables[0] if all(name in table for table in tables)]
     if len(methods) < 3 or len(tables) < 2:
         return None

@@ -118,4 +118,5 @@ def pareto(one: Mapping[str, Any]) -> Figure:
 def front(axis: Axes, federation: Mapping[str, Any], scale: float) -> None:
     """The Pareto front as steps, from the cheapest method to the best one."""
     points = sorted((row["bytes"] / 1e6, scale * row["mean"]) for row in federation["rows"] if row["pareto"])
-    axis.step(*zip(*points, strict=True), where="post", color=style.NOBODY, linewidth=1.2, zorder=0)
+    if points:
+        axis.step(*zip(*points, strict=True), where="post", color=style.NOBODY, linewidth=1.2, zorder=0)

@@ -13,10 +13,8 @@ from jcfl.errors import InputError
 from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.view.mistakes import unknown_metric
-from jcfl.view.report.numbers import NEUTRAL, piece_name, spent, state
-
-FEDERATION = ("data", "scenario", "attack", "reliability")
-"""The sections that make a federation: its clients, and what happens to them."""
+from jcfl.view.plotting.style import everybody_alone
+from jcfl.view.report.numbers import FEDERATION, NEUTRAL, piece_name, spent, state
 
 EXAMPLES, SEED = "fingerprint", "scenario.seed"
 """The keys of the fingerprint of what the clients hold, beside those sections, and of the federation's seed."""
@@ -46,6 +44,7 @@ class Entry(NamedTuple):
     bytes: np.ndarray  # [seeds, e], exchanged until each evaluation; NaN where it is not known
     passes: np.ndarray  # [seeds, e], computed until then, in client-rounds of FedAvg; NaN where it is not known
     flop: np.ndarray  # [seeds, e], the same in floating-point operations
+    alone: bool = False  # whether each client has a cluster of its own
 
 
 class Block(NamedTuple):
@@ -115,11 +114,11 @@ def entry(run: History) -> Entry:
     if state(run) is not None:
         why = run.summary.get("failed", f"go on with `jcfl run --resume {run.folder}`")
         raise InputError(f"{run.folder}: the run is not complete and cannot be compared; {why}")
-    held, config = results.federation(run), results.settings(run)
+    held, config = results.federation(run, 0), results.settings(run)
     sha = hashlib.sha256()
     for name in ("train", "test", "groups", "held_out"):
         sha.update(held[name].astype(np.int64).tobytes())
-    last = run.rounds[-1]
+    last, test = run.rounds[-1], results.federation(run)["test"].sum(1)
     here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
     search = config.get("chosen_by") or {}
     return Entry(
@@ -136,9 +135,10 @@ def entry(run: History) -> Entry:
         run.seeds,
         run.scores,
         run.accuracy_clients[:, -1],
-        np.tile(np.where(here, held["test"].sum(1), 0), (len(run.seeds), 1)),
+        np.tile(np.where(here, test, 0), (len(run.seeds), 1)),
         np.tile(held.get("hostile", np.zeros(len(here), bool)), (len(run.seeds), 1)),
         *(spent(run, cost) for cost in ("communication_bytes", "computation", "flop")),
+        alone=bool(run.labels.size) and everybody_alone(run),
     )
 
 

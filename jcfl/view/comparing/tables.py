@@ -49,6 +49,9 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
     rows = [[Cell(name), *(score(one["metric"], table.get(name)) for table in tables)] for name in methods]
     columns = [federation["federation"] for federation in one["federations"]]
     note = f"{test_note(one)}{tuning_note(one)}"
+    alone = dict.fromkeys(name for table in tables for name, row in table.items() if not row["competes"])
+    if alone:
+        note += f" No best by clusters, because each client has its own: {', '.join(alone)}."
     if has_tests(one):
         note = (
             f"Mean ± sample standard deviation over {counts(one)}. Bold: not significantly worse than the best. "
@@ -152,11 +155,13 @@ def differences(found: Mapping[str, Any], one: Mapping[str, Any], federation: Ma
             cells = [signed(one["metric"], apart["mean"]), *low_high, p_value(apart["p"]), p_value(apart["p_holm"])]
             rows.append([Cell(row["method"]), *map(Cell, cells)])
     unit = ", in percentage points" if score.unit == "%" else ""
-    served = f", and over {federation['clients']} clients, paired and averaged over seeds"
+    served = f", and over {federation['clients']} clients by a bootstrap, paired and averaged over seeds"
     if federation["drawn_anew"]:
-        served = f", and over {federation['clients']} clients of each of {seeds} federations, one a seed, paired"
+        many = f"{federation['clients']} clients of each of {seeds} federations, one a seed"
+        served = f", and over {many}, by a bootstrap, paired"
+    way = "Student's t" if seeds < statistics.FEW else "a bootstrap"
     note = (
-        f"{capital(score.title)} less that of {found['baseline']}{unit}; bootstrap intervals of 95 % over seeds, paired"
+        f"{capital(score.title)} less that of {found['baseline']}{unit}; intervals of 95 % over seeds by {way}, paired"
         f"{served if one['metric'] in WEIGHTS else ''}. {told_test(seeds, len(federation['rows']) - 1)}"
     )
     columns = ["difference", "over seeds", "over clients", "p", "p, Holm"]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jcfl import results
-from jcfl.errors import InputError, printable
+from jcfl.errors import Damaged, InputError, printable
 from jcfl.results import History
 from jcfl.view.plotting.cosines import draw_strip, labels_of, remove_axes
 from jcfl.view.plotting.style import (
@@ -44,13 +44,14 @@ ROWS, IMAGES = 8, 10
 def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     """The distribution of accuracy over clients after the last round, and the worst clients of the first run.
 
-    Accuracies are means over seeds.
+    Accuracies are means over seeds. Clients count that the accuracy in tables counts: not those that are held out, have
+    not arrived or have left.
 
     Args:
         runs: histories or folders, laid over each other.
         columns: panels in a row.
     """
-    last = [last_accuracy(run) for run in runs]
+    last = [np.where(present(run), last_accuracy(run), np.nan) for run in runs]
     if all(np.isnan(values).all() for values in last):
         raise InputError("no run has an accuracy for each client")
     shown, (left, right) = panels(2, columns, 2.6)
@@ -178,6 +179,20 @@ def draw_thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.spines[:].set_visible(True)
     axis.spines[:].set(color=colour(group), linewidth=1.6)
+
+
+def present(run: History) -> np.ndarray:
+    """Which clients train and are in the federation after the last round; all where no file says so. [m] bool"""
+    if not run.rounds.size:
+        return np.ones(len(run.groups), bool)
+    try:
+        facts = results.federation(run)
+    except Damaged:
+        raise
+    except InputError:
+        return np.ones(len(run.groups), bool)
+    last = run.rounds.max(initial=0)
+    return ~facts["held_out"] & (facts["arrive"] <= last) & (last <= facts["depart"])
 
 
 def last_accuracy(run: History) -> np.ndarray:

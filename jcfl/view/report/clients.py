@@ -65,9 +65,12 @@ def holding_columns(run: History) -> list[dict[str, Any]]:
     guess = np.where(sizes > 0, right / np.maximum(sizes, 1), np.nan)
     shown = [column("train", "count", train.sum(1)), column("test", "count", sizes)]
     shown += [column("classes", "count", (train > 0).sum(1)), column("guess", "share", guess)]
-    return shown + (
-        [column("held out", "name", facts["held_out"].astype(int), True)] if facts["held_out"].any() else []
-    )
+    marks = {
+        "held out": facts["held_out"],
+        "left": facts["depart"] < run.rounds.max(initial=0),
+        "attacker": facts.get("hostile", np.zeros(len(test), bool)),
+    }
+    return shown + [column(name, "name", mask.astype(int), True) for name, mask in marks.items() if mask.any()]
 
 
 def column(title: str, kind: str, values: np.ndarray, filter: bool = False) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A report's numbers as text: the configuration, scores, costs, and differences between runs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,36 @@ from jcfl.view import statistics
 from jcfl.view.plotting.style import everybody_alone
 
 
-def facts(run: History, settings: Mapping[str, Any], titles: Sequence[str]) -> list[tuple[str, str]]:
-    """The most important facts of a run, as pairs of a name and a text."""
+def facts(
+    runs: Sequence[History], settings: Sequence[Mapping[str, Any]], titles: Sequence[str]
+) -> list[tuple[str, str]]:
+    """The most important facts of some runs, as pairs of a name and a text; what differs between runs, one by one."""
+    told = [facts_of_one(run, one) for run, one in zip(runs, settings, strict=True)]
+    names = dict.fromkeys(name for table in told for name in table)
+    shown = method_or_runs(titles, settings[0]) | {name: each(table.get(name, "") for table in told) for name in names}
+    return [(name, text) for name, text in shown.items() if text]
+
+
+def facts_of_one(run: History, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The facts of one run by name, empty where one is not known."""
     pieces = {section: piece_name(settings.get(section)) for section in ("data", "scenario", "model", "train")}
     groups = np.unique(run.groups[run.groups >= 0]).size
-    shown = {
-        **method_or_runs(titles, settings),
-        **pieces,
-        "clients": f"{run.groups.size}" + (f" in {groups} groups" if groups > 1 else ""),
+    return pieces | {
+        "clients": f"{run.groups.size}" + (f" in {groups} groups" if groups > 1 else "") if run.groups.size else "",
         "rounds": f"{settings.get('rounds', run.rounds.max(initial=0))}",
         "sampled each round": f"{100 * settings['participation']:g} %" if "participation" in settings else "",
         "seeds": f"{len(run.seeds)}",
     }
-    return [(name, text) for name, text in shown.items() if text]
+
+
+def each(texts: Iterable[str]) -> str:
+    """Different texts one after another, or how many there are.
+
+    >>> each(["digits", "", "digits"]), each(["10", "20"]), each("abcde")
+    ('digits', '10 or 20', '5 different ones')
+    """
+    found = [text for text in dict.fromkeys(texts) if text]
+    return " or ".join(found) if len(found) <= 4 else f"{len(found)} different ones"
 
 
 def method_or_runs(titles: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
@@ -46,7 +63,10 @@ def state(run: History) -> tuple[str, str] | None:
     """Why a run is not complete, as a word and a sentence; None if it is complete."""
     if "failed" in run.summary:
         return "failed", str(run.summary["failed"])
-    last, rounds = run.rounds.max(initial=0), results.settings(run).get("rounds", run.summary.get("rounds"))
+    settings, last = results.settings(run), run.rounds.max(initial=0)
+    rounds, seeds = settings.get("rounds", run.summary.get("rounds")), settings.get("seeds", len(run.seeds))
+    if len(run.seeds) < seeds:
+        return "unfinished", f"{len(run.seeds)} of {seeds} seeds, metrics up to round {last}"
     if not run.summary:
         return "unfinished", f"metrics up to round {last}"
     if run.summary.get("rounds", rounds) != rounds:  # it was continued for more rounds, and stopped
@@ -80,16 +100,16 @@ def best_of(runs: Sequence[History], name: str) -> set[int]:
     """The indices of the runs with the best score or one not significantly worse; none where no run is worse.
 
     The tests are those of `jcfl compare`: runs are paired by seed, and p is corrected by Holm. One seed, or different
-    seeds, allow no test.
+    seeds, allow no test, nor do runs of different federations. A run that is not complete is not tested.
     """
     one = metrics.score(name)
+    competing = {i: run for i, run in enumerate(runs) if run.rounds.size and state(run) is None}
     if one.over == metrics.CLUSTERING:  # purity is 1 where every client has a cluster of its own
-        competing = {i: run for i, run in enumerate(runs) if run.labels.size and not everybody_alone(run)}
-    else:
-        competing = dict(enumerate(runs))
-    last = {i: run[name][:, -1] for i, run in competing.items() if name in run.scores and run.rounds.size}
+        competing = {i: run for i, run in competing.items() if run.labels.size and not everybody_alone(run)}
+    last = {i: run[name][:, -1] for i, run in competing.items() if name in run.scores}
     last = {i: values for i, values in last.items() if not np.isnan(values).any()}
-    if one.better is None or len(last) < 2 or len({tuple(runs[i].seeds) for i in last}) > 1:
+    alike = len({(federation(runs[i]), tuple(runs[i].seeds), runs[i].rounds[-1]) for i in last}) == 1
+    if one.better is None or len(last) < 2 or not alike:
         return set()
     sign = -1 if one.better == "lower" else 1
     top = max(last, key=lambda i: sign * last[i].mean())
@@ -97,6 +117,16 @@ def best_of(runs: Sequence[History], name: str) -> set[int]:
     _, p = statistics.paired_tests(list(gaps.values()))
     worse = {i for i, value in zip(gaps, p, strict=True) if value < statistics.LEVEL}
     return last.keys() - worse if worse else set()
+
+
+FEDERATION = ("data", "scenario", "attack", "reliability")
+"""The sections that make a federation: its clients, and what happens to them."""
+
+
+def federation(run: History) -> str:
+    """What a run's federation was made from, and its true groups, as a key."""
+    settings = results.settings(run)
+    return str([{key: settings.get(key) for key in FEDERATION}, run.groups.tolist()])
 
 
 def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
