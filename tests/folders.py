@@ -117,9 +117,10 @@ def federation(groups=GROUPS) -> dict[str, np.ndarray]:
 
 def compared(labels, groups, turn) -> dict[str, np.ndarray]:
     """What models/SEED-ROUND.npz holds: own models near those of the groups, and nearer after each evaluation."""
-    own = vectors(groups) + np.eye(6)[np.maximum(groups, 0)] * turn
+    own = vectors(groups)
+    own += np.eye(own.shape[1])[np.maximum(groups, 0)] * turn
     slots = np.unique(labels[labels >= 0])
-    rows = np.concatenate([own, *([own[labels == slot].mean(0)] for slot in slots), np.ones((1, 6))])
+    rows = np.concatenate([own, *([own[labels == slot].mean(0)] for slot in slots), np.ones((1, own.shape[1]))])
     upper = np.triu_indices(len(rows), 1)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return {
@@ -131,6 +132,7 @@ def compared(labels, groups, turn) -> dict[str, np.ndarray]:
 
 
 def vectors(groups=GROUPS) -> np.ndarray:
-    """The unit vectors whose cosines `federation` holds. [m, 6]"""
-    psi = np.eye(6)[np.maximum(groups, 0)] + 0.1 * np.random.default_rng(1).standard_normal((len(groups), 6))
+    """The unit vectors whose cosines `federation` holds. [m, d]"""
+    d = max(6, groups.max() + 1)
+    psi = np.eye(d)[np.maximum(groups, 0)] + 0.1 * np.random.default_rng(1).standard_normal((len(groups), d))
     return psi / np.linalg.norm(psi, axis=1, keepdims=True)

@@ -124,6 +124,24 @@ def test_numbers_are_right(two):
     assert ours["pareto"] is False  # fedavg is better by a hundredth of a point
 
 
+def test_long_names_of_many_methods_are_inside_their_figures(tmp_path):
+    names = [f"stocfl+finetune (tau=0.{i}, lam=0.05)" for i in range(16)]
+    for federation in ("rotated", "shifted"):
+        for i, name in enumerate(names):
+            settings = {"scenario": {"name": federation}}
+            write(tmp_path / federation / "runs" / name, 0.5 + 0.01 * i, settings=settings)
+    drawn = dict(figures.figures(found(tmp_path / "rotated", tmp_path / "shifted")))
+    for kind, one in drawn.items():
+        one.draw_without_rendering()
+        for axis in one.axes:
+            methods = axis.get_yticklabels() if kind.startswith("differences") else []
+            for text in (*axis.texts, axis.xaxis.label, *methods):
+                box = text.get_window_extent()
+                assert box.x0 >= 0 and box.x1 <= one.bbox.width, text
+    for axis in drawn["pareto-accuracy_micro"].axes:
+        assert axis.get_window_extent().height > drawn["pareto-accuracy_micro"].dpi  # an inch
+
+
 def test_clients_alone_in_their_clusters_are_not_best_by_clusters(tmp_path):
     """Purity is 1 there. Such a method keeps its score, and is neither bold nor on the front nor in the ranks."""
     alone = np.tile(np.arange(folders.CLIENTS), (4, 1))

@@ -627,3 +627,31 @@ def test_mistakes_are_one_line_and_status_2(one, words, said, capsys, monkeypatc
     assert said in complaint
     assert (printed, complaint.count("\n")) == ("", 1)
     assert not (one / "figures").exists()
+
+
+def test_legends_of_many_runs_leave_room_and_tell_which_run_is_drawn(tmp_path):
+    for i in range(16):
+        folders.run(tmp_path / f"ifca with {i} clusters of clients", settings={"method": {"name": "ifca", "i": i}})
+    shown = plotting.curves(sorted(tmp_path.iterdir()))
+    shown.draw_without_rendering()
+    assert all(axis.get_window_extent().height > shown.dpi for axis in shown.axes)
+    folders.run(tmp_path / "alone", labels=np.tile(np.arange(folders.CLIENTS), (4, 1)))
+    shown = plotting.clusters([tmp_path / "alone", next(tmp_path.glob("ifca*"))])
+    (legend,) = shown.legends
+    assert len(legend.get_texts()) == 1
+    assert shown.axes[0].lines[0].get_color() == style.colour(1)  # as in the other figures of these runs
+
+
+def test_more_groups_and_clusters_than_colours(tmp_path):
+    """Those that are not drawn one by one are drawn as one; numbers beside a matrix can be read."""
+    groups = np.repeat(np.arange(60), 2)
+    labels = np.stack([np.full(120, -1), groups // 2, groups, groups])
+    path = folders.run(tmp_path / "many", groups=groups, labels=labels)
+    clusters, true = plotting.by_cluster(path).axes
+    for axis in (clusters, true):
+        assert len({line.get_color() for line in axis.lines}) == len(axis.lines)
+    assert true.get_legend_handles_labels()[1][-1] == "others"
+    shown = plotting.distances(path)
+    assert shown.get_figheight() < 7
+    assert len(shown.axes[1].get_yticks()) <= 25
+    assert all(line.get_linewidth() < 0.9 for line in plotting.heatmap(path).axes[1].lines)

@@ -1,5 +1,7 @@
 """The figures of a comparison: paired differences, a critical-difference diagram, and accuracy against cost."""
 
+import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +17,9 @@ from jcfl.view.plotting import style
 
 ROW = 0.24
 """Inches of a method's row."""
+
+LONGEST, LETTER = 36, 0.056
+"""The most characters of a method's name, and inches of one in a diagram of ranks."""
 
 INTERVALS = {"seeds": ("over seeds", 0, "o", -0.14), "clients": ("over clients", 1, "s", 0.14)}
 """The intervals of a difference: the name, the colour, the marker, and where in the row."""
@@ -38,7 +43,9 @@ def figures(found: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
 def differences(one: Mapping[str, Any], baseline: str) -> Figure:
     """The difference of each method from the baseline with its intervals, a panel for each federation."""
     most = max(len(federation["rows"]) - 1 for federation in one["federations"])
-    shown, axes = style.panels(len(one["federations"]), 1, 0.75 + ROW * most)
+    less = f"{metrics.score(one['metric']).title} less {style.shortened(baseline, LONGEST)}’s"
+    less += ", points" if metrics.score(one["metric"]).unit == "%" else ""
+    shown, axes = style.panels(len(one["federations"]), 1, 0.75 + ROW * most, width(one))
     scale = metrics.score(one["metric"]).scale
     for axis, federation in zip(axes, one["federations"], strict=True):
         rows = [row for row in federation["rows"] if row["difference"]]
@@ -47,42 +54,53 @@ def differences(one: Mapping[str, Any], baseline: str) -> Figure:
             if points:
                 x = scale * np.array([apart["mean"] for _, apart in points])
                 ends = scale * np.array([apart[over] for _, apart in points]).T
-                look: dict[str, Any] = {"color": style.colour(colour), "marker": marker, "label": label}
+                look: dict[str, Any] = {"color": style.colour(colour), "linewidth": 1}
                 y = [i + shift for i, _ in points]
-                reach = np.maximum(np.abs(ends - x), 0)
-                axis.errorbar(x, y, xerr=reach, linestyle="none", ms=3, elinewidth=1, **look)
+                axis.hlines(y, *ends, **look)
+                axis.plot(x, y, linestyle="none", ms=3, marker=marker, color=look["color"], label=label)
         axis.axvline(0, color="black", linewidth=0.6)
-        axis.set_yticks(range(len(rows)), [row["method"] for row in rows])
+        axis.set_yticks(range(len(rows)), [style.shortened(row["method"], LONGEST) for row in rows])
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         axis.set_title(federation["federation"])
-        unit = "points" if metrics.score(one["metric"]).unit == "%" else ""
-        axis.set_xlabel(f"{metrics.score(one['metric']).title} less {baseline}’s{', ' + unit if unit else ''}")
+        axis.set_xlabel(textwrap.fill(less, 30))
     style.legend_above(shown, axes)
     return shown
 
 
+def width(one: Mapping[str, Any]) -> float:
+    """The inches of a figure: those of a paper's column, or of its page where names are long."""
+    longest = max(len(row["method"]) for federation in one["federations"] for row in federation["rows"])
+    return style.COLUMN if longest <= LONGEST / 2 else style.PAGE
+
+
 def ranks(found: Mapping[str, Any]) -> Figure:
     """The critical-difference diagram (Demšar 2006, Figure 1): mean ranks; lines join methods that do not differ."""
+    ranked = found["methods"], found["mean"]
     order = np.argsort(found["mean"])
     k, half = len(order), -(-len(order) // 2)
     joined = statistics.alike(np.array(found["mean"]), found["critical"])
     lines = 0.35 + 0.28 * len(joined)  # the depth of the joining lines, in rows
-    shown, (axis,) = style.panels(1, 1, 0.55 + ROW * (half + lines))
+    names = [f"{style.shortened(name, LONGEST)} ({mean:.2f})" for name, mean in zip(*ranked, strict=True)]
+    beside = 0.15 + LETTER * max(map(len, names))  # inches on each side
+    width = style.COLUMN if 2 * beside < style.COLUMN / 2 else style.PAGE
+    shown, (axis,) = style.panels(1, 1, 0.55 + ROW * (half + lines), width)
+    rank = (width - 2 * beside) / (k - 1)  # inches from one rank to the next
     axis.axis("off")
-    axis.set_xlim(0.2 - 0.3 * k, 0.8 + 1.3 * k)
+    axis.set_xlim(1 - beside / rank, k + beside / rank)
     axis.set_ylim(half + lines + 0.4, -2.3)
     axis.plot([1, k], [0, 0], color="black", linewidth=0.8)
     for place in range(1, k + 1):
         axis.plot([place, place], [0, -0.25], color="black", linewidth=0.8)
-        axis.text(place, -0.35, str(place), ha="center", va="bottom", fontsize=7)
+        if (place - 1) % math.ceil(0.15 / rank) == 0:
+            axis.text(place, -0.35, str(place), ha="center", va="bottom", fontsize=7)
     for i, method in enumerate(order):
         left = i < half
         depth = lines + 0.5 + (i if left else k - 1 - i)
-        mean, end = found["mean"][method], 0.8 if left else k + 0.2
+        mean, end = found["mean"][method], 1 - 0.05 / rank if left else k + 0.05 / rank
         axis.plot([mean, mean, end], [0, depth, depth], color="black", linewidth=0.6)
-        text = f"{found['methods'][method]} ({mean:.2f})"
-        axis.text(end + (-0.05 if left else 0.05), depth, text, va="center", fontsize=7, ha="right" if left else "left")
+        aside = end + (-0.03 if left else 0.03) / rank
+        axis.text(aside, depth, names[method], va="center", fontsize=7, ha="right" if left else "left")
     for i, (low, high) in enumerate(joined):
         axis.plot([low - 0.04, high + 0.04], [0.35 + 0.28 * i] * 2, color=style.colour(0), linewidth=2.4)
     reach = min(found["critical"], k - 1)  # of a longer one the end is left open
@@ -95,7 +113,7 @@ def ranks(found: Mapping[str, Any]) -> Figure:
 
 def pareto(one: Mapping[str, Any]) -> Figure:
     """The metric against what the run of a seed sends, and the front of those that no other method beats."""
-    shown, axes = style.panels(len(one["federations"]), 1, 2.1)
+    shown, axes = style.panels(len(one["federations"]), 1, 2.1, width(one))
     score = metrics.score(one["metric"])
     names = list(dict.fromkeys(row["method"] for federation in one["federations"] for row in federation["rows"]))
     for axis, federation in zip(axes, one["federations"], strict=True):

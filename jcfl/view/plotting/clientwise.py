@@ -27,6 +27,8 @@ from jcfl.view.plotting.style import (
     panels,
     ranked,
     remove_space,
+    separator,
+    shortened,
     titles,
 )
 
@@ -69,17 +71,17 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
             look |= {"clip_on": False}  # a marker at 0 is whole
             right.plot(values[worst], range(len(worst)), **look)
     groups, ids = runs[0].groups, [printable(str(name)) for name in runs[0].clients]
-    ids = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in ids]
+    ids = [shortened(name, LONGEST) for name in ids]
     names = [f"{ids[i]} (group {groups[i]})" if groups[i] >= 0 else ids[i] for i in worst]
     right.set_yticks(range(len(worst)), names, fontsize=6, parse_math=False)
     right.invert_yaxis()
-    of = f" of {titles(runs)[0]}" if len(runs) > 1 else ""
+    of = f" of {shortened(titles(runs)[0], LONGEST)}" if len(runs) > 1 else ""
     right.set(xlabel="accuracy", ylabel="client", title=f"worst clients{of}")
     low, high = right.get_xlim()
     right.set_xlim(max(low, 0), min(high, 1))
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         in_per_cent(axis)
-    legend_above(shown, [left])
+    legend_above(shown, [left], least=2 if len(runs) == 1 else 1)
     return shown
 
 
@@ -150,8 +152,9 @@ def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figu
     image = axis.imshow(share[order].T, cmap="Blues", aspect="auto", **look)
     axis.grid(False)
     axis.spines[:].set_visible(False)
-    for edge in np.flatnonzero(np.diff(groups[order])):
-        axis.axvline(edge + 0.5, color="white", linewidth=1.2)
+    edges = np.flatnonzero(np.diff(groups[order]))
+    for edge in edges:
+        axis.axvline(edge + 0.5, color="white", linewidth=separator(len(edges), width))
     axis.set(xlabel=f"{len(counts)} clients", ylabel="label", xticks=[])
     if counts.shape[1] <= 20:
         axis.set_yticks(range(counts.shape[1]))

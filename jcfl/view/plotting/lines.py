@@ -51,7 +51,7 @@ def clusters(runs: Sequence[History], columns: int | None = None) -> Figure:
     if not grouped:
         raise InputError("no run has clusters of several clients")
     scores = shown_scores(grouped, "clusters")
-    shown = against_rounds(grouped, scores, columns)
+    shown = against_rounds(grouped, scores, columns, among=runs)
     groups = np.unique(grouped[0].groups[grouped[0].groups >= 0])
     if "clusters" in scores and groups.size:
         axes = shown.axes[scores.index("clusters")]
@@ -75,7 +75,7 @@ def quality(runs: Sequence[History], columns: int | None = None) -> Figure:
     measured = [run for run in runs if any(has_score(run, name) for name in metrics.scores("quality"))]
     if not measured:
         raise InputError("no run measured the quality of its clusters; run with evaluate_quality: true")
-    return against_rounds(measured, shown_scores(measured, "quality"), columns or 4, 1.75)
+    return against_rounds(measured, shown_scores(measured, "quality"), columns or 4, 1.75, among=runs)
 
 
 @figure(single=False)
@@ -154,20 +154,32 @@ def privacy(
     return shown
 
 
-def against_rounds(runs: Sequence[History], scores: Sequence[str], columns: int | None, height: float = 2.1) -> Figure:
-    """Panels of scores against rounds; each is so many inches high."""
+def against_rounds(
+    runs: Sequence[History],
+    scores: Sequence[str],
+    columns: int | None,
+    height: float = 2.1,
+    among: Sequence[History] = (),
+) -> Figure:
+    """Panels of scores against rounds; each is so many inches high.
+
+    Args:
+        among: all runs, of which `runs` are those that can be drawn: a run has one name and look in all figures.
+    """
+    every = list(among or runs)
+    named = {id(run): (name, line(index)) for index, (run, name) in enumerate(zip(every, titles(every), strict=True))}
     for score in scores:
         if not any(has_score(run, score) for run in runs):
             raise unknown_metric("score", score, {name for run in runs for name in run.scores})
     shown, axes = panels(len(scores), columns, height)
     for score, axis in zip(scores, axes, strict=True):
-        for index, (run, name) in enumerate(zip(runs, titles(runs), strict=True)):
+        for run in runs:
             if has_score(run, score):
-                draw_run(axis, run, score, name, line(index))
+                draw_run(axis, run, score, *named[id(run)])
         scale_axis(axis, score)
         axis.set_xlabel("round")
         whole_numbers(axis.xaxis)
-    legend_above(shown, axes)
+    legend_above(shown, axes, least=2 if len(every) == 1 else 1)
     return shown
 
 

@@ -79,7 +79,8 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
     if not run.accuracy_clients.size:
         raise InputError(f"{run.name} has no accuracy for each client")
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
-    groups, named = matched(own[-1], run.groups), lambda kind: f"group {run.groups[groups == kind][0]}"
+    groups = with_rest_merged(matched(own[-1], run.groups))
+    named = lambda kind: f"group {run.groups[groups == kind][0]}" if kind < SHOWN else "others"
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
     draw_means(axes[0], run.rounds, accuracy, with_rest_merged(with_left(own)), cluster_name)
     axes[0].set_xlabel(f"round{of_seed(run, seed)}")

@@ -24,13 +24,27 @@ from jcfl.view.plotting.cosines import (
     scatter,
     tsne,
 )
-from jcfl.view.plotting.style import COLUMN, PAGE, Number, Picture, figure, matched, panels, ranked, remove_space
+from jcfl.view.plotting.style import (
+    COLUMN,
+    PAGE,
+    Number,
+    Picture,
+    figure,
+    matched,
+    panels,
+    ranked,
+    remove_space,
+    separator,
+)
 
 SHOTS = 4
 """The most rounds that are shown unless they are chosen."""
 
+ROWS = 25
+"""The most clusters that are named beside a matrix, and for which it grows."""
+
 WRITTEN = 12
-"""The most clusters whose numbers are written into a matrix."""
+"""The most clusters that are named below a matrix, and whose numbers are written into it."""
 
 
 class Compared(NamedTuple):
@@ -85,7 +99,9 @@ def draw_centres(axis: Axes, cosine: np.ndarray, clusters: np.ndarray) -> None:
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
     names = [str(cluster + 1) for cluster in clusters]
-    axis.set(xticks=range(len(names)), xticklabels=names, yticks=range(len(names)), yticklabels=names)
+    step = -(-len(names) // WRITTEN)
+    ticks, shown = range(0, len(names), step), names[::step]
+    axis.set(xticks=ticks, xticklabels=shown, yticks=ticks, yticklabels=shown)
     axis.set(xlabel="cluster", ylabel="cluster")
     for (i, j), value in np.ndenumerate(shades) if len(names) <= WRITTEN else ():
         if i != j:
@@ -162,18 +178,20 @@ def distances(run: History, at: Number | None = None, seed: int | None = None) -
         raise InputError(f"{run.name} has no clusters after round {one.round}")
     order = np.lexsort((one.groups, np.where(one.labels < 0, n, one.labels)))
     truth = bool((one.groups >= 0).any())
-    shown = Picture(figsize=(PAGE, 0.9 + 0.2 * max(c, 3)))
+    shown = Picture(figsize=(PAGE, 0.9 + 0.2 * min(max(c, 3), ROWS)))
     remove_space(shown)
-    grid = shown.add_gridspec(2, 1, height_ratios=(0.25 if truth else 0.001, max(c, 3)), hspace=0.01)
+    grid = shown.add_gridspec(2, 1, height_ratios=(0.25 if truth else 0.001, min(max(c, 3), ROWS)), hspace=0.01)
     if truth:
         draw_strip(shown.add_subplot(grid[0]), one.groups[order][None]).set_title("true group", fontsize=7, pad=2)
     axis = shown.add_subplot(grid[1])
     look: dict[str, Any] = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
     image = axis.imshow(one.distance[:n, n:][order].T, **look)
     remove_axes(axis)
-    for edge in np.flatnonzero(np.diff(one.labels[order])):
-        axis.axvline(edge + 0.5, color="white", linewidth=1.2)
-    axis.set_yticks(range(c), [str(cluster + 1) for cluster in one.clusters])
+    edges = np.flatnonzero(np.diff(one.labels[order]))
+    for edge in edges:
+        axis.axvline(edge + 0.5, color="white", linewidth=separator(len(edges), PAGE))
+    step = -(-c // ROWS)
+    axis.set_yticks(range(0, c, step), [str(cluster + 1) for cluster in one.clusters[::step]])
     axis.tick_params(length=0)
     axis.set(xlabel=f"{n} clients by cluster, round {one.round}{of_seed(run, seed)}", ylabel="model of cluster")
     bar = shown.colorbar(image, ax=axis, pad=0.01, aspect=12)

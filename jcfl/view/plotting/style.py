@@ -36,6 +36,9 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1
 NOBODY = "#C9C9C9"
 """The colour of clients without a cluster, or of an unknown group."""
 
+LINE = 0.15
+"""Inches of a line of a legend."""
+
 FORMATS = ("png", "pdf", "svg")
 
 STYLE: dict[Any, Any] = {
@@ -168,15 +171,31 @@ def line(index: int) -> dict[str, Any]:
     return {"color": colour(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
-def legend_above(shown: Figure, axes: Iterable[Axes]) -> None:
-    """Draw one legend above all panels, if it has more than one entry."""
+def shortened(name: str, most: int = 40) -> str:
+    """A name with at most so many characters.
+
+    >>> shortened("stocfl", 6), shortened("stocfl+finetune", 6)
+    ('stocfl', 'stocf…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def separator(parts: int, inches: float) -> float:
+    """The width in points of the lines between the parts of an axis; they take a tenth of it at most."""
+    return min(1.2, 7.2 * inches / max(parts, 1))
+
+
+def legend_above(shown: Figure, axes: Iterable[Axes], least: int = 2) -> None:
+    """Draw one legend above all panels, for which the figure grows, if it has so many entries."""
     pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     entries = {label: handle for handle, label in pairs[::-1]}
     order = list(dict.fromkeys(label for _, label in pairs))
-    if len(order) > 1:
-        room = shown.get_figwidth() / (0.55 + 0.065 * max(map(len, order)))  # inches of an entry
+    if len(order) >= least:
+        names = [shortened(label) for label in order]
+        room = shown.get_figwidth() / (0.55 + 0.065 * max(map(len, names)))  # inches of an entry
         ncols = min(len(order), max(1, int(room)))
-        shown.legend([entries[label] for label in order], order, loc="outside upper center", ncols=ncols)
+        shown.set_figheight(shown.get_figheight() + LINE * max(math.ceil(len(order) / ncols) - 2, 0))
+        shown.legend([entries[label] for label in order], names, loc="outside upper center", ncols=ncols)
 
 
 def in_per_cent(axis: Axis) -> None:
