@@ -108,7 +108,7 @@ def test_scores_are_means_and_deviations_with_the_best_marked(comparison, text):
 def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
     """Neither a difference with a large p, nor one seed; and clients that train alone win no purity."""
     runs = copy.deepcopy(comparison)
-    marked = lambda score: numbers.best_of(runs, score)
+    marked = lambda score: numbers.best_of(runs, score, numbers.conditions(runs))
     runs[0].scores["accuracy_micro"][:, -1] = [0.5, 0.9]
     runs[1].scores["accuracy_micro"][:, -1] = [0.8, 0.7]
     runs[2].scores["accuracy_micro"][:, -1] = [0.6, 0.6]

@@ -40,6 +40,15 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
     }
 
 
+def evaluation(task: Task, predict: Predict, measure: Evaluate) -> Evaluate:
+    """The evaluation of a method: the `outcome` of its answers, and what it measures besides them."""
+
+    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
+        return outcome(task, state, federation, *predict(state, federation)) | measure(state, federation)
+
+    return evaluate
+
+
 def with_validation(evaluate: Evaluate) -> Evaluate:
     """An evaluation that has the clients' answers to their validation examples too, where a federation has some.
 

@@ -121,10 +121,8 @@ def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int,
         chances = jax.nn.softmax(everybody).mean(0)
         return labels, jnp.log(jnp.maximum(chances, jnp.finfo(chances.dtype).tiny))
 
-    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
-        found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
-        return found | main.measure(own_state(state), federation)
-
+    measure = lambda state, federation: main.measure(own_state(state), federation)
+    evaluate = evaluation.evaluation(context.task, predict, measure)
     return main._replace(init=init, step=step, predict=predict, evaluate=evaluate)
 
 

@@ -94,10 +94,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         found |= measuring.measures(method, context, client, state, federation)
         return found | grouping.measures(state, federation)
 
-    def evaluate(state: State, federation: Federation) -> dict[str, Array]:
-        found = evaluation.outcome(context.task, state, federation, *predict(state, federation))
-        return found | measure(state, federation)
-
+    evaluate = evaluation.evaluation(context.task, predict, measure)
     price = partial(costs, method, task=context.task)
     return Algorithm(init, step, predict, evaluate, price, way, method, sampled, measure)
 

@@ -1,6 +1,7 @@
 """A run's results: as NumPy arrays in memory, and as files that can be read at every instant."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,31 @@ def federation(history: History, round: int | None = None) -> dict[str, np.ndarr
         raise InputError(
             f"{folder.path / 'federation.npz'} is not there; `jcfl run --resume {history.folder}` writes it"
         )
-    found = folder.clients()
-    if "drift_holds" not in found:
-        return found
-    trained = history.rounds.max(initial=0) if round is None else round
-    now = found["drift_holds"][np.searchsorted(found["drift_rounds"], trained - 1, side="right")]
-    moved = {name: found[name][now] for name in ("train", "test", "validation", "groups") if name in found}
-    return found | moved | {name: now.argsort()[found[name]] for name in ("compared", "pictured")}
+    return after_drift(folder.clients(), history.rounds.max(initial=0) if round is None else round)
+
+
+def known_federation(history: History) -> dict[str, np.ndarray] | None:
+    """As `federation`; None for a run without a folder, or whose folder has no such file."""
+    try:
+        return federation(history)
+    except Damaged:
+        raise
+    except InputError:
+        return None
+
+
+def after_drift(held: Mapping[str, np.ndarray], round: int) -> dict[str, np.ndarray]:
+    """The arrays of federation.npz, `held` before the first round, as they are after so many rounds of training."""
+    if "drift_holds" not in held:
+        return dict(held)
+    now = held["drift_holds"][np.searchsorted(held["drift_rounds"], round - 1, side="right")]
+    moved = {name: held[name][now] for name in ("train", "test", "validation", "groups") if name in held}
+    return {**held, **moved, **{name: now.argsort()[held[name]] for name in ("compared", "pictured")}}
+
+
+def present(held: Mapping[str, np.ndarray], round: int) -> np.ndarray:
+    """Which clients scores are taken over after so many rounds: those that train and are in the federation. [m] bool"""
+    return ~held["held_out"] & (held["arrive"] <= round) & (round <= held["depart"])
 
 
 def models(history: History, seed: int, round: int) -> dict[str, np.ndarray]:

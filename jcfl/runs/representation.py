@@ -31,8 +31,8 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     Returns:
         `train`, `test`, and `validation` where there is one [m, c]: how many examples of every class each client has.
         `clients`, the ids [m], `groups`, `held_out`, `arrive`, `depart` [m]: as in the federation, and `hostile` [m]
-        where clients attack. All of these are as they are before data drift; `drift_rounds` [d] and `drift_holds`
-        [d + 1, m], where they do, are those of `Drift`.
+        where clients attack. All of these are as they are before data drift. Where data drift, `drift_rounds` [d] and
+        `drift_holds` [d + 1, m] are those of `Drift`.
         `compared` [n]: the clients that are compared, all of them or a sample drawn by the run's seed. `cosine`
         [n (n - 1) / 2] float32: the upper triangle, row by row, of the cosines between their gradients at the first
         seed's initial model, over all their training examples (StoCFL's Ψ at its usual anchor). `pictured` [p]: some of

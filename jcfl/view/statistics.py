@@ -13,7 +13,7 @@ RESAMPLES, DRAWS = 9999, 10**8
 """Resamples of a bootstrap, and the numbers that it draws at most; of a million clients there are fewer resamples."""
 
 FEW = 6
-"""So few values have an interval by Student's t, as they have a t test: their bootstrap is too narrow."""
+"""With fewer values than this, an interval is Student's, because that of a bootstrap is too narrow."""
 
 DIGITS = 6
 """Decimals of scores of at most 1 that are not rounding errors of float32."""

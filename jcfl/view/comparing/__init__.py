@@ -12,6 +12,7 @@ from jcfl.results import History
 from jcfl.view import statistics
 from jcfl.view.comparing import matching
 from jcfl.view.comparing.matching import Block, Entry
+from jcfl.view.report.numbers import may_be_best
 
 REFERENCES = ("local", "fedavg")
 """The methods, where they were run, than which clients may be worse off."""
@@ -84,7 +85,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     """What is found of each method of a federation.
 
     Returns:
-        For each `method` its `values` per seed, their `mean`, `std` and `interval`; `competes`, see `competing`;
+        For each `method` its `values` per seed, their `mean`, `std` and `interval`; `competes`, see `may_be_best`;
         `best`: whether it is not significantly worse than the best one (None: one seed cannot tell); `difference` from
         the baseline, see `differences`; `worst_decile`: the accuracy that nine honest clients in ten exceed;
         `worse_off`: the share of honest clients with a lower accuracy than by each reference, both None if no client is
@@ -93,7 +94,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     """
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
-    competes = np.array(competing(block, name))
+    competes = np.array([may_be_best(name, one.alone) for one in block.entries])
     worth = np.where(competes, sign(name) * means, -np.inf)
     best = list(last)[int(np.argmax(worth))]
     behind, apart = differences(block, name, best), differences(block, name, baseline)
@@ -124,14 +125,6 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
         }
         for one, score, cost, efficient, competed in zip(block.entries, means, spent, pareto, competes, strict=True)
     ]
-
-
-def competing(block: Block, name: str) -> list[bool]:
-    """Whether each method can be the best by a metric: not by one of clusters if each client is alone in its cluster.
-
-    Purity is 1 there, whatever the method.
-    """
-    return [not (one.alone and metrics.score(name).over == metrics.CLUSTERING) for one in block.entries]
 
 
 def mean(values: np.ndarray) -> float:

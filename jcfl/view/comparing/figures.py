@@ -76,16 +76,16 @@ def width(one: Mapping[str, Any]) -> float:
 
 def ranks(found: Mapping[str, Any]) -> Figure:
     """The critical-difference diagram (Demšar 2006, Figure 1): mean ranks; lines join methods that do not differ."""
-    ranked = found["methods"], found["mean"]
     order = np.argsort(found["mean"])
     k, half = len(order), -(-len(order) // 2)
     joined = statistics.alike(np.array(found["mean"]), found["critical"])
     lines = 0.35 + 0.28 * len(joined)  # the depth of the joining lines, in rows
-    names = [f"{style.shortened(name, LONGEST)} ({mean:.2f})" for name, mean in zip(*ranked, strict=True)]
+    pairs = zip(found["methods"], found["mean"], strict=True)
+    names = [f"{style.shortened(name, LONGEST)} ({mean:.2f})" for name, mean in pairs]
     beside = 0.15 + LETTER * max(map(len, names))  # inches on each side
-    width = style.COLUMN if 2 * beside < style.COLUMN / 2 else style.PAGE
-    shown, (axis,) = style.panels(1, 1, 0.55 + ROW * (half + lines), width)
-    rank = (width - 2 * beside) / (k - 1)  # inches from one rank to the next
+    inches = style.COLUMN if 2 * beside < style.COLUMN / 2 else style.PAGE
+    shown, (axis,) = style.panels(1, 1, 0.55 + ROW * (half + lines), inches)
+    rank = (inches - 2 * beside) / (k - 1)  # inches from one rank to the next
     axis.axis("off")
     axis.set_xlim(1 - beside / rank, k + beside / rank)
     axis.set_ylim(half + lines + 0.4, -2.3)

@@ -118,8 +118,8 @@ def entry(run: History) -> Entry:
     sha = hashlib.sha256()
     for name in ("train", "test", "groups", "held_out"):
         sha.update(held[name].astype(np.int64).tobytes())
-    last, test = run.rounds[-1], results.federation(run)["test"].sum(1)
-    here = ~held["held_out"] & (held["arrive"] <= last) & (last <= held["depart"])
+    last = int(run.rounds[-1])
+    tested = results.after_drift(held, last)["test"].sum(1)
     search = config.get("chosen_by") or {}
     return Entry(
         str(run.summary.get("method", run.name)),
@@ -135,10 +135,10 @@ def entry(run: History) -> Entry:
         run.seeds,
         run.scores,
         run.accuracy_clients[:, -1],
-        np.tile(np.where(here, test, 0), (len(run.seeds), 1)),
-        np.tile(held.get("hostile", np.zeros(len(here), bool)), (len(run.seeds), 1)),
+        np.tile(np.where(results.present(held, last), tested, 0), (len(run.seeds), 1)),
+        np.tile(held.get("hostile", np.zeros(len(tested), bool)), (len(run.seeds), 1)),
         *(spent(run, cost) for cost in ("communication_bytes", "computation", "flop")),
-        alone=bool(run.labels.size) and everybody_alone(run),
+        alone=everybody_alone(run),
     )
 
 

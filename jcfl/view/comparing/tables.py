@@ -51,7 +51,7 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
     note = f"{test_note(one)}{tuning_note(one)}"
     alone = dict.fromkeys(name for table in tables for name, row in table.items() if not row["competes"])
     if alone:
-        note += f" No best by clusters, because each client has its own: {', '.join(alone)}."
+        note += f" A method is never the best by a metric of clusters if each client has its own: {', '.join(alone)}."
     if has_tests(one):
         note = (
             f"Mean ± sample standard deviation over {counts(one)}. Bold: not significantly worse than the best. "

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jcfl import results
-from jcfl.errors import Damaged, InputError, printable
+from jcfl.errors import InputError, printable
 from jcfl.results import History
 from jcfl.view.plotting.cosines import draw_strip, labels_of, remove_axes
 from jcfl.view.plotting.style import (
@@ -27,7 +27,7 @@ from jcfl.view.plotting.style import (
     panels,
     ranked,
     remove_space,
-    separator,
+    separate,
     shortened,
     titles,
 )
@@ -46,14 +46,14 @@ ROWS, IMAGES = 8, 10
 def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     """The distribution of accuracy over clients after the last round, and the worst clients of the first run.
 
-    Accuracies are means over seeds. Clients count that the accuracy in tables counts: not those that are held out, have
-    not arrived or have left.
+    Accuracies are means over seeds. Clients are left out that are held out, have not arrived yet or have left, because
+    the accuracy in tables leaves them out, too.
 
     Args:
         runs: histories or folders, laid over each other.
         columns: panels in a row.
     """
-    last = [np.where(present(run), last_accuracy(run), np.nan) for run in runs]
+    last = [counted_accuracy(run) for run in runs]
     if all(np.isnan(values).all() for values in last):
         raise InputError("no run has an accuracy for each client")
     shown, (left, right) = panels(2, columns, 2.6)
@@ -81,7 +81,7 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     right.set_xlim(max(low, 0), min(high, 1))
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         in_per_cent(axis)
-    legend_above(shown, [left], least=2 if len(runs) == 1 else 1)
+    legend_above(shown, [left], several=len(runs) > 1)
     return shown
 
 
@@ -152,9 +152,7 @@ def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figu
     image = axis.imshow(share[order].T, cmap="Blues", aspect="auto", **look)
     axis.grid(False)
     axis.spines[:].set_visible(False)
-    edges = np.flatnonzero(np.diff(groups[order]))
-    for edge in edges:
-        axis.axvline(edge + 0.5, color="white", linewidth=separator(len(edges), width))
+    separate(axis, groups[order], width)
     axis.set(xlabel=f"{len(counts)} clients", ylabel="label", xticks=[])
     if counts.shape[1] <= 20:
         axis.set_yticks(range(counts.shape[1]))
@@ -184,20 +182,6 @@ def draw_thumbnail(axis: Axes, image: np.ndarray, group: int) -> None:
     axis.spines[:].set(color=colour(group), linewidth=1.6)
 
 
-def present(run: History) -> np.ndarray:
-    """Which clients train and are in the federation after the last round; all where no file says so. [m] bool"""
-    if not run.rounds.size:
-        return np.ones(len(run.groups), bool)
-    try:
-        facts = results.federation(run)
-    except Damaged:
-        raise
-    except InputError:
-        return np.ones(len(run.groups), bool)
-    last = run.rounds.max(initial=0)
-    return ~facts["held_out"] & (facts["arrive"] <= last) & (last <= facts["depart"])
-
-
 def last_accuracy(run: History) -> np.ndarray:
     """Every client's accuracy after the last round, as mean over seeds; NaN for a client without accuracy. [m]"""
     if not run.accuracy_clients.size:
@@ -205,3 +189,11 @@ def last_accuracy(run: History) -> np.ndarray:
     last = run.accuracy_clients[:, -1]
     known = ~np.isnan(last)
     return np.where(known.any(0), np.where(known, last, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
+
+
+def counted_accuracy(run: History) -> np.ndarray:
+    """As `last_accuracy`; NaN also for a client that scores are not taken over, where a file says so. [m]"""
+    held, accuracy = results.known_federation(run), last_accuracy(run)
+    if held is None or not run.rounds.size:
+        return accuracy
+    return np.where(results.present(held, run.rounds.max()), accuracy, np.nan)

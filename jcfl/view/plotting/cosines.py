@@ -25,7 +25,7 @@ from jcfl.view.plotting.style import (
     ranked,
     refuse_seed,
     remove_space,
-    separator,
+    separate,
 )
 
 NAMED = 12
@@ -153,11 +153,7 @@ def draw_matrix(shown: Any, matrix: np.ndarray, labels: np.ndarray, groups: np.n
     aside = matrix[np.triu_indices(len(matrix), 1)]
     low, high = np.percentile(aside, (0.5, 99.5)) if aside.size else (0.0, 1.0)
     image = axis.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    edges = np.flatnonzero(np.diff(labels))
-    for edge in edges:
-        wide = min(0.5, separator(len(edges), 0.8 * COLUMN))
-        axis.axhline(edge + 0.5, color="white", linewidth=wide)
-        axis.axvline(edge + 0.5, color="white", linewidth=wide)
+    separate(axis, labels, 0.8 * COLUMN, widest=0.5, both=True)
     remove_axes(axis)
     bar = shown.colorbar(image, cax=shown.add_subplot(grid[1, 2]), extend="both")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

@@ -179,7 +179,7 @@ def against_rounds(
         scale_axis(axis, score)
         axis.set_xlabel("round")
         whole_numbers(axis.xaxis)
-    legend_above(shown, axes, least=2 if len(every) == 1 else 1)
+    legend_above(shown, axes, several=len(every) > 1)
     return shown
 
 

@@ -34,7 +34,7 @@ from jcfl.view.plotting.style import (
     panels,
     ranked,
     remove_space,
-    separator,
+    separate,
 )
 
 SHOTS = 4
@@ -187,9 +187,7 @@ def distances(run: History, at: Number | None = None, seed: int | None = None) -
     look: dict[str, Any] = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
     image = axis.imshow(one.distance[:n, n:][order].T, **look)
     remove_axes(axis)
-    edges = np.flatnonzero(np.diff(one.labels[order]))
-    for edge in edges:
-        axis.axvline(edge + 0.5, color="white", linewidth=separator(len(edges), PAGE))
+    separate(axis, one.labels[order], PAGE)
     step = -(-c // ROWS)
     axis.set_yticks(range(0, c, step), [str(cluster + 1) for cluster in one.clusters[::step]])
     axis.tick_params(length=0)

@@ -130,11 +130,13 @@ def refuse_seed(runs: Sequence[History], seed: int | None) -> None:
 
 def has_clusters(run: History) -> bool:
     """Whether a run has several clusters, and not one for every client, as clients that train alone have."""
-    return bool(run.labels.size and run.labels.max() > 0) and not everybody_alone(run)
+    return run.labels.max(initial=0) > 0 and not everybody_alone(run)
 
 
 def everybody_alone(run: History) -> bool:
     """Whether each of several clients has a cluster of its own after the last round."""
+    if not run.labels.size:
+        return False
     last = run.labels[0, -1][run.labels[0, -1] >= 0]
     return len(np.unique(last)) == len(last) > 1
 
@@ -180,17 +182,33 @@ def shortened(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def separator(parts: int, inches: float) -> float:
-    """The width in points of the lines between the parts of an axis; they take a tenth of it at most."""
-    return min(1.2, 7.2 * inches / max(parts, 1))
+def separate(axis: Axes, labels: np.ndarray, inches: float, widest: float = 1.2, both: bool = False) -> None:
+    """Draw white lines between columns of an image that have different labels.
+
+    Args:
+        labels: those of the columns, equal ones side by side. [n]
+        inches: the width of the image, of which the lines take a tenth at most.
+        widest: points of the width of a line.
+        both: draw the same lines between rows too.
+    """
+    edges = np.flatnonzero(np.diff(labels))
+    look: dict[str, Any] = {"color": "white", "linewidth": min(widest, 7.2 * inches / max(len(edges), 1))}
+    for edge in edges + 0.5:
+        axis.axvline(edge, **look)
+        if both:
+            axis.axhline(edge, **look)
 
 
-def legend_above(shown: Figure, axes: Iterable[Axes], least: int = 2) -> None:
-    """Draw one legend above all panels, for which the figure grows, if it has so many entries."""
+def legend_above(shown: Figure, axes: Iterable[Axes], several: bool = False) -> None:
+    """Draw one legend above all panels, for which the figure grows, if it has more than one entry.
+
+    Args:
+        several: there are several runs, so that a single entry tells which of them is drawn.
+    """
     pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     entries = {label: handle for handle, label in pairs[::-1]}
     order = list(dict.fromkeys(label for _, label in pairs))
-    if len(order) >= least:
+    if len(order) > 1 or (order and several):
         names = [shortened(label) for label in order]
         room = shown.get_figwidth() / (0.55 + 0.065 * max(map(len, names)))  # inches of an entry
         ncols = min(len(order), max(1, int(room)))

@@ -26,9 +26,10 @@ def facts(
 def facts_of_one(run: History, settings: Mapping[str, Any]) -> dict[str, str]:
     """The facts of one run by name, empty where one is not known."""
     pieces = {section: piece_name(settings.get(section)) for section in ("data", "scenario", "model", "train")}
-    groups = np.unique(run.groups[run.groups >= 0]).size
+    count, groups = run.groups.size, np.unique(run.groups[run.groups >= 0]).size
+    clients = f"{count} in {groups} groups" if groups > 1 else str(count or "")
     return pieces | {
-        "clients": f"{run.groups.size}" + (f" in {groups} groups" if groups > 1 else "") if run.groups.size else "",
+        "clients": clients,
         "rounds": f"{settings.get('rounds', run.rounds.max(initial=0))}",
         "sampled each round": f"{100 * settings['participation']:g} %" if "participation" in settings else "",
         "seeds": f"{len(run.seeds)}",
@@ -83,7 +84,8 @@ def scores(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
     last = [results.final(run) for run in runs]
     held_out = [metrics.HELD_OUT + name for name in metrics.scores("report, held out")]
     names = [name for name in (*metrics.scores("report"), *held_out) if any(is_number(one.get(name)) for one in last)]
-    best = {name: best_of(runs, name) for name in names}
+    complete = conditions(runs)
+    best = {name: best_of(runs, name, complete) for name in names}
     rows = [
         (label, [(results.cell(name, one.get(name), len(run.seeds)), index in best[name]) for name in names])
         for index, (label, run, one) in enumerate(zip(titles, runs, last, strict=True))
@@ -96,19 +98,23 @@ def is_number(value: Mapping[str, float] | None) -> bool:
     return value is not None and not math.isnan(value["mean"])
 
 
-def best_of(runs: Sequence[History], name: str) -> set[int]:
+def best_of(runs: Sequence[History], name: str, complete: Mapping[int, tuple[Any, ...]]) -> set[int]:
     """The indices of the runs with the best score or one not significantly worse; none where no run is worse.
 
     The tests are those of `jcfl compare`: runs are paired by seed, and p is corrected by Holm. One seed, or different
-    seeds, allow no test, nor do runs of different federations. A run that is not complete is not tested.
+    seeds, allow no test, nor do runs of different federations.
+
+    Args:
+        complete: the runs that are tested, and what must be the same of them: see `conditions`.
     """
     one = metrics.score(name)
-    competing = {i: run for i, run in enumerate(runs) if run.rounds.size and state(run) is None}
-    if one.over == metrics.CLUSTERING:  # purity is 1 where every client has a cluster of its own
-        competing = {i: run for i, run in competing.items() if run.labels.size and not everybody_alone(run)}
-    last = {i: run[name][:, -1] for i, run in competing.items() if name in run.scores}
+    last = {
+        i: runs[i][name][:, -1]
+        for i in complete
+        if name in runs[i].scores and may_be_best(name, everybody_alone(runs[i]))
+    }
     last = {i: values for i, values in last.items() if not np.isnan(values).any()}
-    alike = len({(federation(runs[i]), tuple(runs[i].seeds), runs[i].rounds[-1]) for i in last}) == 1
+    alike = len({complete[i] for i in last}) == 1
     if one.better is None or len(last) < 2 or not alike:
         return set()
     sign = -1 if one.better == "lower" else 1
@@ -117,6 +123,20 @@ def best_of(runs: Sequence[History], name: str) -> set[int]:
     _, p = statistics.paired_tests(list(gaps.values()))
     worse = {i for i, value in zip(gaps, p, strict=True) if value < statistics.LEVEL}
     return last.keys() - worse if worse else set()
+
+
+def conditions(runs: Sequence[History]) -> dict[int, tuple[Any, ...]]:
+    """By the index of each complete run: the federation, the seeds and the rounds that a test needs to be the same."""
+    complete = {i: run for i, run in enumerate(runs) if run.rounds.size and state(run) is None}
+    return {i: (federation(run), tuple(run.seeds), run.rounds[-1]) for i, run in complete.items()}
+
+
+def may_be_best(name: str, alone: bool) -> bool:
+    """Whether a run can be the best by a score: not by one of clusters if each client is alone in its cluster.
+
+    Purity is 1 there, whatever the method.
+    """
+    return not (alone and metrics.score(name).over == metrics.CLUSTERING)
 
 
 FEDERATION = ("data", "scenario", "attack", "reliability")
