@@ -63,6 +63,20 @@ def test_another_name_drops_what_only_the_old_piece_had():
     assert config.read(SMALL, ["scenario=iid"]).scenario.options["clients"] == 20
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ({"name": "ifca", "clusters": 6}, "wecfl", {"clusters": 6}),
+        ({"name": "stocfl", "lam": 0.5}, "fesem", {"lam": 0.0}),  # where a proximal term is off by default
+        ({"name": "stocfl", "tau": 0.7}, "fedadam", {"tau": 0.001}),  # a threshold there, a term of a denominator here
+        ({"name": "stocfll", "lam": 0.5}, "fesem", {"lam": 0.0}),  # a mistake in a file
+    ],
+)
+def test_another_method_keeps_only_options_of_the_same_meaning_and_default(old, new, kept):
+    found = config.read({**SMALL, "method": old}, [f"method.name={new}"]).method
+    assert kept.items() <= found.options.items()
+
+
 def test_another_name_keeps_the_answers_that_hold_for_every_method():
     method = {"name": "stocfl", "tau": 0.4, "aggregate": {"name": "median", "rate": 0.5}, "addons": ["finetune"]}
     found = config.read({**SMALL, "method": method}, ["method.name=ifca"]).method

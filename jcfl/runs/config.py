@@ -1,6 +1,7 @@
 """The configuration of a run: read from YAML, checked before anything trains, and written back as YAML."""
 
 import importlib.resources
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -266,16 +267,25 @@ def named_path(path: list[str], value: Any) -> list[str]:
 def renamed(section: str, piece: Any, name: str) -> Any:
     """A section without those options that the piece called `name` does not have; other values are not changed.
 
-    Add-ons and answers that were given stay: they go with every method.
+    Of a method, only those options stay that the new method has with the same meaning and default: `lam` weighs a term
+    in StoCFL that FeSEM leaves out by default. Add-ons and answers that were given stay: they go with every method.
     """
     if not isinstance(piece, dict) or piece.get("name") == name:
         return piece
     registry.load()
-    functions = (*registry.shared(section), registry.find(section, name))
-    known = {parameter.name for function in functions for parameter in registry.parameters(function)}
-    known |= {"addons", *QUESTIONS} if section == "method" else set()
+    options = options_of(section, name)
+    if section == "method":
+        old = options_of(section, piece["name"]) if piece.get("name") in registry.names(section) else []
+        options = [option for option in options if option in old]
+    known = {option.name for option in options} | ({"addons", *QUESTIONS} if section == "method" else set())
     open_too = undecided.rules(section, name)
     return {key: value for key, value in piece.items() if key in known and (value != undecided.AUTO or key in open_too)}
+
+
+def options_of(section: str, name: str) -> list[inspect.Parameter]:
+    """The options of a piece, and those that all pieces of its section have."""
+    functions = (*registry.shared(section), registry.find(section, name))
+    return [option for function in functions for option in registry.parameters(function)]
 
 
 def with_value(tree: Any, path: list[str], value: Any, above: tuple[str, ...] = ()) -> Any:
