@@ -11,8 +11,11 @@ from jcfl.cli import viewing
 from jcfl.cli.arguments import configured, grid, separated
 from jcfl.cli.tuning import axes
 from jcfl.cli.viewing import kinds
-from jcfl.runs import config
+from jcfl.runs import automatic, config, plan
+from jcfl.runs.config import Config
+from jcfl.runs.objects import Objects
 from jcfl.runs.reproducing.tables import find
+from jcfl.runs.sweeping.points import points
 from jcfl.view import facts, plotting
 
 
@@ -29,14 +32,17 @@ def commands(text: str) -> list[str]:
 
 
 def checked(command: str) -> None:
-    """Parse a command and read the configuration it names, if it names one; raises what is wrong with it."""
+    """Parse a command and plan the run of the configuration it names, if it names one; raises what is wrong with it."""
     _, name, *words = shlex.split(command, comments=True)
     if name == "--install-completion":
         return
     found = typer.main.get_command(cli.app)
     context = found.commands[name].make_context(name, words)  # pyright: ignore[reportAttributeAccessIssue]
     if name in ("run", "show", "sweep", "tune") and context.params.get("resume") is None:
-        configured(*separated(context.params["words"], context.params["overrides"]))
+        given = configured(*separated(context.params["words"], context.params["overrides"]))
+        over = grid(context.params["over"]) if name == "sweep" else None
+        for one in [point.config for point in points(given, over).points] if over else [given]:
+            refuse_unplanned(one)
     if name == "reproduce" and not context.params["as_list"]:
         table = find(context.params["table"])
         known = {*table.given.printed.rows, *table.given.printed.columns, *table.given.beside}
@@ -45,10 +51,22 @@ def checked(command: str) -> None:
         refuse_figures(context.params)
     if name == "tune":
         axes(context.params["over"])
-    if name == "sweep":
-        grid(context.params["over"])
     if name == "list" and context.params["what"] not in config.presets():
         assert context.params["what"] in (None, *kinds()) or facts.facts_by_name(context.params["what"])
+
+
+FEDERATIONS: dict[str, Any] = {}
+"""Federations that were made, by their sections; many commands share one."""
+
+
+def refuse_unplanned(given: Config) -> None:
+    """Refuse a configuration whose run would be refused before it trains, if its data are at hand."""
+    if getattr(given.data, "name", None) != "digits":
+        return
+    sections = repr((given.data, given.scenario))
+    if sections not in FEDERATIONS:
+        FEDERATIONS[sections] = plan.federation_of(given)
+    plan.planned(automatic.with_stand_ins(given), Objects(federation=FEDERATIONS[sections]))
 
 
 def refuse_figures(params: dict[str, Any]) -> None:
