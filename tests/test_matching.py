@@ -1,6 +1,7 @@
 """Matched averaging: what a shuffle of hidden neurons must not change, and that it is found and undone."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import linen as nn
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 from scipy.optimize import linear_sum_assignment
 
 from jcfl import models
@@ -17,6 +19,7 @@ from jcfl.core import chain, matching
 from jcfl.core.chain import Layer
 from jcfl.core.objective import everything
 from jcfl.errors import InputError
+from jcfl.methods.fesem import fesem_ma
 from jcfl.models import Network
 
 SHAPE, CLASSES = (5, 5, 2), 3
@@ -222,6 +225,20 @@ def test_a_linear_model_has_no_neurons_to_match():
     bias = uploads["params"]["head"]["bias"]
     want = [bias[0, 0] / 4 + bias[1, 0] * 3 / 4, 0, bias[0, 2]]
     np.testing.assert_allclose(got["params"]["head"]["bias"][0], want, rtol=1e-5)
+
+
+def test_fesem_ma_matches_by_the_same_sigma_in_the_distance_and_in_the_mean():
+    context = types.SimpleNamespace(task=task("mlp"), population=types.SimpleNamespace(shape=SHAPE))
+    rng, method = np.random.default_rng(2), fesem_ma(sigma=0.01)
+    rows = [jnp.stack([ravel_pytree(drawn(rng, "mlp")["params"])[0] for _ in range(n)]) for n in (S, K)]
+    found = method.compare.metric(context, method.describe)(*rows)
+    models = [jax.vmap(ravel_pytree(drawn(rng, "mlp")["params"])[1])(some) for some in rows]
+    expected = [
+        matching.matched_distance(*({"params": some} for some in models), CHAINS["mlp"], sigma=sigma)
+        for sigma in (method.aggregate.rule.sigma, 1.0)
+    ]
+    np.testing.assert_allclose(found, expected[0], rtol=1e-4)
+    assert np.abs(found - expected[1]).max() > 1e-2
 
 
 def test_sigmas_say_whether_weights_or_biases_decide():

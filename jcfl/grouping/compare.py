@@ -209,6 +209,7 @@ class MatchedDistance(Distances):
     """The squared distance after hidden neurons were matched, whatever their order (Xie et al. 2020, §5.1)."""
 
     name: ClassVar[str] = "matched"
+    sigma: Annotated[float, Field(gt=0, description="spread of a client's weights around the centre's")] = 1.0
 
     def metric(self, context: Context, describe: Describe) -> Metric:
         """The distance on flattened models.
@@ -228,7 +229,7 @@ class MatchedDistance(Distances):
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole["params"])
             return {"params": jax.vmap(ravel_pytree(zeros)[1])(rows)}
 
-        return lambda points, centres: matched_distance(models(points), models(centres), layers)
+        return lambda points, centres: matched_distance(models(points), models(centres), layers, sigma=self.sigma)
 
 
 def comparison(compare: Compare, name: str) -> Distances:

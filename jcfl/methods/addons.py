@@ -137,10 +137,10 @@ def cam(
     """Clustered additive modelling: the global model's logits are added to the cluster's (Ma 2023, Alg. 5).
 
     Both are trained in parallel, each with the other one fixed at its value in the broadcast. With `update:
-    alternating`, one round trains the cluster models and the next one the global model, and clients are grouped in each
-    (§7.2.1, FedAlt). Groupings by loss use the loss of the sum (eq. 7.2). The method's own rounds begin after the
-    warm-up. If every client has its own model, the global model is added to it (§7.1: any structure). If all clients
-    have one model, CAM is refused.
+    alternating`, one round trains the cluster models and the next one the global model (§7.2.1, FedAlt). Clients are
+    then grouped in each round by data or by loss (IFCA), and only in rounds of the cluster models by these. Groupings
+    by loss use the loss of the sum (eq. 7.2). The method's own rounds begin after the warm-up. If every client has its
+    own model, the global model is added to it (§7.1: any structure). If all clients have one model, CAM is refused.
     """
     if not method.group.alone:
         refuse_without_clusters(method, "cam")
@@ -227,9 +227,11 @@ def exclude(
         Field(ge=1, description="rounds left out after which a client is never sampled again; null: no limit"),
     ] = 3,
 ) -> Method:
-    """Clients whose updates are far from their cluster's are left out before averaging and grouping.
+    """Clients whose updates are far from their cluster's are left out before averaging, and before grouping by models.
 
-    With `by="lof"` a client is left out if its local outlier factor is above the limit (Breunig et al. 2000).
+    Where clients are grouped before they train (StoCFL, IFCA), such a client keeps its cluster, but not its influence
+    on the models. With `by="lof"` a client is left out if its local outlier factor is above the limit (Breunig et al.
+    2000).
     """
     refuse_without_models(method, "exclude")
     rules = {

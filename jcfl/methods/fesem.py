@@ -16,7 +16,7 @@ from jcfl.grouping.when import Once, Window
 from jcfl.methods.options import Averaging, Clusters, Epochs, Iterations, Lam, Represent, Shots
 from jcfl.registry import register
 
-COMPARISONS = {"l1": L1(), "l2": L2(), "cosine": Cosine(), "layer": LayerDistance(), "matched": MatchedDistance()}
+COMPARISONS = {"l1": L1(), "l2": L2(), "cosine": Cosine(), "layer": LayerDistance()}
 
 
 @register("method", "fesem")
@@ -93,12 +93,13 @@ def fesem_ma(
 
     Deviations:
         The width is fixed; the paper's released code has no clustered version. The first clustering averages models by
-        position, because all clients have then trained from the same model and their neurons have the same order.
+        position, because all clients have then trained from the same model and their neurons have the same order. So do
+        the centres between the assignments of one round, with `iterations` above 1.
     """
     return Method(
         name="fesem_ma",
         describe=TrainedModel(part=represent),
-        compare=COMPARISONS[distance],
+        compare=MatchedDistance(sigma=sigma) if distance == "matched" else L2(),
         group=KMeans(clusters=clusters, iterations=iterations),
         when=Every(),
         train=Train(terms=(Proximal(lam),)),
