@@ -71,7 +71,7 @@ def shared_accuracy(context: Context, state: State, federation: Federation) -> A
     answer, one = logits_function(context.task, False), trees.stack(state.shared, 1)
     everybody = jnp.zeros(context.population.clients, jnp.int32)
     logits = predictions(context, answer, one, state.shared, state.shared, federation, everybody)
-    here = (~federation.held_out & (federation.arrive <= state.round) & (state.round <= federation.depart))[owner]
+    here = metrics.are_scored(federation.held_out, federation.arrive, federation.depart, state.round)[owner]
     return ((logits.argmax(-1) == targets) & here).sum() / jnp.maximum(here.sum(), 1)
 
 

@@ -123,7 +123,7 @@ def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int,
 
     measure = lambda state, federation: main.measure(own_state(state), federation)
     evaluate = evaluation.evaluation(context.task, predict, measure)
-    return main._replace(init=init, step=step, predict=predict, evaluate=evaluate)
+    return main._replace(init=init, step=step, predict=predict, evaluate=evaluate, measure=measure)
 
 
 def first_failure(own: Array, others: Array) -> Array:

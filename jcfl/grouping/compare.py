@@ -15,6 +15,7 @@ from pydantic import Field
 
 from jcfl import trees
 from jcfl.core import returned
+from jcfl.core.aggregates import Sigma
 from jcfl.core.chain import chain
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_distance
@@ -209,7 +210,7 @@ class MatchedDistance(Distances):
     """The squared distance after hidden neurons were matched, whatever their order (Xie et al. 2020, §5.1)."""
 
     name: ClassVar[str] = "matched"
-    sigma: Annotated[float, Field(gt=0, description="spread of a client's weights around the centre's")] = 1.0
+    sigma: Sigma = 1.0
 
     def metric(self, context: Context, describe: Describe) -> Metric:
         """The distance on flattened models.

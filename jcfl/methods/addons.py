@@ -137,10 +137,11 @@ def cam(
     """Clustered additive modelling: the global model's logits are added to the cluster's (Ma 2023, Alg. 5).
 
     Both are trained in parallel, each with the other one fixed at its value in the broadcast. With `update:
-    alternating`, one round trains the cluster models and the next one the global model (§7.2.1, FedAlt). Clients are
-    then grouped in each round by data or by loss (IFCA), and only in rounds of the cluster models by these. Groupings
-    by loss use the loss of the sum (eq. 7.2). The method's own rounds begin after the warm-up. If every client has its
-    own model, the global model is added to it (§7.1: any structure). If all clients have one model, CAM is refused.
+    alternating`, one round trains the cluster models and the next one the global model (§7.2.1, FedAlt). Methods that
+    group clients by data or by loss then group them in every round, and methods that group by trained models only in
+    rounds that train the cluster models. Groupings by loss use the loss of the sum (eq. 7.2). The method's own rounds
+    begin after the warm-up. If every client has its own model, the global model is added to it (§7.1: any structure).
+    If all clients have one model, CAM is refused.
     """
     if not method.group.alone:
         refuse_without_clusters(method, "cam")

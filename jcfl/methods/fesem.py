@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jcfl.core.aggregates import Matched, TrimmedMean
+from jcfl.core.aggregates import Matched, Sigma, TrimmedMean
 from jcfl.core.method import Aggregate, Method, Train, When
 from jcfl.core.neutral import Every
 from jcfl.core.terms import Proximal
@@ -85,7 +85,7 @@ def fesem_ma(
     ] = "matched",
     represent: Represent = "whole",
     iterations: Iterations = 1,
-    sigma: Annotated[float, Field(gt=0, description="spread of a client's weights around the centre's")] = 1.0,
+    sigma: Sigma = 1.0,
 ) -> Method:
     """FeSEM with matched neurons, in the distance to a centre and in its mean (Xie et al. 2020, §5.1; FedMA).
 

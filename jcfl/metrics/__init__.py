@@ -20,7 +20,7 @@ from jcfl.metrics.cohesion import (
 from jcfl.metrics.convergence import round_bound, step_bound
 from jcfl.metrics.counts import confusion, counts
 from jcfl.metrics.evaluation import Evaluation, accuracy, f1
-from jcfl.metrics.scores import ANSWERS, CLUSTERING, measured
+from jcfl.metrics.scores import ANSWERS, CLUSTERING, are_scored, measured
 from jcfl.metrics.table import (
     HELD_OUT,
     VALIDATION,
@@ -45,6 +45,7 @@ __all__ = [
     "Score",
     "Unmeasured",
     "accuracy",
+    "are_scored",
     "ari",
     "bare_name",
     "by_title",

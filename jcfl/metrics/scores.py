@@ -57,7 +57,7 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
     )
     arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
     arrays |= {"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}
-    present = ~held_out & (arrive <= round) & (round <= depart)
+    present = are_scored(held_out, arrive, depart, round)
     validation = {name: np.asarray(outcome[VALIDATION + name]) for name in ANSWERS if VALIDATION + name in outcome}
     known = {*FIELDS, *(VALIDATION + name for name in ANSWERS)}
     found = {name: value for name, value in outcome.items() if name not in known}
@@ -69,6 +69,16 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
     if validation:
         found |= taken(Evaluation.of(arrays | validation, present), "validation", VALIDATION)
     return found | {"labels": arrays["labels"], "accuracy_clients": accuracy(arrays["counts"]).astype(np.float32)}
+
+
+def are_scored(held_out: Any, arrive: Any, depart: Any, round: Any) -> Any:
+    """Which clients scores are taken over: those that train and were in the federation in the last round. [m] bool
+
+    Args:
+        held_out, arrive, depart: those of a federation, as NumPy or JAX arrays. [m] each
+        round: the number of rounds that were trained.
+    """
+    return ~held_out & (arrive <= round) & (round <= depart)
 
 
 def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:

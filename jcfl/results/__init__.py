@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jcfl.errors import Damaged, InputError, shown
+from jcfl.metrics import are_scored
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder
@@ -98,7 +99,7 @@ def federation(history: History, round: int | None = None) -> dict[str, np.ndarr
 
 
 def known_federation(history: History) -> dict[str, np.ndarray] | None:
-    """As `federation`; None for a run without a folder, or whose folder has no such file."""
+    """As `federation`; None if the run has no folder, or its folder has no federation.npz."""
     try:
         return federation(history)
     except Damaged:
@@ -117,8 +118,8 @@ def after_drift(held: Mapping[str, np.ndarray], round: int) -> dict[str, np.ndar
 
 
 def present(held: Mapping[str, np.ndarray], round: int) -> np.ndarray:
-    """Which clients scores are taken over after so many rounds: those that train and are in the federation. [m] bool"""
-    return ~held["held_out"] & (held["arrive"] <= round) & (round <= held["depart"])
+    """`metrics.are_scored` after so many rounds, of the arrays of federation.npz. [m] bool"""
+    return are_scored(held["held_out"], held["arrive"], held["depart"], round)
 
 
 def models(history: History, seed: int, round: int) -> dict[str, np.ndarray]:
