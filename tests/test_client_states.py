@@ -14,7 +14,7 @@ from jcfl import InputError
 from jcfl.core import context, onhost
 from jcfl.errors import Notice, TooLarge, Unwritable
 from jcfl.methods.ifca import ifca
-from jcfl.runs import compiling, disk, experiment, plan
+from jcfl.runs import compiling, disk, experiment, plan, reproducing
 from jcfl.trees import rows
 from jcfl.trees.rows import HostRows, HostTable
 from tests import tiny
@@ -232,6 +232,40 @@ def test_checkpoints_that_cannot_fit_are_refused_and_those_that_may_not_are_name
     go()
     (file,) = folder.glob("checkpoints/*/*.npz")
     assert 8 * 4 * 171 < size < file.stat().st_size
+
+
+def test_a_run_without_checkpoints_fits_any_disk_and_measures_the_same(monkeypatch, tmp_path):
+    """With `checkpoint_every: never` nothing is kept to go on from; the same folder is trained from the beginning."""
+    usage = shutil.disk_usage(tmp_path)
+    kept = run(CASES["fesem"], out=tmp_path / "kept")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(InputError, match="or set checkpoint_every to never"):
+        run(CASES["fesem"], out=tmp_path / "refused")
+    for again in (False, True):
+        found = run(CASES["fesem"], checkpoint_every="never", out=tmp_path / "run", resume=again)
+        assert not (tmp_path / "run" / "checkpoints").exists()
+        assert found.rounds.tolist() == kept.rounds.tolist()
+        np.testing.assert_array_equal(found.scores["loss"], kept.scores["loss"])
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("kept", "run")]
+    assert lines[0] == lines[1]
+
+
+def test_a_table_s_run_does_without_checkpoints_that_do_not_fit(monkeypatch, tmp_path):
+    usage, made = shutil.disk_usage(tmp_path), built(**CASES["fesem"])
+    assert reproducing.with_room(made, tmp_path / "run") is made
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.warns(Notice, match=r"/run is trained without checkpoints, because they would take .*, and 10 bytes"):
+        found = reproducing.with_room(made, tmp_path / "run")
+    assert found.config.checkpoint_every == "never"
+    disk.check(found.needs, tmp_path / "run")
+
+
+def test_seeds_that_are_trained_one_after_another_have_all_the_memory_each(monkeypatch):
+    monkeypatch.setattr(plan.memory, "memory_budget", lambda: 3000)
+    budgets = lambda: [built(method="fedavg", seeds=3, seeds_in_one=one).config.budget for one in (None, True, False)]
+    assert budgets() == [1000, 1000, 3000]
+    monkeypatch.setattr(plan, "SMALL", 0)  # no states are small enough for seeds side by side
+    assert budgets() == [3000, 1000, 3000]
 
 
 def test_states_in_a_file_are_counted_where_temporary_files_are(monkeypatch, tmp_path):

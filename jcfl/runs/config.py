@@ -88,7 +88,10 @@ class Config(BaseModel):
         OnDivergence,
         Field(description="when a model is not finite: stop, drop_client (leave its upload out), drop_cluster"),
     ] = "stop"
-    checkpoint_every: Annotated[float, Field(ge=0, description="seconds between checkpoints")] = 60.0
+    checkpoint_every: Annotated[
+        Annotated[float, Field(ge=0)] | Literal["never"],
+        Field(description="seconds between checkpoints; never: a stopped run begins again"),
+    ] = 60.0
     engine: Annotated[
         EngineName,
         Field(description="use of the exact shortcut: auto (if it is cheaper), general (never), factored (always)"),

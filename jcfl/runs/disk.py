@@ -30,22 +30,31 @@ def check(need: Needs, out: Path | None) -> None:
     if need.rows > onhost.room():
         temporary = Path(tempfile.gettempdir())
         most[temporary.stat().st_dev].append((temporary, need.rows))
-    if out is not None:
-        place = existing(out)
-        earlier = sum(file.stat().st_size for file in out.glob("**/checkpoints/*/*.npz"))
-        room = int(over_hosts(shutil.disk_usage(place).free + earlier, np.min))
+    if out is not None and need.checkpoints:
+        room = room_for_checkpoints(out)
         if need.checkpoints > room:
             raise InputError(
                 f"checkpoints would take {decimal(need.checkpoints)} in {out}, and {decimal(room)} are free; give "
-                "another folder, or take a smaller model, or fewer clients, methods or seeds"
+                "another folder, or set checkpoint_every to never (a stopped run then begins again), or take a smaller "
+                "model, or fewer clients, methods or seeds"
             )
         written = KEPT * need.checkpoints + need.checkpoint  # an old checkpoint is deleted after the new one
-        most[place.stat().st_dev].append((out, max(written - earlier, 0)))
+        most[existing(out).stat().st_dev].append((out, max(written - bytes_of_checkpoints(out), 0)))
     for folders in most.values():
         free = shutil.disk_usage(existing(folders[0][0])).free
         if sum(size for _, size in folders) > free:
             parts = " and ".join(f"{decimal(size)} to {folder}" for folder, size in folders)
             warnings.warn(f"this run may write up to {parts}, and {decimal(free)} are free", Notice, stacklevel=2)
+
+
+def room_for_checkpoints(out: Path) -> int:
+    """The bytes that a run's checkpoints may take: what is free on the disk, and those that are there already."""
+    return int(over_hosts(shutil.disk_usage(existing(out)).free + bytes_of_checkpoints(out), np.min))
+
+
+def bytes_of_checkpoints(out: Path) -> int:
+    """The bytes of the checkpoints in a run's folder."""
+    return sum(file.stat().st_size for file in out.glob("**/checkpoints/*/*.npz"))
 
 
 def existing(folder: Path) -> Path:

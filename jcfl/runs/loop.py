@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -75,7 +75,7 @@ class LoopSettings:
     on_failed: Callable[[dict[int, TrainingError]], None] = lambda failed: stop_at(failed)  # by lane
     before_saving: Callable[[], None] = lambda: None
     checkpoints: Store | None = None
-    checkpoint_every: float = 60.0  # seconds
+    checkpoint_every: float | Literal["never"] = 60.0  # seconds
     stop: threading.Event = field(default_factory=threading.Event)
     ahead: Ahead = lambda state, rounds: None  # reads what the rounds after a block need
     watchdog: Watchdog = field(default_factory=lambda: Watchdog("training"))
@@ -148,14 +148,15 @@ class Stopwatch:
 
     def due(self) -> bool:
         """Whether a checkpoint is due. Checkpoints take at most a twentieth of the time, however large states are."""
-        return time.perf_counter() - self.saved > max(self.settings.checkpoint_every, 20 * self.cost)
+        every = self.settings.checkpoint_every
+        return every != "never" and time.perf_counter() - self.saved > max(every, 20 * self.cost)
 
     def save(self, round: int, state: Running) -> None:
         """Write the state, after the evaluations that belong to it."""
-        if self.settings.checkpoints is None:
-            return
         start = time.perf_counter()
         self.settings.before_saving()
+        if self.settings.checkpoints is None or self.settings.checkpoint_every == "never":
+            return
         self.settings.checkpoints.save(round, self.joined(state), self.seconds())
         self.saved = time.perf_counter()
         self.cost = self.saved - start

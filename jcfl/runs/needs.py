@@ -40,7 +40,7 @@ class Needs(NamedTuple):
     rows: int  # bytes of the clients' states that stay on the host, of the largest method
     history: int  # bytes on the host of all evaluations of the largest method
     checkpoint: int  # bytes of the largest checkpoint, if the run is written
-    checkpoints: int  # bytes of one checkpoint of every method and seed
+    checkpoints: int  # bytes of one checkpoint of every method and seed; 0 if none are written
     evaluations: int  # of every seed
     local_steps: int  # steps of local training in all rounds, clients, seeds and methods; 0 where nothing is trained
 
@@ -98,7 +98,7 @@ def needs(config: Config, federation: Federation, context: Context, sizes: Seque
         rows=max(size.rows for size in sizes),
         history=history_bytes(config, context.population.clients),
         checkpoint=max(size.whole + size.rows for size in sizes) * side_by_side,
-        checkpoints=sum(size.whole + size.rows for size in sizes) * config.seeds,
+        checkpoints=0 if config.checkpoint_every == "never" else config.seeds * sum(s.whole + s.rows for s in sizes),
         evaluations=evaluations(config),
         local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
     )

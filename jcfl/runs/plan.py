@@ -132,13 +132,14 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
     build = lambda name, /, **options: models.build(name, shape, classes, **options)
     task = task_of(config, objects, build, shape, classes)
     share = lanes or (config.seeds if config.seeds_in_one is not False else 1)
-    context = make_context(
+    room = int(devices.over_hosts(memory.memory_budget(), np.min))
+    context_of = lambda share: make_context(
         federation,
         task,
         trainer(schedules.at_most(config.train), objects),
         config.participation,
         chunk=config.chunk,
-        budget=config.budget or max(1, int(devices.over_hosts(memory.memory_budget(), np.min)) // share),
+        budget=config.budget or max(1, room // share),
         build=build,
         engine=config.engine,
         engines=(Factored(),),
@@ -150,8 +151,12 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
         measures_quality=config.evaluate_quality,
         models_at=config.compare_models,
     )
+    context = context_of(share)
     accounting.refuse_without_accountant(context)
     plan = measured(config, federation, context, objects)
+    if lanes is None and share > 1 and not plan.config.seeds_in_one:  # one seed after another: each has all the memory
+        config = config.model_copy(update={"seeds_in_one": False})
+        plan = measured(config, federation, context_of(1), objects)
     federation = plan.federation
     if plan.needs.place == "host":
         federation = devices.with_examples_on_host(federation)

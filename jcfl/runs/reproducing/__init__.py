@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from rich.filesize import decimal
 
 from jcfl.errors import Absent, InputError, Notice, TooLarge, TrainingError, unknown
 from jcfl.results import History, checkpoints
-from jcfl.runs import devices, experiment, loop
+from jcfl.runs import devices, disk, experiment, loop
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Progress
-from jcfl.runs.plan import Objects, federation_of, planned
+from jcfl.runs.plan import Objects, Plan, federation_of, planned
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.reproducing import beside, published
 from jcfl.runs.reproducing.judging import Judgement
@@ -193,7 +194,7 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
     try:
         config = config.model_copy(update={"made_by": dict(settings.made_by)})
         config = config if is_new else experiment.resumed(place, config)
-        plan = planned(config, Objects(federation=made()))
+        plan = with_room(planned(config, Objects(federation=made())), place)
         with devices.claimed(place, new=is_new):
             run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
             checkpoints.delete(devices.folder(place))
@@ -206,6 +207,17 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
         return Judgement("cannot be run here", f"memory: {error}")
     except TrainingError as error:
         return diverged(str(error))
+
+
+def with_room(plan: Plan, place: Path) -> Plan:
+    """The plan, without checkpoints where the disk has no room for them; a table's run needs none to be complete."""
+    need, room = plan.needs.checkpoints, disk.room_for_checkpoints(place)
+    if need <= room:
+        return plan
+    told = f"{place} is trained without checkpoints, because they would take {decimal(need)}, and {decimal(room)} are"
+    warnings.warn(f"{told} free; if it is stopped, it begins again", Notice, stacklevel=2)
+    config = plan.config.model_copy(update={"checkpoint_every": "never"})
+    return plan._replace(config=config, needs=plan.needs._replace(checkpoints=0))
 
 
 def diverged(why: str) -> Judgement:
