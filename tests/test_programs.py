@@ -8,10 +8,11 @@ import weakref
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jcfl.core import memory
+from jcfl.core import chunks, memory
 from jcfl.runs import compiling, plan, programs
 from tests import tiny
 
@@ -127,3 +128,37 @@ def test_a_round_needs_no_copy_of_what_clients_outside_the_cohort_keep(method, t
     round_ = jax.jit(algorithm.step, donate_argnums=0).lower(state, made.federation).compile()
     kernels = made.context.population.clients * 64 * 100 * 4  # bytes
     assert plan.bytes_of(state) > kernels > 4 * round_.memory_analysis().temp_size_in_bytes
+
+
+LARGE = {"data": "digits", "scenario": {"name": "iid", "clients": 2}, "model": {"name": "mlp", "hidden": 300}}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "ifca"}, {"name": "ifca", "train": {"name": "private", "layers": ["head"], "distinct": True}}],
+    ids=["common", "private layers"],
+)
+def test_losses_of_large_clients_are_found_a_part_of_their_examples_at_a_time(monkeypatch, method):
+    """The clients join the same clusters with a part of the memory, whatever the number of their examples."""
+    given = {"method": method | {"clusters": 2}, "engine": "general", "train": {"steps": 1, "batch_size": 8}}
+    made = plan.planned(*plan.config_and_objects(LARGE, given))
+    (algorithm,) = made.algorithms.values()
+    state = jax.jit(algorithm.init)(jax.random.key(3), made.federation)
+
+    def found(rows):
+        monkeypatch.setattr(chunks, "ROWS", {"cpu": rows})
+        program = jax.jit(lambda state, federation: algorithm.step(state, federation)).lower(state, made.federation)
+        compiled = program.compile()
+        return compiled(state, made.federation), compiled.memory_analysis().temp_size_in_bytes
+
+    (whole, needed), (parts, less) = found(10_000), found(100)
+    np.testing.assert_array_equal(whole.labels, parts.labels)
+    assert less < 0.6 * needed, (less, needed)
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 8])
+def test_rows_in_parts_are_the_rows_at_once(monkeypatch, most):
+    monkeypatch.setattr(chunks, "ROWS", {"cpu": most})
+    rows = {"a": jnp.arange(7.0), "b": jnp.arange(14).reshape(7, 2)}
+    double = lambda part: 2 * part["a"][:, None] + part["b"]
+    np.testing.assert_array_equal(chunks.over_rows(double, rows), double(rows))

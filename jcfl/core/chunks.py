@@ -25,10 +25,15 @@ class Tiles(NamedTuple):
 
 def gather(federation: Federation, split: Split, who: Array) -> Clients:
     """The examples of the clients `who` [s], padded to the split's width by repeating a client's own rows."""
+    rows, mask = rows_of(split, who)
+    return Clients(model_inputs(federation, rows), federation.y[rows], mask)
+
+
+def rows_of(split: Split, who: Array) -> tuple[Array, Array]:
+    """The rows of the clients `who` [s], padded as in `gather`, and which of them are real. [s, n] int32 and bool"""
     position = jnp.arange(split.width)
     size = split.size[who][:, None]
-    rows = split.rows[split.start[who][:, None] + position % jnp.maximum(size, 1)]  # [s, n]
-    return Clients(model_inputs(federation, rows), federation.y[rows], position < size)
+    return split.rows[split.start[who][:, None] + position % jnp.maximum(size, 1)], position < size
 
 
 def owners(split: Split) -> Array:
@@ -73,6 +78,29 @@ def over_clients(function, federation: Federation, who: Array, chunk: int, wante
         return jax.tree.unflatten(tree, jax.lax.cond((wanted > 0).any(), jaxpr_as_fun(traced), none, who))
 
     return unchunked(jax.lax.map(part, (chunked(who, chunk), chunked(wanted.astype(float), chunk))), who.size)
+
+
+ROWS = {"cpu": 1024}
+"""By platform, the rows that `over_rows` works on at a time."""
+
+MOST_ROWS = 8192
+"""The same for other platforms, which need more rows to be busy."""
+
+
+def over_rows(function: Callable[[Any], Array], rows: Any) -> Array:
+    """`function(part)` for all rows of a tree [n, ...], a part of them at a time; parts have the same size. [n, ...]
+
+    So a forward pass over all examples of large clients takes no more memory than one over a part of them.
+
+    Args:
+        function: of the rows of a tree [r, ...]; it treats each row by itself. [r, ...]
+    """
+    n = jax.tree.leaves(rows)[0].shape[0]
+    count = -(-n // ROWS.get(target().platform, MOST_ROWS))
+    if count <= 1:
+        return function(rows)
+    parts = jax.tree.map(lambda leaf: chunked_with_zeros(leaf, -(-n // count)), rows)
+    return unchunked(jax.lax.map(function, parts), n)
 
 
 def chunked(array: Array, chunk: int) -> Array:

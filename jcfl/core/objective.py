@@ -42,12 +42,12 @@ def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None 
 
 def mean_loss(task: Task, logits: Array, batch: Clients) -> Array:
     """The mean loss over a batch's real rows. [n, c] -> []"""
-    return mean_of_rows(task.loss(logits, batch.y), batch)
+    return mean_of_rows(task.loss(logits, batch.y), batch.mask)
 
 
-def mean_of_rows(losses: Array, batch: Clients) -> Array:
-    """The mean of `losses` [n] over a batch's real rows. []"""
-    return jnp.where(batch.mask, losses, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
+def mean_of_rows(losses: Array, mask: Array) -> Array:
+    """The mean of `losses` [n] over the real rows of `mask` [n]. []"""
+    return jnp.where(mask, losses, 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
 class Pull(NamedTuple):
@@ -101,7 +101,7 @@ def contrastive_features(task: Task, weight: Array | float, temperature: Array |
         others = jax.vmap(seen, (0, None))(jax.lax.stop_gradient(sent.clusters), batch.x)  # [k, n, f]
         near = jax.vmap(jax.vmap(cosine), (None, 0))(mine, others)  # [k, n]
         among = rivals(sent, near.shape[0])[:, None]
-        return weight * mean_of_rows(attraction(near / temperature, among, sent), batch)
+        return weight * mean_of_rows(attraction(near / temperature, among, sent), batch.mask)
 
     return term
 
@@ -115,7 +115,7 @@ def distillation(task: Task, teacher: Reference, weight: Array | float, temperat
     def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
         ours = jax.nn.log_softmax(task.apply(model, batch.x)[0] / temperature)  # [n, c]
         theirs = jax.nn.softmax(jax.lax.stop_gradient(task.apply(teacher(sent), batch.x)[0]) / temperature)
-        return weight * temperature**2 * mean_of_rows(optax.losses.kl_divergence(ours, theirs), batch)
+        return weight * temperature**2 * mean_of_rows(optax.losses.kl_divergence(ours, theirs), batch.mask)
 
     return term
 

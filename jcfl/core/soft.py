@@ -7,6 +7,7 @@ https://arxiv.org/abs/2108.10252.
 import jax
 import jax.numpy as jnp
 
+from jcfl.core import chunks
 from jcfl.core.engine import Client
 from jcfl.core.local import Trainer
 from jcfl.types import Array, Broadcast, Clients, Key, Model, Models, Task, Upload
@@ -14,7 +15,8 @@ from jcfl.types import Array, Broadcast, Clients, Key, Model, Models, Task, Uplo
 
 def losses(task: Task, models: Models, data: Clients) -> Array:
     """The loss of every example of one client under every model. [n, k]"""
-    return jax.vmap(lambda model: task.loss(task.apply(model, data.x)[0], data.y))(models).T
+    under = lambda model, data: task.loss(task.apply(model, data.x)[0], data.y)
+    return chunks.over_rows(lambda data: jax.vmap(under, (0, None))(models, data).T, data)
 
 
 def responsibilities(losses: Array, mask: Array, prior: Array) -> Array:

@@ -15,7 +15,7 @@ from jcfl.core.context import Context
 from jcfl.core.evaluation import LogitsFunction
 from jcfl.core.method import Compare, Describe, Group, Method, Source
 from jcfl.core.neutral import Every, grouping_of
-from jcfl.core.objective import mean_loss
+from jcfl.core.objective import mean_of_rows
 from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Clients, Cohort, Federation, Grouping, Key, Model, Models, State, Task
@@ -123,8 +123,12 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
     def own_losses(state: State, who: Array, data: Clients) -> Array:
         """The losses [k] of one client, with its private parameters in every cluster's model."""
         part = trees.take(state.clients["private"], who)
-        loss = lambda model: mean_loss(context.task, answer(parts.with_part(model, part), state.shared, data.x), data)
-        return jax.lax.map(loss, state.clusters)
+
+        def of_rows(data: Clients) -> Array:
+            own = lambda model: answer(parts.with_part(model, part), state.shared, data.x)
+            return jax.lax.map(lambda model: context.task.loss(own(model), data.y), state.clusters).T  # [r, k]
+
+        return jax.vmap(mean_of_rows, (-1, None))(chunks.over_rows(of_rows, data), data.mask)
 
     def nearest(state: State, who: Array, federation: Federation) -> Array:
         if "private" in state.clients:
@@ -180,14 +184,14 @@ def losses(
 
     def part(fixed: tuple[Models, Model, Federation], who: Array) -> Array:
         clusters, shared, federation = fixed
-        data = chunks.gather(federation, federation.train, who)  # [c, n, ...]
-        flat = data.x.reshape(-1, *data.x.shape[2:])  # [c n, ...]
+        rows, mask = chunks.rows_of(federation.train, who)  # [c, n]
 
-        def loss(model: Model) -> Array:
-            logits = answer(model, shared, flat)
-            return jax.vmap(mean_loss, (None, 0, 0))(task, logits.reshape(*data.y.shape, -1), data)
+        def of_rows(row: Array) -> Array:
+            x, y = chunks.model_inputs(federation, row), federation.y[row]
+            return jax.lax.map(lambda model: task.loss(answer(model, shared, x), y), clusters).T  # [r, k]
 
-        return jax.lax.map(loss, clusters).T  # [c, k]
+        each = chunks.over_rows(of_rows, rows.ravel()).reshape(*rows.shape, -1)  # [c, n, k]
+        return jax.vmap(jax.vmap(mean_of_rows, (-1, None)))(each, mask)  # [c, k]
 
     found = chunks.over_devices(part, (clusters, shared, federation), chunks.chunked(who, chunk), devices)
     return chunks.unchunked(found, who.size)
