@@ -14,6 +14,7 @@ import pytest
 
 from jcfl.core import chunks, memory
 from jcfl.runs import compiling, plan, programs
+from jcfl.types.target import Target, compiling_for
 from tests import tiny
 
 
@@ -79,15 +80,33 @@ def test_rounds_of_little_work_have_options_of_their_own(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
     small = tiny.setting().context
     large = small._replace(population=small.population._replace(cohort=10**9))
-    assert compiling.round_options(large) is None
-    options, used, compile = compiling.round_options(small), [], programs.compiled_at
-    assert bool(options) == (jax.default_backend() == "cpu")
+    on_cpu, used, compile = jax.default_backend() == "cpu", [], programs.compiled_at
+    assert bool(compiling.round_options(small)) and bool(compiling.round_options(large)) != on_cpu
     monkeypatch.setattr(programs, "cheap_options", lambda: None)
     monkeypatch.setattr(programs, "compiled_at", lambda part, own: used.append(own) or compile(part, None))
     programs.programs(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1)
     assert used == [None] * 3
     programs.begun(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1, options={"rounds": 1})()
     assert sorted(map(str, used[3:])) == ["None", "None", "{'rounds': 1}"]
+
+
+def test_a_gpu_takes_products_from_its_library_unless_the_user_says_otherwise(monkeypatch):
+    context = tiny.setting().context
+    for platform, options in {"gpu": compiling.LIBRARY, "tpu": None}.items():
+        with compiling_for(Target(platform, platform)):
+            assert compiling.round_options(context) == compiling.cheap_options() == options
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
+    with compiling_for(Target("gpu", "gpu")):
+        assert compiling.round_options(context) is None
+
+
+def test_options_that_this_version_of_xla_does_not_know_are_left_out(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(compiling, "CHEAP", compiling.CHEAP | {"xla_of_another_version": True})
+    with compiling_for(Target("cpu", "cpu")):
+        options = compiling.cheap_options()
+    assert options == {key: value for key, value in compiling.CHEAP.items() if key != "xla_of_another_version"}
+    jax.jit(lambda: 0).lower().compile(options)
 
 
 def test_freed_memory_goes_back_to_the_system():

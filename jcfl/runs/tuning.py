@@ -30,7 +30,7 @@ from jcfl.fast.factored import REFERENCES, Factored, tile_size
 from jcfl.models.convolution import lowering
 from jcfl.results.files import replace
 from jcfl.runs import devices, hosts
-from jcfl.runs.compiling import no_garbage_collection, seconds_of
+from jcfl.runs.compiling import no_garbage_collection, round_options, seconds_of
 from jcfl.runs.config import Config
 from jcfl.runs.environment import versions
 from jcfl.runs.plan import Plan, with_tuned
@@ -253,7 +253,7 @@ class Trial:
     def measure(self, tuned: Tuned) -> Measured:
         """Compile the training and time it: the first time does not count, as memory is taken then."""
         lowered, arguments = self.first if tuned == Tuned() else self.lower(tuned)
-        program = lowered.compile()
+        program = lowered.compile(round_options(self.context))
         run = lambda: seconds_of(program, *arguments)[0]
         run()
         times = [run()]

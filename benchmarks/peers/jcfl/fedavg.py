@@ -26,6 +26,7 @@ def main() -> None:
     from jcfl import metrics
     from jcfl.runs import devices, loop, programs, tuning
     from jcfl.runs.bench.compiled import estimate
+    from jcfl.runs.compiling import round_options
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import config_and_objects, planned
     from jcfl.version import __version__
@@ -37,7 +38,7 @@ def main() -> None:
     count, algorithm = plan.context.resources.devices, plan.algorithms["fedavg"]
     plan = plan._replace(federation=devices.on_devices(plan.federation, count))
     seconds, start = [], time.perf_counter()
-    family = programs.begun(algorithm, plan.federation, 1, count)()
+    family = programs.begun(algorithm, plan.federation, 1, count, round_options(plan.context))()
     compiled = family.with_values({})
     state = compiled.init(programs.keys([asked.seed], count), plan.federation)
     for turn in range(asked.rounds):

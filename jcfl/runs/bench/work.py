@@ -11,7 +11,7 @@ import numpy as np
 
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
-from jcfl.runs.compiling import seconds_of
+from jcfl.runs.compiling import round_options, seconds_of
 from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Models, Split, State
 
@@ -72,9 +72,9 @@ def settled_state(plan: Plan) -> State:
 
 
 def compiled_step(plan: Plan, state: State) -> Callable[..., State]:
-    """One compiled round; the state that is passed to it cannot be used again."""
+    """One round, compiled as that of a run; the state that is passed to it cannot be used again."""
     (algorithm,) = plan.algorithms.values()
-    return jax.jit(algorithm.step, donate_argnums=0).lower(state, plan.federation).compile()
+    return jax.jit(algorithm.step, donate_argnums=0).lower(state, plan.federation).compile(round_options(plan.context))
 
 
 def timed(step: Callable[..., State], state: State, federation: Federation, rounds: int) -> list[float]:
