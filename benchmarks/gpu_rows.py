@@ -28,8 +28,10 @@ from jcfl.runs.bench.work import (
     table_one,
     timed,
 )
+from jcfl.runs.compiling import round_options
 from jcfl.runs.environment import use_cache
 from jcfl.runs.plan import Plan, config_and_objects, planned
+from jcfl.types import State
 
 Case = dict[str, Any]
 """The name of a case under `case`, and its numbers; names of seconds end in `_s`."""
@@ -96,12 +98,23 @@ def equal(quick: bool) -> Iterator[Case]:
 
 
 def rounds_of_table_one(quick: bool) -> Iterator[Case]:
-    """StoCFL's settled round at a tenth and at all of 4,800 clients, with the operations of its matrix products."""
+    """StoCFL's settled round at a tenth and at all of 4,800 clients, with the operations of its matrix products.
+
+    In the rounds with new clients, the first ones of a run, most of the cohort is new.
+    """
     for share in (0.1, 1.0):
         for engine in ("factored", "general"):
             make = lambda share=share, engine=engine: table_one(quick, None, participation=share, engine=engine)
             numbers = lambda plan, engine=engine: {"flops": products(plan, engine)}
             yield measured(f"{share:.0%} {engine}", make, settled_state, numbers)
+    fewer = lambda: table_one(quick, None, engine="factored")
+    yield measured("10% factored, new clients", fewer, first_state, lambda plan: {}, rounds=2)
+
+
+def first_state(plan: Plan) -> State:
+    """The state before the first round, in which all clients are new."""
+    (algorithm,) = plan.algorithms.values()
+    return jax.jit(algorithm.init)(jax.random.key(0), plan.federation)
 
 
 def products(plan: Plan, engine: str) -> float:
@@ -130,18 +143,25 @@ def convolutions(quick: bool) -> Iterator[Case]:
 
 
 def measured(
-    name: str, make: Callable[[], Plan], begin: Callable[[Plan], Any], more: Callable[[Plan], dict[str, Any]]
+    name: str,
+    make: Callable[[], Plan],
+    begin: Callable[[Plan], Any],
+    more: Callable[[Plan], dict[str, Any]],
+    rounds: int = ROUNDS,
 ) -> Case:
     """The median of some rounds, the seconds of the first with compilation, and the estimate of a round.
 
     A case that fails, for instance because the memory is too small, ends itself and not the others.
+
+    Args:
+        rounds: how many rounds are timed, the first one among them.
     """
     try:
         plan = make()
         state = begin(plan)
         compiling, step = seconds_of(lambda: compiled_step(plan, state))
         few = plan.context.population.cohort < 50
-        first, *later = timed(step, state, plan.federation, 2 if few else ROUNDS)
+        first, *later = timed(step, state, plan.federation, 2 if few else rounds)
     except Exception as error:
         return {"case": name, "failed": (str(error).splitlines() or [type(error).__name__])[0][:120]}
     seconds = medians(later)[0]
@@ -157,7 +177,7 @@ def seeds(quick: bool) -> Iterator[Case]:
     (algorithm,) = plan.algorithms.values()
     state = settled_state(plan)
     for lanes in (1, count):
-        family = programs.begun(algorithm, plan.federation, lanes)()
+        family = programs.begun(algorithm, plan.federation, lanes, options=round_options(plan.context))()
         running, seconds = state, []
         if lanes > 1:
             each = [state.replace(key=key) for key in programs.keys(range(lanes))]

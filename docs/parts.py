@@ -208,7 +208,7 @@ def verdicts() -> str:
             if counts:
                 numbers = " | ".join(str(counts.get(kind, "–")) for kind in kinds)
                 seeds = len({seed for one in found["made"] for seed in one["seeds"]})
-                rows.append(f"| [{found['table']}]({file.stem}.md), {found['source']} | {what} | {numbers} | {seeds} |")
+                rows.append(f"| [{file.stem}]({file.stem}.md), {found['source']} | {what} | {numbers} | {seeds} |")
     return "\n".join([*head, *rows])
 
 
