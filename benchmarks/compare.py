@@ -152,7 +152,8 @@ def measured(peer: Peer, python: str, asked: list[str], limit: int) -> dict[str,
 
 def once(peer: Peer, python: str, asked: list[str], limit: int) -> dict[str, Any]:
     """What a peer printed, or why it printed nothing."""
-    sources = {"PYTHONPATH": str(HERE.parent)} if peer.environment is None else {"FLWR_TELEMETRY_ENABLED": "0"}
+    paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    sources = {"PYTHONPATH": paths} if peer.environment is None else {"FLWR_TELEMETRY_ENABLED": "0"}
     surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | sources
     command, start = [python, str(HERE / "peers" / peer.folder / "fedavg.py"), *asked], busy(peer)
     options: dict[str, Any] = {"env": surroundings, "cwd": HERE.parent, "capture_output": True, "text": True}
