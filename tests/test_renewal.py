@@ -4,6 +4,8 @@ import jax
 import numpy as np
 
 from jcfl import metrics
+from jcfl.core import attacks
+from jcfl.core.faults import Faults
 from jcfl.data.drift import with_drift
 from tests import tiny
 
@@ -61,3 +63,22 @@ def test_sums_are_those_of_what_clients_hold():
     np.testing.assert_allclose(
         np.sort(np.diag(last.memory.gram)[live]), np.sort(np.diag(expected.memory.gram)[other]), rtol=1e-4
     )
+
+
+def test_clients_excluded_for_good_are_in_no_cluster_and_in_no_sum():
+    """What is left is what StoCFL makes of a federation without them."""
+    still = two_groups()
+    hostile = np.isin(np.arange(12), (3, 8))
+    attacked = still.replace(hostile=hostile)
+    setting = tiny.setting(1.0, data=attacked, extras=[{"name": "exclude", "patience": 2}])
+    setting = setting.with_context(faults=Faults(attacks.Scaled(share=1 / 6, factor=1e3)))
+    found = tiny.run(tiny.built("stocfl", setting, tau=0.3), 4, data=attacked)
+    kept = np.asarray(found.labels)
+    assert (kept[1:3, hostile] >= 0).all() and (kept[3:, hostile] == -1).all()
+    out = np.asarray(found.clients["suspected"])[-1] >= 2
+    assert out[hostile].all() and out.sum() < 5
+    np.testing.assert_array_equal(kept[-1] < 0, out)
+    alone = still.replace(held_out=out)
+    again = tiny.run(tiny.built("stocfl", tiny.setting(1.0, data=alone), tau=0.3, clustering_only=True), 1, data=alone)
+    sums = lambda states: np.sort(np.diag(np.asarray(states.memory.gram)[-1])[np.asarray(states.memory.live)[-1]])
+    np.testing.assert_allclose(sums(found), sums(again), rtol=1e-4)

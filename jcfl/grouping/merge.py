@@ -85,6 +85,7 @@ class Merge(Clustering):
             tile=self.tile(method.describe, task, context),
             budget=context.resources.room // 8,
             departures=context.population.departures,
+            patience=None if method.aggregate.exclude is None else method.aggregate.exclude.patience,
             renew=method.when.renew,
             follow=partial(server.merged, method=method),
             privacy=context.privacy,

@@ -231,8 +231,8 @@ def exclude(
     """Clients whose updates are far from their cluster's are left out before averaging, and before grouping by models.
 
     Where clients are grouped before they train (StoCFL, IFCA), such a client keeps its cluster, but not its influence
-    on the models. With `by="lof"` a client is left out if its local outlier factor is above the limit (Breunig et al.
-    2000).
+    on the models. When StoCFL samples a client no more, it is in no cluster, and its Ψ is in no cluster's sum. With
+    `by="lof"` a client is left out if its local outlier factor is above the limit (Breunig et al. 2000).
     """
     refuse_without_models(method, "exclude")
     rules = {
