@@ -39,6 +39,7 @@ ROWS = {
     "table_one": "StoCFL's settled round of Table 1 (4,800 clients of 50 examples, MLP 2048, 5 full-batch steps).",
     "cnn": "A round of FedAvg with 1,000 clients of 300 images, `cnn_fashion`, batches of 32, by its convolutions.",
     "seeds": "A settled round of StoCFL (10 % of 4,800 clients, MLP 200) for one seed, and for several at once.",
+    "choice": "IFCA's choice among ten models by 200 clients of 300 images, `cnn_fashion`, by its convolutions.",
     "equal": "Three rounds of StoCFL on this device and on the CPU, in float32.",
 }
 """The rows, the most important ones first."""

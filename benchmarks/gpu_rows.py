@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jcfl.grouping.losses import least_loss
 from jcfl.runs import programs
 from jcfl.runs.bench.compiled import estimate
 from jcfl.runs.bench.work import (
@@ -142,6 +143,28 @@ def convolutions(quick: bool) -> Iterator[Case]:
         yield measured(lowering, make, settled_state, lambda plan: {})
 
 
+def choices(quick: bool) -> Iterator[Case]:
+    """IFCA's choice among ten models by 200 clients of 300, by how convolutions run, for one seed and for five.
+
+    All rows of a chunk of clients meet the same kernels here, so the other way may be the faster one than in training.
+    """
+    federation = made_up_federation(*(8, 20) if quick else (200, 300))
+    for lanes in (1, 2 if quick else 5):
+        for lowering in ("patches", "native"):
+            given = {"model": {"name": "cnn_fashion", "convolution": lowering}}
+            given |= {"method": {"name": "ifca", "clusters": 4 if quick else 10}}
+            plan = planned(*config_and_objects(federation, given))
+            (algorithm,) = plan.algorithms.values()
+            choose = least_loss(algorithm.method, plan.context, joined=False)
+            everybody = jnp.arange(plan.context.population.clients)
+            of_lanes = jax.vmap(lambda state, data, who=everybody, choose=choose: choose(state, who, data), (0, None))
+            states = jax.jit(jax.vmap(algorithm.init, (0, None)))(programs.keys(range(lanes + 1))[:lanes], federation)
+            lowered = jax.jit(of_lanes).lower(states, plan.federation)
+            first, program = seconds_of(lambda lowered=lowered, plan=plan: lowered.compile(round_options(plan.context)))
+            median = medians([seconds_of(program, states, plan.federation)[0] for _ in range(ROUNDS)][1:])[0]
+            yield {"case": f"{lowering}, {lanes} at once", "choice_s": median, "compile_s": first}
+
+
 def measured(
     name: str,
     make: Callable[[], Plan],
@@ -197,6 +220,7 @@ ROWS: dict[str, Callable[[bool], Iterator[Case]]] = {
     "table_one": rounds_of_table_one,
     "cnn": convolutions,
     "seeds": seeds,
+    "choice": choices,
     "equal": equal,
 }
 
