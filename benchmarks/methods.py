@@ -99,19 +99,20 @@ def collapse(
     group_sizes: Annotated[
         str, typer.Option(help="Clients of every group, with commas between [default: equal].")
     ] = "",
+    method: Annotated[str, typer.Option(help="ifca, or fesem or wecfl whose empty clusters stay empty.")] = "ifca",
 ) -> None:
     """The sizes of IFCA's clusters after every round, for half as many models as groups, as many and twice as many.
 
-    With `--out FILE.json` it also draws the sizes after the last round as FILE.png.
+    With `--out FILE.json` it also draws the sizes of IFCA's clusters after the last round as FILE.png.
     """
     study: Study = context.obj(rounds=20)
     uneven = {"sizes": [int(size) for size in group_sizes.split(",")]} if group_sizes else {}
     federations = study.federations(scenario, groups=study.groups, **uneven)
     found: dict[str, Any] = {}
-    for start, method in study.chosen(starters(study.groups, warmup)).items():
+    for start, one in study.chosen(starters(method, study.groups, warmup)).items():
         for seed, federation in enumerate(federations):
-            history, _ = study.run(federation, method=method, seed=seed, evaluate_first=True)
-            counts = [sizes(labels, method["clusters"]) for labels in history.labels[0]]
+            history, _ = study.run(federation, method=one, seed=seed, evaluate_first=True)
+            counts = [sizes(labels, one["clusters"]) for labels in history.labels[0]]
             title = f"{start}, seed {seed}"
             scores = {key: float(history[key][0, -1]) for key in ("accuracy_micro", "purity", "ari")}
             rounds = dict(zip(history.rounds.tolist(), counts, strict=True))
@@ -121,15 +122,15 @@ def collapse(
                 *(f"  round {t:2d}: {size}" for t, size in found[title]["sizes"].items() if size), sep="\n", flush=True
             )
             study.saved(found)
-    if study.out is not None:
+    if study.out is not None and method == "ifca":
         draw(found, study.out.with_suffix(".png"))
 
 
-def starters(groups: int, warmup: int) -> dict[str, Any]:
+def starters(method: str, groups: int, warmup: int) -> dict[str, Any]:
     """The rows of `collapse`."""
     rows: dict[str, Any] = {}
     for k in (groups // 2, groups, 2 * groups):
-        rows[f"K = {k}"] = {"name": "ifca", "clusters": k}
+        rows[f"K = {k}"] = {"name": method, "clusters": k} | ({} if method == "ifca" else {"empty": "keep"})
         rows[f"K = {k}, CAM"] = rows[f"K = {k}"] | {"addons": [{"name": "cam", "warmup": warmup}]}
     return rows
 

@@ -93,7 +93,7 @@ def test_sizes_are_sorted_and_empty_before_there_are_clusters(ask):
 def test_collapse_tells_the_sizes_after_every_round(ask, tmp_path):
     import methods
 
-    assert list(methods.starters(10, 8)) == [f"K = {k}{cam}" for k in (5, 10, 20) for cam in ("", ", CAM")]
+    assert list(methods.starters("wecfl", 10, 8)) == [f"K = {k}{cam}" for k in (5, 10, 20) for cam in ("", ", CAM")]
     text, found = ask("--seeds", "1", "--only", "K = 4, CAM", "collapse", "--warmup", "1")
     assert list(found) == ["K = 4, CAM, seed 0"]
     before, *after = found["K = 4, CAM, seed 0"]["sizes"].values()

@@ -188,7 +188,8 @@ def test_lloyd_is_the_textbooks_loop(metric, centre, trim):
 def centres_of(points, labels, weights, old, centre="mean", metric="euclidean"):
     """The centres of labelled clients, empty clusters re-seeded."""
     own = jnp.take_along_axis(kmeans.distances(points, old, metric), labels[:, None], 1)[:, 0]
-    return kmeans.updated(kmeans.centre_rule(points, weights, metric, centre), labels, weights, own, old)
+    labels = kmeans.refilled(labels, weights > 0, own, old.shape[0])
+    return kmeans.updated(kmeans.centre_rule(points, weights, metric, centre), labels, weights, old)
 
 
 @pytest.mark.parametrize("centre", ["mean", "median", "medoid"])
@@ -459,3 +460,21 @@ def test_models_are_compared_by_chosen_layers():
         TrainedModel(part=("dense_1",)).vectors(context, (), stack)
     found = registry.find("method", "wecfl")(**registry.options("method", "wecfl", {"represent": "dense"}))
     assert found.describe == TrainedModel(part="dense")
+
+
+def test_an_empty_cluster_takes_the_farthest_client_or_stays_empty():
+    points, far = jnp.array([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]]), jnp.array([[0.5, 0.0], [90.0, 0.0]])
+    kept = kmeans.lloyd(points, jnp.ones(3), far, 5, refill=False)
+    assert kept.labels.tolist() == [0, 0, 0] and kept.centres.tolist() == [[2.0, 0.0], [90.0, 0.0]]
+    filled = kmeans.lloyd(points, jnp.ones(3), far, 5)
+    assert filled.labels.tolist() == [0, 0, 1] and filled.centres.tolist() == [[0.5, 0.0], [5.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", ["fesem", "wecfl"])
+def test_a_cluster_of_fesem_may_stay_empty(name):
+    points, far = jnp.array([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]]), jnp.array([[0.5, 0.0], [90.0, 0.0]])
+    for empty, expected in {"refill": [0, 0, 1], "keep": [0, 0, 0]}.items():
+        method = registry.find("method", name)(clusters=2, empty=empty)
+        labels = method.group.labels(method, tiny.setting().context, method.compare)
+        found = labels(jax.random.key(0), points, jnp.ones(3), jnp.ones(3, bool), far)
+        assert found.tolist() == expected

@@ -1,7 +1,7 @@
 """The answers to "group" that cluster all clients at a time: K-means, linkage, spectral, density, greedy merging."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,10 @@ from jcfl.types import Array, Models
 REACH = 100
 """The most updates of the centres in a run of K-means from new seeds."""
 
+Empty = Annotated[
+    Literal["refill", "keep"],
+    Field(description="an empty cluster takes the farthest client, or keeps its model and stays empty"),
+]
 Capacity = Annotated[int, Field(ge=1, description="largest number of clusters, if it is not given")]
 Count = Annotated[int | None, Field(ge=1, description="number of clusters, or", json_schema_extra=AUTO)]
 Threshold = Annotated[
@@ -51,21 +55,27 @@ class KMeans(Clustering):
         ),
     ] = None
     refit: Annotated[bool, Field(description="start from new seeds in each round, not from the cluster models")] = False
+    empty: Empty = "refill"
 
     def slots(self, context: Context) -> int:
         """K."""
         return self.clusters
+
+    def refilled(self, labels: Array, present: Array, own: Array) -> Array:
+        """Labels [m] after empty clusters got a client each, unless they stay empty; see `kmeans.refilled`."""
+        return kmeans.refilled(labels, present, own, self.clusters) if self.empty == "refill" else labels
 
     def continues_from_models(self) -> bool:
         """Whether it goes on, which it does unless `refit` is set."""
         return not self.refit
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """Labels from new seeds, or from given centres; every cluster has a client."""
+        """Labels from new seeds, or from given centres; every cluster has a client, unless empty ones are kept."""
         refuse_more_clusters_than_clients(method, context, self.clusters)
         if self.centre != "medoid":
             refuse_no_mean(self.name, method.describe, compare, method.name)
-        between, shared = metric(compare, context, method.describe), {"centre": self.centre, "trim": self.trim}
+        between = metric(compare, context, method.describe)
+        shared: Any = {"centre": self.centre, "trim": self.trim, "refill": self.empty == "refill"}
         k, steps = self.clusters, self.iterations if isinstance(method.when, Once) and self.iterations else REACH
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
@@ -76,7 +86,7 @@ class KMeans(Clustering):
                 found = kmeans.fit(key, points, weights, k, iterations=steps, metric=of_rows, **more, **shared)
             else:
                 found = kmeans.lloyd(points, weights, centres, (self.iterations or 1) - 1, metric=of_rows, **shared)
-            return kmeans.refilled(found.labels, weights > 0, found.own, k)
+            return self.refilled(found.labels, weights > 0, found.own)
 
         return fitted
 
@@ -106,6 +116,7 @@ class KMeans(Clustering):
                 who = jnp.nonzero(present, size=cohort, fill_value=-1)[0]
                 points, shares = matrices(trees.take(models, who)), jnp.where(who < 0, 0, weights[who])
                 options: Any = {"restarts": self.restarts, "seeding": self.seeding, "iterations": REACH}
+                options |= {"refill": self.empty == "refill"}
                 found = kmeans.fit(key, jnp.concatenate(points, 1), shares, self.clusters, **options)
                 return jnp.split(found.centres, np.cumsum([part.shape[1] for part in points])[:-1], 1)
 
@@ -116,7 +127,7 @@ class KMeans(Clustering):
                 return away.argmin(1).astype(jnp.int32), away.min(1)
 
             found, own = onhost.over_rows(nearest, models, trees.take(clusters, 0))
-            return kmeans.refilled(found, weights > 0, own, self.clusters)
+            return self.refilled(found, weights > 0, own)
 
         return labels
 

@@ -47,6 +47,7 @@ def fit(
     centre: Centre = "mean",
     seeding: Seeding = "plus_plus",
     trim: Array | float = 0.0,
+    refill: bool = True,
 ) -> Clustering:
     """The run of `lloyd` with the least inertia, of several from new seeds (20 in Xie et al. 2020, §6.1).
 
@@ -61,11 +62,12 @@ def fit(
         centre: see `centre_rule`.
         seeding: see `seeds`.
         trim: the fraction in [0, 1) of each cluster's clients that is dropped; see `lloyd`.
+        refill: whether an empty cluster takes a client; see `refilled`.
 
     Returns:
         what the best run found; centres are NaN, and distances infinite, if no run ended with a finite inertia.
     """
-    run = runner(points, weights, iterations, metric, centre, trim)
+    run = runner(points, weights, iterations, metric, centre, trim, refill)
 
     def attempt(turn: Array, best: Clustering) -> Clustering:
         found = run(points[seeds(jax.random.fold_in(key, turn), points, weights, k, seeding, metric)])
@@ -87,6 +89,7 @@ def lloyd(
     metric: Metric | Distance = "euclidean",
     centre: Centre = "mean",
     trim: Array | float = 0.0,
+    refill: bool = True,
 ) -> Clustering:
     """K-means from given centres, until the centres stay the same or were updated `iterations` times.
 
@@ -96,12 +99,12 @@ def lloyd(
 
     Args:
         centres: the first centres. [k, d]
-        points, weights, iterations, metric, centre, trim: as for `fit`.
+        points, weights, iterations, metric, centre, trim, refill: as for `fit`.
 
     Returns:
         the last centres, and the assignment to them.
     """
-    return runner(points, weights, iterations, metric, centre, trim)(centres)
+    return runner(points, weights, iterations, metric, centre, trim, refill)(centres)
 
 
 def runner(
@@ -111,6 +114,7 @@ def runner(
     metric: Metric | Distance,
     centre: Centre,
     trim: Array | float,
+    refill: bool,
 ) -> Callable[[Array], Clustering]:
     """`lloyd` as a function of the first centres. What all runs have in common is computed once, here."""
     weights = weights.astype(points.dtype)
@@ -125,7 +129,8 @@ def runner(
         """Assign clients to the centres, and update these unless it is the last iteration."""
         step, old, *_ = carry
         labels, own, counted = assigned(old)
-        new = jnp.where(step < iterations, updated(rule, labels, counted, own, old), old)
+        members = refilled(labels, counted > 0, own, old.shape[0]) if refill else labels
+        new = jnp.where(step < iterations, updated(rule, members, counted, old), old)
         # Centres are compared and not labels, because the old centres decide which client an empty cluster gets.
         return step + 1, new, (labels, own, counted), (step < iterations) & (new != old).any()
 
@@ -225,11 +230,9 @@ def medians(values: Array, members: Array) -> Array:
     return (values[order[low]] + values[order[high]]) / 2
 
 
-def updated(rule: Rule, labels: Array, weights: Array, own: Array, old: Array) -> Array:
-    """The new centres [k, d], after empty clusters got a client each; `own` [m] are distances to the old centres."""
-    k = old.shape[0]
-    labels = refilled(labels, weights > 0, own, k)
-    members = jax.nn.one_hot(labels, k, axis=0, dtype=old.dtype) * weights  # [k, m]
+def updated(rule: Rule, labels: Array, weights: Array, old: Array) -> Array:
+    """The new centres [k, d]; an empty cluster keeps its old one."""
+    members = jax.nn.one_hot(labels, old.shape[0], axis=0, dtype=old.dtype) * weights  # [k, m]
     return jnp.where((members > 0).any(1)[:, None], rule(members), old)
 
 

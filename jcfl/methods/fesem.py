@@ -13,7 +13,7 @@ from jcfl.grouping.compare import L1, L2, Cosine, LayerDistance, MatchedDistance
 from jcfl.grouping.describe import Part, TrainedModel
 from jcfl.grouping.groups import KMeans
 from jcfl.grouping.when import Once, Window
-from jcfl.methods.options import Averaging, Clusters, Epochs, Iterations, Lam, Represent, Shots
+from jcfl.methods.options import Averaging, Clusters, Empty, Epochs, Iterations, Lam, Represent, Shots
 from jcfl.registry import register
 
 COMPARISONS = {"l1": L1(), "l2": L2(), "cosine": Cosine(), "layer": LayerDistance()}
@@ -28,13 +28,14 @@ def fesem(
     iterations: Iterations = 1,
     refit: bool = False,
     shots: Shots = None,
+    empty: Empty = "refill",
 ) -> Method:
     """K-means on local models: clients join the nearest centre; centres are unweighted means; λ is a proximal term.
 
     Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. Each client is
     represented by its last local model. A client without one is not counted, and starts in the cluster whose model has
     the least loss on its data. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster
-    takes the farthest client.
+    takes the farthest client, or stays empty with `empty="keep"`.
 
     Deviations:
         λ is the weight of a term of the loss, so a step moves by a share ηλ towards the centre. Ma (2023, eq. 7.13,
@@ -45,7 +46,7 @@ def fesem(
         name="fesem",
         describe=TrainedModel(part=represent),
         compare=L2(),
-        group=KMeans(clusters=clusters, iterations=iterations, refit=refit),
+        group=KMeans(clusters=clusters, iterations=iterations, refit=refit, empty=empty),
         when=rounds(shots),
         train=Train(terms=(Proximal(lam),)),
         aggregate=Aggregate(weights="equally"),
@@ -60,6 +61,7 @@ def wecfl(
     iterations: Iterations = 1,
     refit: Annotated[bool, Field(description="K-means from new seeds in each round")] = False,
     shots: Shots = None,
+    empty: Empty = "refill",
 ) -> Method:
     """FeSEM with size-weighted K-means and averages, and no proximal term (Ma 2023, Alg. 1).
 
@@ -69,7 +71,7 @@ def wecfl(
         name="wecfl",
         describe=TrainedModel(part=represent),
         compare=L2(),
-        group=KMeans(clusters=clusters, iterations=iterations, refit=refit),
+        group=KMeans(clusters=clusters, iterations=iterations, refit=refit, empty=empty),
         when=rounds(shots),
         train=Train(terms=(Proximal(0.0),)),
     )

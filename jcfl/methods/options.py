@@ -6,6 +6,7 @@ from pydantic import Field
 
 from jcfl.core.method import Weights
 from jcfl.core.neutral import Round
+from jcfl.grouping.groups import Empty as Empty
 from jcfl.grouping.losses import Clusters as Clusters
 
 SEARCH: Any = {"search": [0.001, 1.0], "log": True}
