@@ -115,6 +115,14 @@ def test_published_images_are_read_and_a_folder_without_them_is_refused(tmp_path
     assert CliRunner().invoke(app, ["pfll"]).exit_code == 2
 
 
+def test_a_peer_in_this_python_sees_what_is_installed_in_its_path(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.exit('seen')\n", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for peer, is_seen in {"jcfl": True, "PyTorch": False}.items():
+        found = gpu.compare.once(gpu.compare.PEERS[peer], sys.executable, ["--nonsense"], 60)
+        assert ("seen" in found["failed"]) == is_seen
+
+
 def test_later_rounds_of_all_turns_are_summarised():
     line = {"device": "a GPU", "first": 9.0, "accuracy": 0.5, "version": "1", "estimate_s": 0.1, "bound": "memory"}
     ours = [line | {"seconds": [1.0, 3.0]}, line | {"seconds": [2.0]}]

@@ -36,6 +36,19 @@ def test_every_methods_round_lowers_for_devices_that_are_not_there(name):
         assert "stablehlo" in lower(build(name)[1], ["cuda", "tpu"])
 
 
+def test_what_is_compiled_for_a_gpu_has_the_options_of_a_run_and_the_users_last(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=1")
+    flags = absent.surroundings(absent.targets()["h200"])["XLA_FLAGS"].split()
+    assert "--xla_gpu_enable_triton_gemm=false" in flags and flags[-1] == "--xla_gpu_autotune_level=1"
+    assert "XLA_FLAGS" not in absent.surroundings(absent.targets()["v5e-1"])
+
+
+@pytest.mark.parametrize("module", ["jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"])
+def test_the_compiler_of_either_cuda_will_do(module, monkeypatch):
+    monkeypatch.setattr(absent, "is_installed", lambda name: name == module)
+    assert absent.target_named("h200").target.name == "h200"
+
+
 @pytest.mark.parametrize("platform", NAMED)
 @pytest.mark.parametrize(
     ("method", "model", "engine"), [("stocfl", "mlp", "factored"), ("fedavg", "cnn_fashion", "auto")]
