@@ -10,12 +10,17 @@ import pytest
 import jcfl
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports JAX
-if importlib.metadata.version("jaxlib").startswith("0.10"):  # XLA aborts on a flag that it does not know
-    # Most of a test's time is compilation: without its newest code generator and optimizations XLA takes a third of it.
-    quick = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-    # A program in one piece takes a seventh less than one cut into 32 for threads: both cores have a test process each.
-    whole = "--xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{quick} {whole} {os.environ.get('XLA_FLAGS', '')}".strip()
+# Most of a test's time is compilation: without its newest code generator and optimizations XLA takes a third of it. A
+# program in one piece takes a seventh less than one cut into 32 for threads: both cores have a test process each. XLA
+# aborts on a flag that it does not know, so versions that were not tried get none.
+QUICKLY = {
+    ("0.10",): "--xla_cpu_use_fusion_emitters=false",
+    ("0.10", "0.11", "0.12"): "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1",
+}
+for versions, flags in QUICKLY.items():
+    if ".".join(importlib.metadata.version("jaxlib").split(".")[:2]) in versions:
+        os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # 1/20 of a test's time went into naming source lines
 gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it
 jcfl.use_cache()  # the test processes share the programs that they compile; a later run finds them too
