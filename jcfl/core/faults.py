@@ -86,6 +86,13 @@ def looks_at_uploads(faults: Faults, exclude: Exclude | None) -> bool:
     return faults.attack.forges or faults.on_divergence != "stop" or exclude is not None
 
 
+def excluded(exclude: Exclude | None, state: State) -> Array:
+    """The clients that were left out in so many rounds that they are never sampled again. [m] bool"""
+    if exclude is None or exclude.patience is None or "suspected" not in state.clients:
+        return jnp.zeros(state.labels.shape, bool)
+    return state.clients["suspected"] >= exclude.patience
+
+
 def after_training(
     faults: Faults,
     exclude: Exclude | None,

@@ -154,10 +154,7 @@ def available(method: Method, context: Context, state: State, federation: Federa
     """The clients that can be sampled in this round: in the federation, reachable, and not excluded. [m] bool"""
     here = federation.available(state.round)
     here &= context.faults.reliability.available(state.key, state.round, here.size)
-    exclude = method.aggregate.exclude
-    if exclude is not None and exclude.patience is not None and "suspected" in state.clients:
-        here &= state.clients["suspected"] < exclude.patience
-    return here
+    return here & ~faults.excluded(method.aggregate.exclude, state)
 
 
 def sample(key: Key, population: Population, available: Array) -> Cohort:

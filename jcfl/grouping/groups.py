@@ -61,9 +61,14 @@ class KMeans(Clustering):
         """K."""
         return self.clusters
 
+    @property
+    def refills(self) -> bool:
+        """Whether an empty cluster takes a client."""
+        return self.empty == "refill"
+
     def refilled(self, labels: Array, present: Array, own: Array) -> Array:
         """Labels [m] after empty clusters got a client each, unless they stay empty; see `kmeans.refilled`."""
-        return kmeans.refilled(labels, present, own, self.clusters) if self.empty == "refill" else labels
+        return kmeans.refilled(labels, present, own, self.clusters) if self.refills else labels
 
     def continues_from_models(self) -> bool:
         """Whether it goes on, which it does unless `refit` is set."""
@@ -75,7 +80,7 @@ class KMeans(Clustering):
         if self.centre != "medoid":
             refuse_no_mean(self.name, method.describe, compare, method.name)
         between = metric(compare, context, method.describe)
-        shared: Any = {"centre": self.centre, "trim": self.trim, "refill": self.empty == "refill"}
+        shared: Any = {"centre": self.centre, "trim": self.trim, "refill": self.refills}
         k, steps = self.clusters, self.iterations if isinstance(method.when, Once) and self.iterations else REACH
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
@@ -116,7 +121,7 @@ class KMeans(Clustering):
                 who = jnp.nonzero(present, size=cohort, fill_value=-1)[0]
                 points, shares = matrices(trees.take(models, who)), jnp.where(who < 0, 0, weights[who])
                 options: Any = {"restarts": self.restarts, "seeding": self.seeding, "iterations": REACH}
-                options |= {"refill": self.empty == "refill"}
+                options |= {"refill": self.refills}
                 found = kmeans.fit(key, jnp.concatenate(points, 1), shares, self.clusters, **options)
                 return jnp.split(found.centres, np.cumsum([part.shape[1] for part in points])[:-1], 1)
 

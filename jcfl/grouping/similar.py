@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jcfl import metrics, trees
-from jcfl.core import chunks
+from jcfl.core import chunks, faults
 from jcfl.core.neutral import grouping_of
 from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
@@ -39,7 +39,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
         changed = jnp.array(False)
-        if settings.departures or settings.patience is not None:
+        if settings.departures:
             state, changed = after_departures(settings, state, federation)
         if settings.renew is not None:
             state, renewed = after_renewal(settings, state, cohort, federation)
@@ -166,18 +166,13 @@ def fresh_start(settings: Settings, state: State, mixed: Models, trained: Array,
 def after_departures(settings: Settings, state: State, federation: Federation) -> tuple[State, Array]:
     """The state without departed clients, whose Ψ is subtracted from their cluster's sum (Zeng et al. 2023, §5).
 
-    So are clients that were left out in `settings.patience` rounds, and are never sampled again.
+    Clients that are excluded for good leave as if they had departed.
 
     Returns:
-        the state, and whether anybody departed. [] bool
+        the state, and whether anybody left. [] bool
     """
-
-    def gone(state: State) -> Array:
-        left = federation.depart <= state.round
-        if settings.patience is not None:
-            left |= state.clients["suspected"] >= settings.patience
-        return left & (state.labels >= 0)
-
+    left = lambda state: (federation.depart <= state.round) | faults.excluded(settings.exclude, state)
+    gone = lambda state: left(state) & (state.labels >= 0)
     nobody = lambda who, psi, trust: (jnp.zeros(who.size, bool), psi, trust)
 
     def forget(state: State) -> State:
