@@ -121,8 +121,7 @@ def is_installed(module: str) -> bool:
 
 def surroundings(absent: Absent) -> dict[str, str]:
     """The environment of a process that compiles for a target: JAX itself runs on the CPU."""
-    flags = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"  # nothing can be measured, and as runs do
-    tuned = f"{flags} {os.environ.get('XLA_FLAGS', '')}" if absent.gpu else ""
+    tuned = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0" if absent.gpu else ""
     tpu = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5e-4"}
     lines = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "10"}  # by which `hlo` knows a loop
     common = {"JAX_PLATFORMS": "cpu", "JCFL_CACHE": "", **lines}

@@ -22,6 +22,7 @@ from jcfl.fast import factored
 from jcfl.results import writing
 from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.cases import CASES, configuration, planned_for
+from jcfl.runs.compiling import round_options
 from jcfl.runs.devices import on_every_device, placed_shapes, state_on_devices
 from jcfl.runs.plan import Plan
 from jcfl.types import Federation, State
@@ -111,7 +112,7 @@ def case(target: str, name: str, quick: bool, data_dir: str | None = None) -> di
         lowered = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, federation)
         begun = time.perf_counter()
         try:
-            program = lowered.compile()
+            program = lowered.compile(round_options(plan.context))
         except jax.errors.JaxRuntimeError as error:
             return {"failed": str(error).splitlines()[0][:300], "compile_s": time.perf_counter() - begun}
         seconds = time.perf_counter() - begun
