@@ -144,25 +144,31 @@ def convolutions(quick: bool) -> Iterator[Case]:
 
 
 def choices(quick: bool) -> Iterator[Case]:
-    """IFCA's choice among ten models by 200 clients of 300, by how convolutions run, for one seed and for five.
-
-    All rows of a chunk of clients meet the same kernels here, so the other way may be the faster one than in training.
-    """
+    """IFCA's choice among ten models by 200 clients of 300, by how convolutions run, for one seed and for five."""
     federation = made_up_federation(*(8, 20) if quick else (200, 300))
     for lanes in (1, 2 if quick else 5):
         for lowering in ("patches", "native"):
             given = {"model": {"name": "cnn_fashion", "convolution": lowering}}
             given |= {"method": {"name": "ifca", "clusters": 4 if quick else 10}}
             plan = planned(*config_and_objects(federation, given))
-            (algorithm,) = plan.algorithms.values()
-            choose = least_loss(algorithm.method, plan.context, joined=False)
-            everybody = jnp.arange(plan.context.population.clients)
-            of_lanes = jax.vmap(lambda state, data, who=everybody, choose=choose: choose(state, who, data), (0, None))
-            states = jax.jit(jax.vmap(algorithm.init, (0, None)))(programs.keys(range(lanes + 1))[:lanes], federation)
-            lowered = jax.jit(of_lanes).lower(states, plan.federation)
-            first, program = seconds_of(lambda lowered=lowered, plan=plan: lowered.compile(round_options(plan.context)))
-            median = medians([seconds_of(program, states, plan.federation)[0] for _ in range(ROUNDS)][1:])[0]
-            yield {"case": f"{lowering}, {lanes} at once", "choice_s": median, "compile_s": first}
+            yield {"case": f"{lowering}, {lanes} at once", **choice(plan, lanes)}
+
+
+def choice(plan: Plan, lanes: int) -> Case:
+    """The seconds in which all clients choose a model, for so many seeds at once, and those of the compilation.
+
+    All rows of a chunk of clients meet the same kernels here, so the other way to compute convolutions may be the
+    faster one than in training.
+    """
+    (algorithm,) = plan.algorithms.values()
+    choose, everybody = least_loss(algorithm.method, plan.context, joined=False), plan.federation.groups.size
+    of_lanes = jax.vmap(lambda state, federation: choose(state, jnp.arange(everybody), federation), (0, None))
+    keys = jax.random.split(jax.random.key(0), lanes)
+    states = jax.jit(jax.vmap(algorithm.init, (0, None)))(keys, plan.federation)
+    lowered = jax.jit(of_lanes).lower(states, plan.federation)
+    compiling, program = seconds_of(lambda: lowered.compile(round_options(plan.context)))
+    seconds = [seconds_of(program, states, plan.federation)[0] for _ in range(ROUNDS)]
+    return {"choice_s": medians(seconds[1:])[0], "compile_s": compiling}
 
 
 def measured(

@@ -18,8 +18,9 @@ QUICKLY = {
     ("0.10", "0.11", "0.12"): "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_parallel_codegen_split_count=1",
 }
+here = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])
 for versions, flags in QUICKLY.items():
-    if ".".join(importlib.metadata.version("jaxlib").split(".")[:2]) in versions:
+    if here in versions:
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # 1/20 of a test's time went into naming source lines
 gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it

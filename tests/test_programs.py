@@ -81,8 +81,10 @@ def test_rounds_of_little_work_have_options_of_their_own(monkeypatch):
     monkeypatch.setattr(compiling, "is_known", lambda name, value: True)
     small = tiny.setting().context
     large = small._replace(population=small.population._replace(cohort=10**9))
-    on_cpu, used, compile = jax.default_backend() == "cpu", [], programs.compiled_at
-    assert bool(compiling.round_options(small)) and bool(compiling.round_options(large)) != on_cpu
+    with compiling_for(Target("cpu", "cpu")):
+        assert compiling.round_options(large) is None
+        assert compiling.round_options(small) == compiling.LIGHT
+    used, compile = [], programs.compiled_at
     monkeypatch.setattr(programs, "cheap_options", lambda: None)
     monkeypatch.setattr(programs, "compiled_at", lambda part, own: used.append(own) or compile(part, None))
     programs.programs(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1)
