@@ -44,7 +44,7 @@ class Settings(NamedTuple):
     tile: int  # clients whose Ψ are held at a time
     budget: int  # bytes that inner products may take
     departures: bool  # whether clients ever leave
-    exclude: Any = None  # leaves clients out, which are in no cluster once they are never sampled again
+    exclude: Any = None  # the method's `Exclude`: a client that it excludes for good is in no cluster
     renew: int | None = None  # after how many rounds a sampled client is described again; None: never
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
     parts: int = 16  # parts of the cluster models that are averaged one after another

@@ -77,9 +77,9 @@ def round_options(context: Context) -> dict[str, Any] | None:
 
 
 def taken(of_cpu: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The options of a program: a CPU's as given, those of a GPU, and none elsewhere.
+    """XLA's options for a program on the target: `of_cpu` on a CPU, `LIBRARY` on a GPU, and none on other devices.
 
-    Those that the user's XLA_FLAGS have are left out, and those that XLA does not know in the version that is here.
+    An option is left out if the user's XLA_FLAGS name it, or if the installed version of XLA does not know it.
     """
     options = of_cpu if target().is_cpu else LIBRARY if target().platform == "gpu" else {}
     flags = os.environ.get("XLA_FLAGS", "")

@@ -114,7 +114,7 @@ def target_named(name: str) -> Absent:
 
 
 def is_installed(module: str) -> bool:
-    """Whether there is a module `parent.child`, or `parent`, which is not imported."""
+    """Whether a module could be imported. It is only looked for, by its name, such as `parent` or `parent.child`."""
     parent = importlib.util.find_spec(module.partition(".")[0])
     return parent is not None and importlib.util.find_spec(module) is not None
 
