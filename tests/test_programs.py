@@ -161,24 +161,40 @@ LARGE = {"data": "digits", "scenario": {"name": "iid", "clients": 2}, "model": {
 def test_losses_of_large_clients_are_found_a_part_of_their_examples_at_a_time(monkeypatch, method):
     """The clients join the same clusters with a part of the memory, whatever the number of their examples."""
     given = {"method": method | {"clusters": 2}, "engine": "general", "train": {"steps": 1, "batch_size": 8}}
-    made = plan.planned(*plan.config_and_objects(LARGE, given))
-    (algorithm,) = made.algorithms.values()
-    state = jax.jit(algorithm.init)(jax.random.key(3), made.federation)
 
-    def found(rows):
-        monkeypatch.setattr(chunks, "ROWS", {"cpu": rows})
-        program = jax.jit(lambda state, federation: algorithm.step(state, federation)).lower(state, made.federation)
-        compiled = program.compile()
+    def found(room):
+        monkeypatch.setattr(memory, "WORKED_ON", {"cpu": room})
+        made = plan.planned(*plan.config_and_objects(LARGE, given))
+        (algorithm,) = made.algorithms.values()
+        state = jax.jit(algorithm.init)(jax.random.key(3), made.federation)
+        compiled = jax.jit(algorithm.step).lower(state, made.federation).compile()
         return compiled(state, made.federation), compiled.memory_analysis().temp_size_in_bytes
 
-    (whole, needed), (parts, less) = found(10_000), found(100)
+    (whole, needed), (parts, less) = found(2**30), found(2**16)
     np.testing.assert_array_equal(whole.labels, parts.labels)
     assert less < 0.6 * needed, (less, needed)
 
 
 @pytest.mark.parametrize("most", [1, 3, 7, 8])
-def test_rows_in_parts_are_the_rows_at_once(monkeypatch, most):
-    monkeypatch.setattr(chunks, "ROWS", {"cpu": most})
+def test_rows_in_parts_are_the_rows_at_once(most):
     rows = {"a": jnp.arange(7.0), "b": jnp.arange(14).reshape(7, 2)}
     double = lambda part: 2 * part["a"][:, None] + part["b"]
-    np.testing.assert_array_equal(chunks.over_rows(double, rows), double(rows))
+    np.testing.assert_array_equal(chunks.over_rows(double, rows, most), double(rows))
+
+
+@pytest.mark.parametrize("who", [range(8), [6, 0, 5], [2]], ids=["all", "three", "one"])
+@pytest.mark.parametrize("most", [1, 5, 64])
+def test_examples_of_uneven_clients_are_worked_on_without_padding(most, who):
+    """Each part has rows of different clients, and a client of few examples takes no place for more."""
+    split, who, parts = jax.device_put(tiny.federation().train), jnp.array(who), []
+
+    def values(factor, rows):
+        jax.debug.callback(parts.append, rows)
+        return factor * rows
+
+    found, first = jax.jit(lambda: chunks.over_examples(values, 2, split, who, most))()
+    jax.effects_barrier()
+    for place, client in zip(first, who, strict=True):
+        rows = split.owned(int(client))
+        np.testing.assert_array_equal(found[place : place + rows.size], 2 * rows)
+    assert sum(map(len, parts)) < int(split.size[who].sum()) + most

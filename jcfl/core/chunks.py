@@ -80,27 +80,61 @@ def over_clients(function, federation: Federation, who: Array, chunk: int, wante
     return unchunked(jax.lax.map(part, (chunked(who, chunk), chunked(wanted.astype(float), chunk))), who.size)
 
 
-ROWS = {"cpu": 1024}
-"""By platform, the rows that `over_rows` works on at a time."""
-
-MOST_ROWS = 8192
-"""The same for other platforms, which need more rows to be busy."""
-
-
-def over_rows(function: Callable[[Any], Array], rows: Any) -> Array:
+def over_rows(function: Callable[[Any], Array], rows: Any, most: int) -> Array:
     """`function(part)` for all rows of a tree [n, ...], a part of them at a time; parts have the same size. [n, ...]
 
     So a forward pass over all examples of large clients takes no more memory than one over a part of them.
 
     Args:
         function: of the rows of a tree [r, ...]; it treats each row by itself. [r, ...]
+        most: rows in a part.
     """
     n = jax.tree.leaves(rows)[0].shape[0]
-    count = -(-n // ROWS.get(target().platform, MOST_ROWS))
+    count = -(-n // most)
     if count <= 1:
         return function(rows)
     parts = jax.tree.map(lambda leaf: chunked_with_zeros(leaf, -(-n // count)), rows)
     return unchunked(jax.lax.map(function, parts), n)
+
+
+def over_examples(
+    function: Callable[[Any, Array], Array], fixed: Any, split: Split, who: Array, most: int, devices: int = 1
+) -> tuple[Array, Array]:
+    """`function(fixed, rows [r])` for the examples of different clients `who` [s], a part of them at a time.
+
+    The examples of all clients are one after another, so that clients of few examples are not padded to the size of the
+    largest client. Devices share the parts among them.
+
+    Args:
+        function: of rows of the pool; it treats each row by itself. [r, ...]
+        most: rows in a part.
+
+    Returns:
+        the results, and the place in them of the first example of each client. [p, ...], [s] int32
+    """
+    size = split.size[who]
+    last = jnp.cumsum(size)
+    first, examples = last - size, min(split.rows.size, who.size * split.width)
+    most = max(1, min(most, -(-examples // devices)))
+    rounds = -(-examples // (most * devices))  # parts of one device
+
+    def of_part(fixed: tuple[Any, ...], part: Array) -> Array:
+        fixed, split, who, last, first = fixed
+        place = part * most + jnp.arange(most)
+        client = jnp.minimum(jnp.searchsorted(last, place, side="right"), who.size - 1)
+        return function(fixed, split.rows[split.start[who[client]] + place - first[client]])
+
+    def of_device(fixed: Any, parts: Array) -> Array:
+        """The results of the parts [rounds] of a device; those without examples come last and take no time."""
+        one = jax.eval_shape(of_part, fixed, parts[0])
+        used = (parts * most < fixed[3][-1]).sum() if who.size < split.size.size else rounds
+        add = lambda i, found: found.at[i].set(of_part(fixed, parts[i]))
+        return jax.lax.fori_loop(0, used, add, jnp.zeros((rounds, *one.shape), one.dtype))
+
+    parts = jnp.arange(rounds * devices).reshape(rounds, devices)  # the parts with examples come first
+    found = on_devices(of_device, (fixed, split, who, last, first), parts.T.ravel(), devices)
+    found = found.reshape(devices, rounds, *found.shape[1:]).swapaxes(0, 1)
+    return found.reshape(-1, *found.shape[3:]), first
 
 
 def chunked(array: Array, chunk: int) -> Array:
@@ -166,13 +200,19 @@ def over_devices(
     def inside(fixed: Any, parts: Any) -> Any:
         return jax.lax.map(lambda part: function(fixed, part), parts, batch_size=batch_size)
 
-    if devices == 1:
-        return inside(fixed, parts)
     count = jax.tree.leaves(parts)[0].shape[0]
     even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
+    return jax.tree.map(lambda leaf: leaf[:count], on_devices(inside, fixed, jax.tree.map(even, parts), devices))
+
+
+def on_devices(function: Callable[[Any, Any], Any], fixed: Any, parts: Any, devices: int) -> Any:
+    """`function(fixed, parts)`, each device for its share of the parts [p, ...]; `devices` divides p. [p, ...]"""
+    if devices == 1:
+        return function(fixed, parts)
     specs = jax.P(), jax.P("clients")
-    shared_out = jax.shard_map(inside, mesh=device_mesh(devices), in_specs=specs, out_specs=specs[1], check_vma=False)
-    return jax.tree.map(lambda leaf: leaf[:count], shared_out(fixed, jax.tree.map(even, parts)))
+    return jax.shard_map(function, mesh=device_mesh(devices), in_specs=specs, out_specs=specs[1], check_vma=False)(
+        fixed, parts
+    )
 
 
 def device_mesh(devices: int) -> jax.sharding.Mesh:

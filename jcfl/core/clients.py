@@ -61,7 +61,7 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
     cluster_loss = objective(task, terms(method, task), partner=shared if added else None)
     shared_loss = objective(task, shared_terms(method, task), partner=own if added else None)
     if train.models == "all":
-        return soft.client(task, usual)
+        return soft.client(task, usual, context.resources.rows)
     private = parts.names(context.task, train.private, "private")
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = usual) -> Upload:

@@ -10,7 +10,7 @@ from jcfl import trees
 from jcfl.core.engine import Engine
 from jcfl.core.faults import Faults
 from jcfl.core.local import Trainer
-from jcfl.core.memory import chunk_size, free_memory, memory_budget
+from jcfl.core.memory import chunk_size, free_memory, memory_budget, rows_at_once
 from jcfl.core.privacy import Privacy
 from jcfl.errors import InputError, TooLarge
 from jcfl.types import NEVER, Federation, Task
@@ -45,6 +45,7 @@ class Resources(NamedTuple):
     chunk: int  #: how many clients are trained at a time
     budget: int  #: bytes that a round may take for its clients
     room: int  #: bytes of it for what is worked on at a time; less after memory has run out
+    rows: int  #: how many examples go through a model at a time, where models are only evaluated
     devices: int = 1  #: the number of devices among which clients are distributed
     tile: int | None = None  #: clients of a cluster that the factored engine trains at a time; None for its own choice
     states_on_host: bool = False  #: whether models that clients keep are on the host, and rounds fetch the cohort's
@@ -116,9 +117,9 @@ def context(
         classes=federation.classes,
     )
     chunk = min(chunk, cohort) if chunk else chunk_size(task, federation, -(-cohort // devices), batch, 8, budget)
-    return Context(
-        task, trainer, population, Resources(chunk, budget, budget, devices, states_on_host=states_on_host), **rest
-    )
+    rows = rows_at_once(task, federation)
+    resources = Resources(chunk, budget, budget, rows, devices, states_on_host=states_on_host)
+    return Context(task, trainer, population, resources, **rest)
 
 
 def model_bytes(task: Task) -> int:

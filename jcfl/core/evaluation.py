@@ -142,7 +142,8 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
     kept = state.clients["membership"]
 
     def fresh(who: Array, data: Any) -> Array:
-        q = soft.responsibilities(soft.losses(context.task, state.clusters, data), data.mask, jnp.ones(kept.shape[1]))
+        found = soft.losses(context.task, state.clusters, data, context.resources.rows)
+        q = soft.responsibilities(found, data.mask, jnp.ones(kept.shape[1]))
         return soft.prior(q, data.mask)
 
     def found() -> Array:
@@ -155,7 +156,7 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
 def mixture_logits(context: Context, state: State, federation: Federation, weights: Array) -> Array:
     """The answer to every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
     rows, owner = federation.test.rows, chunks.owners(federation.test)
-    tile = tile_sizes(rows.size, 1, 1, 1)[0]
+    tile = tile_sizes(rows.size, 1, context.resources.rows, 1, 1)[0]
 
     def part(rows: Array) -> Array:
         x = chunks.model_inputs(federation, rows)
@@ -185,7 +186,8 @@ def predictions(
     """
     k, rows = trees.count(clusters), federation.test.rows
     labels = labels[chunks.owners(federation.test)]
-    tile, batch = tile_sizes(rows.size, k, trees.parameters(shared) * 4, context.resources.room)
+    resources = context.resources
+    tile, batch = tile_sizes(rows.size, k, resources.rows, trees.parameters(shared) * 4, resources.room)
     tiles = chunks.tiles_of(jnp.where(labels < 0, k, labels), k + 1, tile)
 
     def part(fixed, args):
@@ -245,7 +247,8 @@ def individual_predictions(
     return logits[order.argsort()[owner], jnp.arange(test.rows.size) - test.start[owner]]
 
 
-def tile_sizes(rows: int, k: int, model_bytes: int, budget: int) -> tuple[int, int]:
-    """Rows in a tile, and tiles answered at a time."""
-    tile = 2 ** int(np.clip(np.log2(max(rows, 1) / (2 * k)), 3, 10))
-    return tile, int(np.clip(budget // max(model_bytes, 1), 1, max(1, 1024 // tile)))
+def tile_sizes(rows: int, k: int, most: int, model_bytes: int, budget: int) -> tuple[int, int]:
+    """Rows in a tile, and tiles answered at a time; together they have at most `most` rows, a power of two."""
+    most = min(most, 1024)
+    tile = 2 ** int(np.clip(np.log2(max(rows, 1) / (2 * k)), 3, np.log2(most)))
+    return tile, int(np.clip(budget // max(model_bytes, 1), 1, max(1, most // tile)))

@@ -13,10 +13,10 @@ from jcfl.core.local import Trainer
 from jcfl.types import Array, Broadcast, Clients, Key, Model, Models, Task, Upload
 
 
-def losses(task: Task, models: Models, data: Clients) -> Array:
-    """The loss of every example of one client under every model. [n, k]"""
+def losses(task: Task, models: Models, data: Clients, rows: int) -> Array:
+    """The loss of every example of one client under every model, `rows` of them at a time. [n, k]"""
     under = lambda model, data: task.loss(task.apply(model, data.x)[0], data.y)
-    return chunks.over_rows(lambda data: jax.vmap(under, (0, None))(models, data).T, data)
+    return chunks.over_rows(lambda data: jax.vmap(under, (0, None))(models, data).T, data, rows)
 
 
 def responsibilities(losses: Array, mask: Array, prior: Array) -> Array:
@@ -57,7 +57,7 @@ def hard(weights: Array) -> Array:
     return weights.argmax(-1).astype(jnp.int32)
 
 
-def client(task: Task, trainer: Trainer) -> Client:
+def client(task: Task, trainer: Trainer, rows: int) -> Client:
     """A client of FedEM: one E-step, then local training of all K models on examples weighted by responsibility.
 
     `Broadcast.cluster` and `Upload.cluster` hold the models of all clusters, `[k, ...]`. The weights enter as the rows
@@ -65,7 +65,7 @@ def client(task: Task, trainer: Trainer) -> Client:
     """
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = trainer) -> Upload:
-        found = responsibilities(losses(task, sent.cluster, data), data.mask, sent.own["membership"])  # [n, k]
+        found = responsibilities(losses(task, sent.cluster, data, rows), data.mask, sent.own["membership"])  # [n, k]
 
         def one(model: Model, weights: Array) -> Model:
             def value(params, model: Model, batch: Clients, sent: Broadcast, key: Key):

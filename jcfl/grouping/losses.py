@@ -11,7 +11,7 @@ from pydantic import Field
 
 from jcfl import metrics, trees
 from jcfl.core import chunks, evaluation, parts
-from jcfl.core.context import Context
+from jcfl.core.context import Context, Resources
 from jcfl.core.evaluation import LogitsFunction
 from jcfl.core.method import Compare, Describe, Group, Method, Source
 from jcfl.core.neutral import Every, grouping_of
@@ -118,7 +118,7 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
         joined: whether only clusters with members are chosen from, because other slots may never have been used.
     """
     answer = evaluation.logits_function(context.task, method.is_summed)
-    chunk, devices = context.resources.chunk, context.resources.devices
+    resources = context.resources
 
     def own_losses(state: State, who: Array, data: Clients) -> Array:
         """The losses [k] of one client, with its private parameters in every cluster's model."""
@@ -128,13 +128,13 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
             own = lambda model: answer(parts.with_part(model, part), state.shared, data.x)
             return jax.lax.map(lambda model: context.task.loss(own(model), data.y), state.clusters).T  # [r, k]
 
-        return jax.vmap(mean_of_rows, (-1, None))(chunks.over_rows(of_rows, data), data.mask)
+        return jax.vmap(mean_of_rows, (-1, None))(chunks.over_rows(of_rows, data, resources.rows), data.mask)
 
     def nearest(state: State, who: Array, federation: Federation) -> Array:
         if "private" in state.clients:
-            found = chunks.over_clients(partial(own_losses, state), federation, who, chunk)
+            found = chunks.over_clients(partial(own_losses, state), federation, who, resources.chunk)
         else:
-            found = losses(context.task, answer, state.clusters, state.shared, federation, who, chunk, devices)
+            found = losses(context.task, answer, state.clusters, state.shared, federation, who, resources)
         if joined:
             used = metrics.sizes(state.labels, found.shape[1]) > 0
             found = jnp.where(used | ~used.any(), found, jnp.inf)
@@ -174,24 +174,21 @@ def losses(
     shared: Model,
     federation: Federation,
     who: Array,
-    chunk: int,
-    devices: int = 1,
+    resources: Resources,
 ) -> Array:
-    """The mean loss of every cluster's model on every client's training data, a chunk of clients at a time. [s, k]
+    """The mean loss of every cluster's model on the training data of the different clients `who` [s]. [s, k]"""
 
-    Devices share the chunks among them.
-    """
-
-    def part(fixed: tuple[Models, Model, Federation], who: Array) -> Array:
+    def of_rows(fixed: tuple[Models, Model, Federation], row: Array) -> Array:
         clusters, shared, federation = fixed
-        rows, mask = chunks.rows_of(federation.train, who)  # [c, n]
+        x, y = chunks.model_inputs(federation, row), federation.y[row]
+        return jax.lax.map(lambda model: task.loss(answer(model, shared, x), y), clusters).T  # [r, k]
 
-        def of_rows(row: Array) -> Array:
-            x, y = chunks.model_inputs(federation, row), federation.y[row]
-            return jax.lax.map(lambda model: task.loss(answer(model, shared, x), y), clusters).T  # [r, k]
+    fixed, split = (clusters, shared, federation), federation.train
+    each, first = chunks.over_examples(of_rows, fixed, split, who, resources.rows, resources.devices)  # [p, k]
 
-        each = chunks.over_rows(of_rows, rows.ravel()).reshape(*rows.shape, -1)  # [c, n, k]
-        return jax.vmap(jax.vmap(mean_of_rows, (-1, None)))(each, mask)  # [c, k]
+    def mean(args: tuple[Array, Array]) -> Array:
+        first, size = args
+        position = jnp.arange(split.width)
+        return jax.vmap(mean_of_rows, (-1, None))(each[first + position], position < size)  # [k]
 
-    found = chunks.over_devices(part, (clusters, shared, federation), chunks.chunked(who, chunk), devices)
-    return chunks.unchunked(found, who.size)
+    return jax.lax.map(mean, (first, split.size[who]), batch_size=resources.chunk)
