@@ -16,6 +16,7 @@ from jcfl.errors import InputError
 from jcfl.grouping.describe import Displacement
 from jcfl.runs import schedules
 from jcfl.types import Clients
+from jcfl.types.target import Target, compiling_for
 from tests import plain, tiny
 from tests.test_contract import restored
 from tests.test_factored import states as by_engine
@@ -140,14 +141,38 @@ def test_every_pass_is_one_over_the_share(pace, size):
     data = batches.drawn(0.6, clients(size), jax.random.key(1))
     expected = sorted(np.flatnonzero(data.mask).tolist())
     assert len(expected) == taken(0.6, size)
-    batch, _, total = batches.schedule(local, data, jax.random.key(1))
-    steps = [batch(turn) for turn in range(total)]
-    assert {len(step.y) for step in steps} == {2 if pace[2] == 2 else taken(0.6, 12)}
-    seen = [np.asarray(step.x)[np.asarray(step.mask), 0].tolist() for step in steps]
-    # Of epochs, a pass is one over the largest client's share, in which smaller ones pause.
-    each = total // (pace[0] or 1) if pace[1] is None else max(-(-len(expected) // 2), 1)
-    for first in range(0, total - each + 1, each):
+    plan = batches.schedule(local, data, jax.random.key(1))
+    with compiling_for(Target("gpu", "gpu")):
+        other = batches.schedule(local, data, jax.random.key(1))
+    seen, on_gpu = seen_rows(plan), seen_rows(other)
+    # In epochs, a pass on a GPU is one over the largest client's share, in which smaller clients pause.
+    assert [rows for rows in seen if rows] == [rows for rows in on_gpu if rows]
+    assert other.count == local.rows_and_steps(12)[1]
+    assert plan.skips is False
+    each = max(-(-len(expected) // (2 if pace[2] == 2 else 12)), 1)  # steps of a pass
+    assert len(seen) == (pace[1] or pace[0] * each * bool(size or pace[2] == "full"))
+    for first in range(0, len(seen) - each + 1, each):
         assert sorted(itertools.chain(*seen[first : first + each])) == expected
+
+
+def seen_rows(plan):
+    """The rows that each step of a schedule sees."""
+    steps = [plan.batch(plan.turn(step)) for step in range(int(plan.count))]
+    return [np.asarray(step.x)[np.asarray(step.mask), 0].tolist() for step in steps]
+
+
+def test_a_small_client_computes_its_own_steps_only():
+    """Of 2 epochs with 12 examples for the largest client, a client of 3 computes 2 × 2 steps of 2 and not 2 × 6."""
+    times = []
+
+    def loss(params, model, batch, sent, key):
+        jax.debug.callback(lambda: times.append(1))
+        return (params["w"] * batch.x.mean()).sum(), model
+
+    local, start, key = Local(0.1, 2, None, 2, 0.0, 0.0), {"params": {"w": jnp.ones(())}}, jax.random.key(0)
+    jax.block_until_ready(jax.jit(lambda: local.train(loss, start, None, clients(3), key))())
+    jax.effects_barrier()
+    assert len(times) == 4
 
 
 def test_the_share_is_rounded_down_as_in_python_and_leaves_one():

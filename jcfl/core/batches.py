@@ -1,7 +1,7 @@
 """Which of a client's examples each local step sees."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 
 from jcfl.core.streams import Stream, stream
 from jcfl.types import Array, Clients, Key
+from jcfl.types.target import target
 
 HELD = 2**18
 """The most numbers that the orders of a client's examples in all passes take."""
@@ -30,6 +31,19 @@ class Pace(Protocol):
     def rows_and_steps(self, n: int) -> tuple[int, int]:
         """Rows in a step, and steps in a round, of a client with `n` examples."""
         ...
+
+
+class Schedule(NamedTuple):
+    """Which rows each step of one client sees.
+
+    A turn is a step of the largest client. In epochs, a smaller client has no step in some turns, because its pass ends
+    before the longest one's.
+    """
+
+    count: Any  #: how many steps are computed: an int, or [] int32
+    turn: Callable[[Array], Array]  #: (number of a step) -> its turn. [] int32
+    batch: Callable[[Array], Clients]  #: (turn) -> the rows [b, ...]
+    skips: bool = False  #: whether some of the steps are those of turns without rows, and change nothing
 
 
 def taken(share: float, size: Any) -> Any:
@@ -63,26 +77,26 @@ def drawn(share: float, data: Clients, key: Key) -> Clients:
     return data.replace(mask=data.mask & (rank < number(share, data)))
 
 
-def schedule(pace: Pace, data: Clients, key: Key) -> tuple[Callable[[Array], Clients], bool, int]:
-    """Which rows each step sees.
+def schedule(pace: Pace, data: Clients, key: Key) -> Schedule:
+    """The steps of one client.
+
+    On a CPU only turns with rows are computed. On other devices all are, because there a loop whose number of steps
+    depends on the data waits for the host before every step.
 
     Args:
         pace: the trainer.
         data: one client's examples, as `drawn` gives them for the trainer's share.
-
-    Returns:
-        `batch(turn) -> Clients` with `[b, ...]` rows, whether a step can have none (a smaller client's pass ends before
-        the longest one's), and the number of steps.
     """
+    every = lambda step: step
     n = data.mask.shape[0]
     b, total = pace.rows_and_steps(n)
-    most = taken(pace.share, n)
-    if b == most:
-        whole = compact(data, most)
-        return (lambda turn: whole), False, total
+    largest = taken(pace.share, n)
+    if b == largest:
+        whole = compact(data, largest)
+        return Schedule(total, every, lambda turn: whole)
     real = jnp.maximum(data.size, 1)
     own_pass = (real + b - 1) // b  # batches in one pass over this client's examples
-    longest = -(-most // b)
+    longest = -(-largest // b)
     turns = own_pass if pace.steps else longest
 
     def order(turn: Array) -> Array:
@@ -90,15 +104,23 @@ def schedule(pace: Pace, data: Clients, key: Key) -> tuple[Callable[[Array], Cli
         noise = jax.random.uniform(stream(key, Stream.ORDER, turn), (n,))
         return jnp.argsort(jnp.where(data.mask, noise, jnp.inf))
 
-    passes = total // longest if not pace.steps and total // longest * n <= HELD else 0
-    orders = jax.vmap(order)(jnp.arange(passes))  # of few passes; of many, each step computes its own again
+    most = total if pace.steps else total // longest  # passes
+    orders: Array | None = None  # where there are too many, each step computes its own again
+    if most * n <= HELD and not pace.steps:
+        orders = jax.vmap(order)(jnp.arange(most))
+    elif most * n <= HELD and target().is_cpu:
+        add = lambda turn, found: found.at[turn].set(order(turn))
+        orders = jax.lax.fori_loop(0, -(-total // own_pass), add, jnp.zeros((most, n), int))
 
     def batch(turn: Array) -> Clients:
         position = (turn % turns) * b + jnp.arange(b)
-        rows = (orders[turn // turns] if passes else order(turn // turns))[position % real]
-        return rows_of(data, rows, position < data.size)
+        in_order = order(turn // turns) if orders is None else orders[turn // turns]
+        return rows_of(data, in_order[position % real], position < data.size)
 
-    return batch, not pace.steps, total
+    if pace.steps or not target().is_cpu:
+        return Schedule(total, every, batch, skips=not pace.steps)
+    turn = lambda step: step // own_pass * longest + step % own_pass
+    return Schedule(jnp.where(data.size > 0, total // longest * own_pass, 0), turn, batch)
 
 
 def compact(data: Clients, most: int) -> Clients:

@@ -108,23 +108,24 @@ class Local(NamedTuple):
         """As `train`, from the optimizer's state of the client's last round; returns the new state too."""
         optimizer = self.optimizer()
         data = batches.drawn(self.share, data, key)
-        batch, passes, total = batches.schedule(self, data, key)
+        plan = batches.schedule(self, data, key)
         work = sent.own.get("work") if isinstance(sent, Broadcast) else None  # of its steps that the client does
 
-        def step(turn, carry):
+        def step(done, carry):
             model, memory = carry
-            rows = batch(turn)
+            turn = plan.turn(done)
+            rows = plan.batch(turn)
             gradient = jax.grad(objective, has_aux=True)
             grads, after = gradient(model["params"], model, rows, sent, jax.random.fold_in(key, turn))
             updates, memory = optimizer.update(grads, memory, model["params"])
             new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
-            new = trees.select(rows.mask.any(), new, carry) if passes else new
+            new = trees.select(rows.mask.any(), new, carry) if plan.skips else new
             if work is None:
                 return new
-            done, own = batches.steps_done(self, data, turn) if passes else (turn, total)
+            done, own = batches.steps_done(self, data, turn) if plan.skips else (done, plan.count)
             return trees.select(done < jnp.ceil(work * own), new, carry)
 
-        return jax.lax.fori_loop(0, total, step, (start, memory))
+        return jax.lax.fori_loop(0, plan.count, step, (start, memory))
 
     def fresh_state(self, start: Model) -> Any:
         """The optimizer's state before the first step."""
