@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jcfl import registry
-from jcfl.core import batches, describing
+from jcfl.core import batches, chunks, describing
 from jcfl.core.batches import taken
 from jcfl.core.local import Local
 from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
 from jcfl.grouping.describe import Displacement
-from jcfl.runs import schedules
+from jcfl.runs import plan, schedules
 from jcfl.types import Clients
 from jcfl.types.target import Target, compiling_for
 from tests import plain, tiny
@@ -236,3 +236,22 @@ def test_a_share_cannot_change_during_training():
 
     with pytest.raises(InputError, match=r"train.share: cannot change during training"):
         tiny.run(schedules.scheduled(make, {"train.share": {0: 0.5, 1: 0.8}}), 1)
+
+
+def test_steps_read_their_examples_from_the_pool_unless_x_was_replaced():
+    data = tiny.federation()
+    given = jax.tree.map(lambda leaf: leaf[0], chunks.gather(data, data.train, jnp.arange(1)))
+    expected = given.x[jnp.array([2, 0])]
+    for one, x in ((given, expected), (given.replace(x=given.x + 1), expected + 1)):
+        np.testing.assert_array_equal(one.picked(jnp.array([2, 0]), jnp.ones(2, bool)).x, x)
+    assert given.replace(y=given.y + 1).inputs is not None
+
+
+def test_a_round_of_few_steps_makes_no_copy_of_all_examples():
+    """A client with all digits trains on 16 of them: the program needs less than they take as floats."""
+    given = {"data": "digits", "scenario": {"name": "iid", "clients": 1}, "model": "linear", "engine": "general"}
+    made = plan.planned(*plan.config_and_objects(given, {"method": "fedavg", "train": {"steps": 2, "batch_size": 8}}))
+    (algorithm,) = made.algorithms.values()
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), made.federation)
+    needed = jax.jit(algorithm.step).lower(state, made.federation).compile().memory_analysis().temp_size_in_bytes
+    assert needed < 4 * made.federation.train.rows.size * 64 / 2

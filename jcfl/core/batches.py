@@ -115,7 +115,7 @@ def schedule(pace: Pace, data: Clients, key: Key) -> Schedule:
     def batch(turn: Array) -> Clients:
         position = (turn % turns) * b + jnp.arange(b)
         in_order = order(turn // turns) if orders is None else orders[turn // turns]
-        return rows_of(data, in_order[position % real], position < data.size)
+        return data.picked(in_order[position % real], position < data.size)
 
     if pace.steps or not target().is_cpu:
         return Schedule(total, every, batch, skips=not pace.steps)
@@ -128,13 +128,7 @@ def compact(data: Clients, most: int) -> Clients:
     if data.mask.shape[0] == most:
         return data
     rows = jnp.argsort(~data.mask, stable=True)[:most]
-    return rows_of(data, rows, data.mask[rows])
-
-
-def rows_of(data: Clients, rows: Array, mask: Array) -> Clients:
-    """Some rows [b] of one client's examples, with their mask [b]."""
-    weight = () if isinstance(data.weight, tuple) else data.weight[rows]
-    return Clients(data.x[rows], data.y[rows], mask, weight)
+    return data.picked(rows, data.mask[rows])
 
 
 def steps_done(pace: Pace, data: Clients, turn: Array) -> tuple[Array, Array]:

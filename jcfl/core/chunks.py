@@ -24,9 +24,13 @@ class Tiles(NamedTuple):
 
 
 def gather(federation: Federation, split: Split, who: Array) -> Clients:
-    """The examples of the clients `who` [s], padded to the split's width by repeating a client's own rows."""
+    """The examples of the clients `who` [s], padded to the split's width by repeating a client's own rows.
+
+    Where nothing needs `x`, the compiled program has no copy of it.
+    """
     rows, mask = rows_of(split, who)
-    return Clients(model_inputs(federation, rows), federation.y[rows], mask)
+    inputs = lambda rows: model_inputs(federation, rows)
+    return Clients(inputs(rows), federation.y[rows], mask, rows=rows, inputs=inputs)
 
 
 def rows_of(split: Split, who: Array) -> tuple[Array, Array]:

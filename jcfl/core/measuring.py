@@ -158,7 +158,7 @@ def mini_batch(key: Key, data: Clients, rows: int) -> Clients:
     """So many examples of one client, drawn without replacement; all of them where it has no more."""
     noise = jnp.where(data.mask, jax.random.uniform(key, data.mask.shape), jnp.inf)
     drawn = jnp.argsort(noise)[:rows]
-    return Clients(data.x[drawn], data.y[drawn], data.mask[drawn])
+    return data.picked(drawn, data.mask[drawn])
 
 
 def bounds(method: Method, context: Context, found: dict[str, Array], distances: Array) -> dict[str, Array]:

@@ -4,6 +4,7 @@ Letters in shape comments: `m` clients in all, `s` clients in a round's cohort, 
 `d` features, `c` classes.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -157,11 +158,33 @@ class Clients(struct.PyTreeNode):
     y: Array  #: [s, n] int32, their classes
     mask: Array  #: [s, n] bool, false for padding
     weight: Array | tuple[()] = ()  #: [s, n] what an example counts in the loss, where examples do not count alike
+    rows: Array | tuple[()] = ()  #: [s, n] int32, the rows of the pool that the examples are, for `inputs`
+    #: `rows [b] -> x [b, ...]`, with which a step reads its examples from the pool; None where it takes them from `x`
+    inputs: Callable[[Array], Array] | None = struct.field(pytree_node=False, default=None)
 
     @property
     def size(self) -> Array:
         """The number of real examples. [s]"""
         return self.mask.sum(-1)
+
+    def picked(self, places: Array, mask: Array) -> "Clients":
+        """Some examples of one client.
+
+        Args:
+            places: among the client's examples. [b] int
+            mask: false where there is no example. [b] bool
+        """
+        x = self.x[places] if self.inputs is None else self.inputs(self.rows[places])
+        weight = () if isinstance(self.weight, tuple) else self.weight[places]
+        return Clients(x, self.y[places], mask, weight)
+
+
+def replaced(self: Clients, **overrides: Any) -> Clients:
+    """`Clients.replace`: steps see a new `x`, and no longer the pool."""
+    return dataclasses.replace(self, **({"rows": (), "inputs": None} if "x" in overrides else {}) | overrides)
+
+
+Clients.replace = replaced  # Flax gives each class its own `replace` when it is made
 
 
 class First(NamedTuple):
