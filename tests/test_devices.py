@@ -5,8 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from jcfl.core.sharded import dealt
 from tests.processes import CALM
 
 PROGRAM = """
@@ -71,6 +76,16 @@ for name, options in {"fedavg": {}, "ifca": {"clusters": 8}, "ditto": {}, "fesem
         judged = program(algorithm.evaluate, on_every_device(8))
         print("its-evaluation", "sends", hlo.cost(judged.as_text(), True).sent / one)
 """
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=12), st.integers(1, 4))
+def test_devices_get_clients_with_about_as_many_examples(sizes, devices):
+    size = np.array(sizes * devices)
+    order = np.asarray(dealt(jnp.asarray(size), devices))
+    assert sorted(order.tolist()) == list(range(size.size))
+    work = size[order].reshape(devices, -1).sum(1)
+    assert np.ptp(work) <= size.max()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +60,10 @@ def test_paths_that_depend_on_the_target_lower_for_it(method, model, engine, pla
     assert ("stablehlo.convolution" in text) == (model == "cnn_fashion" and platform == "tpu")
 
 
-def round_of(method: str, model: str, engine: str, participation: float = 0.5, **options):
+def round_of(method: str, model: str, engine: str, participation: float = 0.5, data: Any = None, **options):
     """A method on a registered model."""
     task = models.build(model, (4, 4, 1), tiny.CLASSES, **({"hidden": 8} if model == "mlp" else {}))
-    data = tiny.federation(SIZES)
+    data = tiny.federation(SIZES) if data is None else data
     setting = tiny.setting(participation, data=data, epochs=1).with_context(task=task, engine=engine)
     return tiny.built(method, setting, **options)
 
@@ -89,11 +90,15 @@ def test_what_is_planned_for_a_gpu_computes_the_same():
     tiny.same(states[0].clusters, states[1].clusters, 1e-6)
 
 
-def test_a_gpu_reads_the_length_of_one_loop_in_a_factored_round():
-    """The loop over all tiles. One over clusters around it would make the GPU wait for the host at every cluster."""
-    data = tiny.federation(SIZES)
+@pytest.mark.parametrize(("sizes", "participation"), [(SIZES, 1.0), ((12,) * 8, 0.5)], ids=["all", "equal sizes"])
+def test_a_gpu_reads_the_length_of_one_loop_in_a_factored_round(sizes, participation):
+    """The loop over all tiles. One over clusters around it would make the GPU wait for the host at every cluster.
+
+    The choice of a model by some clients of different sizes has such a loop too.
+    """
+    data = tiny.federation(sizes)
     with compiling_for(GPU):
-        made = round_of("ifca", "mlp", "factored", clusters=3)
+        made = round_of("ifca", "mlp", "factored", participation, data, clusters=3)
         state = jax.eval_shape(made.init, jax.random.key(0), data)
         assert made.engine == "factored"
         assert str(jax.make_jaxpr(made.step)(state, data)).count("while[") == 1

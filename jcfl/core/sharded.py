@@ -10,6 +10,7 @@ from jcfl.core.chunks import are_many, chunked, device_mesh, divided, divided_ax
 from jcfl.core.engine import SENT, SERVER_SIDE, CohortTraining, Participants, Work, put_trained, trained_clusters
 from jcfl.core.objective import Pull, own, shared
 from jcfl.types import Array, Federation, Key, Model, Models, State
+from jcfl.types.target import target
 
 EXCHANGED = 8
 """How many clusters' models devices exchange at a time. Most slots may be empty, and these are not sent."""
@@ -19,7 +20,8 @@ def shared_out(stream: CohortTraining, work: Work, devices: int) -> CohortTraini
     """The same training on several devices: each trains a part of the cohort, and their sums are added.
 
     What clients keep, and the models of many clusters, are divided among the devices by their parameters (see
-    `chunks.divided`). A device gets the rows of its own clients and the models of their clusters, no others.
+    `chunks.divided`). A device gets the rows of its own clients and the models of their clusters, no others. On a CPU
+    it gets clients with about as many examples as the other devices get, because they wait for the last of them.
     """
     if devices == 1:
         return stream
@@ -29,6 +31,11 @@ def shared_out(stream: CohortTraining, work: Work, devices: int) -> CohortTraini
         mesh = device_mesh(devices)  # while it is traced, so that it is that of the target then
         count, s = participants.who.size, -(-participants.who.size // devices)  # clients in all, and of one device
         parts = jax.tree.map(lambda array: chunked(array, devices).reshape(-1), participants)
+        split, back = federation.train, slice(count)
+        if target().is_cpu and not split.is_even:
+            size = jnp.where(jnp.arange(s * devices) < count, split.size[parts.who], -1)
+            order = dealt(size, devices)
+            parts, back = trees.take(parts, order), jnp.argsort(order)[:count]
         # Without this, XLA would also divide among the devices the operations that made the participants.
         parts = jax.lax.with_sharding_constraint(parts, jax.NamedSharding(mesh, all_))
         place = lambda leaf: divided(leaf.shape, devices)
@@ -61,12 +68,28 @@ def shared_out(stream: CohortTraining, work: Work, devices: int) -> CohortTraini
         on_all = jax.shard_map(part, mesh=mesh, in_specs=inside, out_specs=(specs, all_, each), check_vma=False)
         view = state.replace(clients={}, clusters=())
         models, common, uploads = on_all(key, view, kept, models, parts, trained, federation)
-        first = lambda rows: jax.tree.map(lambda leaf: leaf[:count], across(rows))
+        first = lambda rows: jax.tree.map(lambda leaf: leaf[back], across(rows))
         if alone:
             models = put_trained(state, participants, participants.label, first(models))
         return models, common, first(uploads)
 
     return whole
+
+
+def dealt(size: Array, devices: int) -> Array:
+    """Clients in an order in which equal parts of it, one for each device, have about as many examples.
+
+    The largest clients are dealt to the devices in turn, then the next ones in reverse turn, and so on.
+
+    Args:
+        size: the number of examples of each client; the number of clients can be divided by that of devices. [s] int
+
+    Returns:
+        the numbers of the clients. [s] int
+    """
+    turns = jnp.arange(size.size).reshape(-1, devices)
+    turns = turns.at[1::2].set(turns[1::2, ::-1])
+    return jnp.argsort(-size, stable=True)[turns.T.ravel()]
 
 
 def needs_few_models(work: Work, state: State) -> bool:

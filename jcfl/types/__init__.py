@@ -42,6 +42,11 @@ class Split(struct.PyTreeNode):
     size: Array  #: [m] int32, the number of examples of each client
     width: int = struct.field(pytree_node=False)  #: the largest size
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all clients have equally many examples, which the shapes say."""
+        return self.rows.size == self.size.size * self.width
+
     def owned(self, client: int) -> Array:
         """The rows of one client; the leaves are NumPy's, because the number of rows differs. [size[client]]"""
         return self.rows[self.start[client] : self.start[client] + self.size[client]]
