@@ -59,6 +59,14 @@ def test_a_case_that_fails_says_why(monkeypatch):
     assert charts.seconds(failed, pathlib.Path("nowhere")) == charts.growth(failed, pathlib.Path("nowhere")) == []
 
 
+def test_clients_of_different_sizes_have_as_many_examples_as_equal_ones():
+    figures = rows.sizes("ifca", True, None)
+    assert figures["largest"] > 2 * 20
+    assert figures["times_equal"] == pytest.approx(figures["different_s"] / figures["equal_s"])
+    sizes = np.array([3, 1, 7])
+    np.testing.assert_array_equal(work.made_up_federation(3, sizes).train.size, sizes)
+
+
 def test_growth_is_drawn_against_what_grows(tmp_path):
     """Cases of one row with numbers that differ; those with another cohort stand in the table alone."""
     case = lambda size, seconds: {

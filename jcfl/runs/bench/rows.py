@@ -19,7 +19,16 @@ from jcfl.core.memory import most_resident
 from jcfl.runs import programs
 from jcfl.runs.bench.growth import GROWTH, growth_figures
 from jcfl.runs.bench.newcomers import greedy_merging, newcomers
-from jcfl.runs.bench.work import compiled_step, largest_difference, medians, seconds_of, settled_state, table_one, timed
+from jcfl.runs.bench.work import (
+    compiled_step,
+    largest_difference,
+    made_up_federation,
+    medians,
+    seconds_of,
+    settled_state,
+    table_one,
+    timed,
+)
 from jcfl.runs.experiment import execute
 from jcfl.runs.plan import Plan, config_and_objects, planned
 
@@ -148,6 +157,39 @@ def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
     return {"rounds": rounds, "seeds": many, **found, **ratios}
 
 
+def sizes(case: str, quick: bool, data_dir: Path | None) -> Figures:
+    """Clients of different sizes, and as many clients that have the same number of examples in all, in turn."""
+    clients, mean = (12, 20) if quick else (200, 300)
+    different = np.random.default_rng(0).lognormal(0, 1, clients)
+    different = np.maximum(different * mean / different.mean(), 1).astype(int)
+    method, train = CASES_OF_SIZES[case]
+    given = {
+        "model": {"name": "mlp", "hidden": 8 if quick else 200},
+        "method": method,
+        "train": {"lr": 0.05, "batch_size": 10, **train},
+    }
+    times: dict[str, list[float]] = {}
+    runs = {}
+    for name, size in {"equal_s": mean, "different_s": different}.items():
+        plan = planned(*config_and_objects(made_up_federation(clients, size), given))
+        state = settled_state(plan)
+        runs[name], times[name] = [compiled_step(plan, state), state, plan.federation], []
+    for turn in range(2 if quick else 8):
+        for name, (step, state, federation) in runs.items():
+            seconds, runs[name][1] = seconds_of(step, state, federation)
+            times[name] += [seconds] if turn else []
+    found = dict(zip(times, medians(*times.values()), strict=True))
+    return {"largest": int(different.max()), **found, "times_equal": found["different_s"] / found["equal_s"]}
+
+
+CASES_OF_SIZES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fedavg, an epoch": ("fedavg", {"epochs": 1}),
+    "fedavg, 30 steps": ("fedavg", {"steps": 30}),
+    "ifca": ({"name": "ifca", "clusters": 4}, {"epochs": 1}),
+}
+"""The methods of the row `sizes`, and their local training."""
+
+
 def whole(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """A run of a hundred rounds with an evaluation every ten, from its plan to its files."""
     begin = time.perf_counter()
@@ -246,6 +288,13 @@ ROWS: dict[str, Row] = {
         lambda quick: ("stocfl", "fedavg", "fedavg, images"),
         must="at most 2.5 times one seed",
         aim="1.5 times",
+    ),
+    "sizes": Row(
+        "A round with 200 clients of 300 examples on average (MLP 200, batches of 10): sizes that differ (log-normal, "
+        "σ = 1) beside equal ones, in turn.",
+        sizes,
+        lambda quick: tuple(CASES_OF_SIZES),
+        aim="at most 1.5 times equal sizes",
     ),
     "overhead": Row(
         "`jcfl.run` with files, checkpoints and evaluations against its compiled steps and evaluations alone.",

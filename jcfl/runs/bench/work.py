@@ -35,12 +35,16 @@ def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
     return planned(*config_and_objects("stocfl_rotated_mnist", {**preset, "data_dir": data_dir, **merged}))
 
 
-def made_up_federation(clients: int, size: int, groups: int = 4) -> Federation:
+def made_up_federation(clients: int, size: int | np.ndarray, groups: int = 4) -> Federation:
     """A federation in MNIST's shapes, in which each group has noisy images of ten prototypes of its own.
 
     Clients share a pool of images, so that only the tables of indices grow with their number.
+
+    Args:
+        size: the number of training examples of each client, one for all of them or [clients] int.
     """
-    rng, count = np.random.default_rng(0), min(IMAGES, clients * (size + 10))
+    sizes = np.broadcast_to(size, clients)
+    rng, count = np.random.default_rng(0), min(IMAGES, int(sizes.sum()) + 10 * clients)
     count -= count % (10 * groups)
     prototypes = rng.random((groups, 10, 784), np.float32) > 0.8
     group, y = np.arange(count) % groups, np.arange(count) // groups % 10
@@ -50,11 +54,11 @@ def made_up_federation(clients: int, size: int, groups: int = 4) -> Federation:
         x[rows] = bright.astype(np.uint8)
     true = np.arange(clients, dtype=np.int32) % groups
 
-    def share(width: int) -> Split:
-        rows = rng.integers(0, count // groups, (clients, width), np.int32) * groups + true[:, None]
-        return packed(rows.ravel(), np.full(clients, width))
+    def share(sizes: np.ndarray) -> Split:
+        rows = rng.integers(0, count // groups, sizes.sum(), np.int32) * groups + np.repeat(true, sizes)
+        return packed(rows, sizes)
 
-    return assembled(x.reshape(-1, 28, 28, 1), y, true, share(size), share(10), 10, "made up")
+    return assembled(x.reshape(-1, 28, 28, 1), y, true, share(sizes), share(np.full(clients, 10)), 10, "made up")
 
 
 def settled_state(plan: Plan) -> State:
