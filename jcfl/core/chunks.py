@@ -137,7 +137,7 @@ def over_examples(
         return jax.lax.fori_loop(0, used, add, jnp.zeros((rounds, *one.shape), one.dtype))
 
     parts = jnp.arange(rounds * devices).reshape(rounds, devices)  # the parts with examples come first
-    found = on_devices(of_device, (fixed, split, who, last, first), parts.T.ravel(), devices)
+    found = divided_work(of_device, (fixed, split, who, last, first), parts.T.ravel(), devices)
     found = found.reshape(devices, rounds, *found.shape[1:]).swapaxes(0, 1)
     return found.reshape(-1, *found.shape[3:]), first
 
@@ -207,10 +207,10 @@ def over_devices(
 
     count = jax.tree.leaves(parts)[0].shape[0]
     even = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], -count % devices, axis=0)])
-    return jax.tree.map(lambda leaf: leaf[:count], on_devices(inside, fixed, jax.tree.map(even, parts), devices))
+    return jax.tree.map(lambda leaf: leaf[:count], divided_work(inside, fixed, jax.tree.map(even, parts), devices))
 
 
-def on_devices(function: Callable[[Any, Any], Any], fixed: Any, parts: Any, devices: int) -> Any:
+def divided_work(function: Callable[[Any, Any], Any], fixed: Any, parts: Any, devices: int) -> Any:
     """`function(fixed, parts)`, each device for its share of the parts [p, ...]; `devices` divides p. [p, ...]"""
     if devices == 1:
         return function(fixed, parts)
