@@ -144,7 +144,9 @@ def test_every_pass_is_one_over_the_share(pace, size):
     plan = batches.schedule(local, data, jax.random.key(1))
     with compiling_for(Target("gpu", "gpu")):
         other = batches.schedule(local, data, jax.random.key(1))
-    seen, on_gpu = seen_rows(plan), seen_rows(other)
+    steps, others = steps_of(plan), steps_of(other)
+    assert {len(step.y) for step in steps + others} == {2 if pace[2] == 2 else taken(0.6, 12)}
+    seen, on_gpu = ([np.asarray(one.x)[np.asarray(one.mask), 0].tolist() for one in each] for each in (steps, others))
     # In epochs, a pass on a GPU is one over the largest client's share, in which smaller clients pause.
     assert [rows for rows in seen if rows] == [rows for rows in on_gpu if rows]
     assert other.count == local.rows_and_steps(12)[1]
@@ -155,10 +157,9 @@ def test_every_pass_is_one_over_the_share(pace, size):
         assert sorted(itertools.chain(*seen[first : first + each])) == expected
 
 
-def seen_rows(plan):
-    """The rows that each step of a schedule sees."""
-    steps = [plan.batch(plan.turn(step)) for step in range(int(plan.count))]
-    return [np.asarray(step.x)[np.asarray(step.mask), 0].tolist() for step in steps]
+def steps_of(plan):
+    """The examples that each step of a schedule sees."""
+    return [plan.batch(plan.turn(step)) for step in range(int(plan.count))]
 
 
 def test_a_small_client_computes_its_own_steps_only():

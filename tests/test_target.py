@@ -90,18 +90,22 @@ def test_what_is_planned_for_a_gpu_computes_the_same():
     tiny.same(states[0].clusters, states[1].clusters, 1e-6)
 
 
-@pytest.mark.parametrize(("sizes", "participation"), [(SIZES, 1.0), ((12,) * 8, 0.5)], ids=["all", "equal sizes"])
-def test_a_gpu_reads_the_length_of_one_loop_in_a_factored_round(sizes, participation):
+@pytest.mark.parametrize(
+    ("sizes", "participation", "loops"),
+    [(SIZES, 1.0, 1), ((12,) * 8, 0.5, 1), (SIZES, 0.5, 2)],
+    ids=["all", "equal sizes", "some of different sizes"],
+)
+def test_a_gpu_reads_the_length_of_few_loops_in_a_factored_round(sizes, participation, loops):
     """The loop over all tiles. One over clusters around it would make the GPU wait for the host at every cluster.
 
-    The choice of a model by some clients of different sizes has such a loop too.
+    If some clients of different sizes choose a model, the length of that loop depends on the data too.
     """
     data = tiny.federation(sizes)
     with compiling_for(GPU):
         made = round_of("ifca", "mlp", "factored", participation, data, clusters=3)
         state = jax.eval_shape(made.init, jax.random.key(0), data)
         assert made.engine == "factored"
-        assert str(jax.make_jaxpr(made.step)(state, data)).count("while[") == 1
+        assert str(jax.make_jaxpr(made.step)(state, data)).count("while[") == loops
 
 
 def test_products_and_turns_are_counted(source_lines):

@@ -118,7 +118,8 @@ def over_examples(
     """
     size = split.size[who]
     last = jnp.cumsum(size)
-    first, examples = last - size, min(split.rows.size, who.size * split.width)  # at most so many
+    first = last - size
+    examples = min(split.rows.size, who.size * split.width)  # the most that the clients can have, by the shapes
     exactly = who.size == split.size.size or split.is_even
     most = max(1, min(most, -(-examples // devices)))
     rounds = -(-examples // (most * devices))  # parts of one device
@@ -132,7 +133,8 @@ def over_examples(
     def of_device(fixed: Any, parts: Array) -> Array:
         """The results of the parts [rounds] of a device; those without examples come last and take no time."""
         one = jax.eval_shape(of_part, fixed, parts[0])
-        used = rounds if exactly else (parts * most < fixed[3][-1]).sum()
+        _, _, _, last, _ = fixed
+        used = rounds if exactly else (parts * most < last[-1]).sum()
         add = lambda i, found: found.at[i].set(of_part(fixed, parts[i]))
         return jax.lax.fori_loop(0, used, add, jnp.zeros((rounds, *one.shape), one.dtype))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jcfl import metrics, registry
 from jcfl.fast import slabs
-from jcfl.runs.bench.work import compiled_step, medians_in_turn, seconds_of, settled_state, table_one
+from jcfl.runs.bench.work import compiled_step, medians_in_turn, next_round, seconds_of, settled_state, table_one
 from jcfl.runs.plan import Plan
 from jcfl.types import State
 from jcfl.types.target import target
@@ -30,15 +30,10 @@ def newcomers(case: str, quick: bool, data_dir: Path | None) -> dict[str, Any]:
     labels, clusters = np.asarray(end.labels), int(end.memory.live.sum())
     del end
 
-    def again() -> float:
-        nonlocal settled
-        seconds, settled = seconds_of(step, settled, plan.federation)
-        return seconds
-
     new, old, plain = medians_in_turn(
         2 if quick else 3,
         lambda: seconds_of(step, copied(), plan.federation)[0],
-        again,
+        next_round(step, settled, plan.federation),
         lambda: seconds_of(products, *arguments)[0],
     )
     return {

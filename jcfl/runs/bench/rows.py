@@ -24,6 +24,8 @@ from jcfl.runs.bench.work import (
     largest_difference,
     made_up_federation,
     medians,
+    medians_in_turn,
+    next_round,
     seconds_of,
     settled_state,
     table_one,
@@ -168,18 +170,13 @@ def sizes(case: str, quick: bool, data_dir: Path | None) -> Figures:
         "method": method,
         "train": {"lr": 0.05, "batch_size": 10, **train},
     }
-    times: dict[str, list[float]] = {}
-    runs = {}
-    for name, size in {"equal_s": mean, "different_s": different}.items():
+    runs = []
+    for size in (mean, different):
         plan = planned(*config_and_objects(made_up_federation(clients, size), given))
         state = settled_state(plan)
-        runs[name], times[name] = [compiled_step(plan, state), state, plan.federation], []
-    for turn in range(2 if quick else 8):
-        for name, (step, state, federation) in runs.items():
-            seconds, runs[name][1] = seconds_of(step, state, federation)
-            times[name] += [seconds] if turn else []
-    found = dict(zip(times, medians(*times.values()), strict=True))
-    return {"largest": int(different.max()), **found, "times_equal": found["different_s"] / found["equal_s"]}
+        runs.append(next_round(compiled_step(plan, state), state, plan.federation))
+    equal, uneven = medians_in_turn(1 if quick else 7, *runs)
+    return {"largest": int(different.max()), "equal_s": equal, "different_s": uneven, "times_equal": uneven / equal}
 
 
 CASES_OF_SIZES: dict[str, tuple[Any, dict[str, Any]]] = {

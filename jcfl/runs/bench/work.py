@@ -83,11 +83,19 @@ def compiled_step(plan: Plan, state: State) -> Callable[..., State]:
 
 def timed(step: Callable[..., State], state: State, federation: Federation, rounds: int) -> list[float]:
     """The seconds of some rounds, one after another; the state cannot be used again."""
-    times = []
-    for _ in range(rounds):
+    run = next_round(step, state, federation)
+    return [run() for _ in range(rounds)]
+
+
+def next_round(step: Callable[..., State], state: State, federation: Federation) -> Callable[[], float]:
+    """A function that runs one more round each time and returns its seconds; the state cannot be used again."""
+
+    def run() -> float:
+        nonlocal state
         seconds, state = seconds_of(step, state, federation)
-        times.append(seconds)
-    return times
+        return seconds
+
+    return run
 
 
 def medians_in_turn(turns: int, *runs: Callable[[], float]) -> list[float]:
