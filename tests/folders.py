@@ -128,6 +128,7 @@ def compared(labels, groups, turn) -> dict[str, np.ndarray]:
         "model_clusters": np.array([*slots, -1]),
         "model_cosine": (unit @ unit.T)[upper].astype(np.float32),
         "model_distance": np.linalg.norm(rows[:, None] - rows, axis=-1)[upper].astype(np.float32),
+        "model_l1": np.abs(own[:, None] - rows[len(own) :]).sum(-1).astype(np.float32),
     }
 
 

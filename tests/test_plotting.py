@@ -543,15 +543,26 @@ def test_models_are_points_at_each_round(one):
     assert len([axis for axis in plotting.model_embedding(one, at=[2, 8]).axes if axis.get_visible()]) == 3
 
 
-def test_distances_are_those_to_the_clusters_models(one):
-    axis = next(axis for axis in plotting.distances(one, at=4).axes if axis.get_ylabel() == "model of cluster")
+@pytest.mark.parametrize(("distance", "order"), [("euclidean", 2), ("l1", 1)])
+def test_distances_are_those_to_the_clusters_models(one, distance, order):
+    axes = plotting.distances(one, at=4, distance=distance).axes
+    axis = next(axis for axis in axes if axis.get_ylabel() == "model of cluster")
     shown = axis.images[0].get_array()
     rows, labels = folders.vectors() + np.eye(6)[folders.GROUPS], folders.moving()[1]
     centres = np.stack([rows[labels == slot].mean(0) for slot in (12, 7, 3)])
     ranks = np.select([labels == 12, labels == 7, labels == 3], [0, 1, 2], 9)
-    order = np.lexsort((np.array([1, 2, 0])[folders.GROUPS], ranks))
-    expected = np.linalg.norm(rows[:, None] - centres, axis=-1)[order].T
+    rows = rows[np.lexsort((np.array([1, 2, 0])[folders.GROUPS], ranks))]
+    expected = np.linalg.norm(rows[:, None] - centres, ord=order, axis=-1).T
     np.testing.assert_allclose(shown, expected, atol=1e-5)
+
+
+def test_distances_by_l1_need_a_run_that_has_them(tmp_path):
+    run = results.load(folders.run(tmp_path / "run"))
+    older = {name: rows for name, rows in results.models(run, 0, 8).items() if name != "model_l1"}
+    run.models[0, 8] = older
+    assert plotting.distances(run, at=8)
+    with pytest.raises(InputError, match="older jcfl"):
+        plotting.distances(run, at=8, distance="l1")
 
 
 @pytest.mark.parametrize("name", ["model_similarity", "model_embedding", "distances"])

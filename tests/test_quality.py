@@ -143,6 +143,49 @@ def test_constants_are_those_of_a_loop_over_clients(federation):
         np.testing.assert_allclose(found[name], value, rtol=2e-4, err_msg=name)
 
 
+def test_the_partial_diversity_is_that_of_a_loop_over_clients(federation):
+    """Ma (2023), Assumption 7.3.3: one of the two models is the client's own copy."""
+    built = tiny.built("fesem", tiny.setting(data=federation, extras=[{"name": "cam"}]), clusters=K)
+    context, client = built_with(federation, built.method)
+    state = jax.tree.map(jnp.asarray, state_of(True).replace(key=jax.random.key(1)))
+
+    @jax.jit
+    def measured(state, federation):
+        again = measuring.trained_again(client, state, federation)
+        copy = lambda who, data: again(who, data).shared
+        copies = measuring.chunks.over_clients(copy, federation, jnp.arange(8), 3)
+        return measuring.partial_diversities(context, client, state, federation), copies
+
+    found, copies = measured(state, jax.device_put(federation))
+    copies, clients, centres = plain.vectors(copies, 1), clients_of(federation), plain.vectors(state.clusters, 1)
+    own, shared, size = plain.vectors(state.clients["model"], 1), plain.vectors(state.shared), plain.sizes(clients)
+    by_shared, by_cluster = {}, {}
+    for i in HERE:
+        x, _ = clients[i]
+        centre = centres[LABELS[i]]
+        slope = lambda model, beside, i=i, x=x: plain.gradient(model, clients[i], plain.logits(beside, x))
+        by_shared[i] = squared(slope(shared, own[i]) - slope(shared, centre))
+        by_cluster[i] = squared(slope(centre, copies[i]) - slope(centre, shared))
+    mean = lambda values, who: np.average([values[i] for i in who], weights=size[who])
+    inside = [mean(by_cluster, [i for i in HERE if LABELS[i] == k]) for k in (0, 1, 3)]
+    np.testing.assert_allclose(found, [mean(by_shared, HERE), max(inside)], rtol=2e-4)
+
+
+@pytest.mark.parametrize("addons", [(), ("cam",)])
+def test_the_partial_diversity_is_measured_with_cam_only(federation, addons):
+    here = tiny.setting(data=federation, extras=[{"name": name} for name in addons]).with_context(measures_quality=True)
+    built = tiny.built("ifca", here, clusters=K)
+    state = jax.eval_shape(built.init, jax.random.key(0), federation)
+    found = jax.eval_shape(built.evaluate, state, federation)
+    assert ("partial_diversity" in found) == bool(addons)
+
+
+def built_with(federation, method):
+    """The context of a run on a federation, and what a client does in it."""
+    context = tiny.setting(data=federation, chunk=3).context
+    return context, measuring.clients.client(method, context)
+
+
 def test_models_are_compared_as_numpy_compares_them(federation):
     state = jax.tree.map(jnp.asarray, state_of(True))
     context = tiny.setting(data=federation).context
@@ -153,6 +196,7 @@ def test_models_are_compared_as_numpy_compares_them(federation):
     pairs = list(itertools.combinations(rows, 2))
     np.testing.assert_allclose(found["model_cosine"], [cosine(*pair) for pair in pairs], atol=1e-5)
     np.testing.assert_allclose(found["model_distance"], [np.linalg.norm(a - b) for a, b in pairs], rtol=1e-4)
+    np.testing.assert_allclose(found["model_l1"], np.abs(own[:, None] - rows[len(own) :]).sum(-1), rtol=1e-4)
 
 
 def test_a_method_that_keeps_no_models_trains_each_client_once_more():

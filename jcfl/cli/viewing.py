@@ -179,6 +179,7 @@ def plot(
     ] = None,
     at: Annotated[str | None, typer.Option(metavar="ROUND,ROUND", help="The rounds to show, such as 5,10,40.")] = None,
     by: Annotated[str | None, typer.Option(metavar="tsne|pca", help="How points are placed.")] = None,
+    distance: Annotated[str | None, typer.Option(metavar="euclidean|l1", help="The distance of models.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed to show.", show_default="the first")] = None,
     cluster: Annotated[int | None, typer.Option(help="The cluster to show, 1 for the largest.")] = None,
 ) -> None:
@@ -187,7 +188,7 @@ def plot(
     Figures: curves, clusters, clients, effect, with_addons, quality and privacy lay runs over each other; decision,
     embedding, similarity, group_similarity, model_embedding, model_similarity, distances, by_cluster, sizes, flow,
     groups_to_clusters, stability, apart, samples and heatmap show one. --figure can be given several times, or be a
-    list with commas. --at, --by, --seed and --cluster are for the figures that have these options.
+    list with commas. --at, --by, --distance, --seed and --cluster are for the figures that have these options.
     """
     from jcfl.runs import bars
     from jcfl.view import plotting
@@ -198,7 +199,13 @@ def plot(
     refuse_unknown(chosen, endings)
     folder = out or (folders[0] / "figures" if len(folders) == 1 else Path("figures"))
     console = bars.screen()
-    options = {"at": None if at is None else at.split(","), "by": by, "seed": seed, "cluster": cluster}
+    options = {
+        "at": None if at is None else at.split(","),
+        "by": by,
+        "distance": distance,
+        "seed": seed,
+        "cluster": cluster,
+    }
     for stem, figure in plotting.drawn(runs, chosen, **options):
         if isinstance(figure, InputError) and chosen:
             raise InputError(f"{stem}: {figure}")

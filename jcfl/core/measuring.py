@@ -1,5 +1,6 @@
 """Optional metrics of models and gradients at an evaluation: the quality of clusters, distances."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.engine import Client
 from jcfl.core.local import Local
 from jcfl.core.method import Method
+from jcfl.core.objective import mean_loss
 from jcfl.core.quality import present_labels, products, quality, training_loss
 from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
 from jcfl.metrics.cohesion import cosine
 from jcfl.metrics.ratios import ratio, weighted_mean
-from jcfl.types import Array, Clients, Federation, Key, Model, Models, State
+from jcfl.types import Array, Clients, Federation, Key, Models, State, Upload
 
 DRAWS = 8
 """Mini-batches of each client of which the gradients are measured."""
@@ -65,9 +67,11 @@ def measures(
     if context.measures_quality:
         everyone = jnp.arange(context.population.clients)
         own = own_models(method, context, client, state, federation, everyone)
-        known = state.replace(clients={"model": own})
+        known = state.replace(clients=state.clients | {"model": own})
         found |= cohesion(method, context, known, federation) | constants(method, context, known, federation)
         found |= bounds(method, context, found, found.pop("distances"))
+        if method.is_summed:
+            found["partial_diversity"] = jnp.max(partial_diversities(context, client, known, federation))
     if context.models_at:
         inside = jnp.isin(state.round, jnp.array(context.models_at))
         compare = lambda: comparison(method, context, client, state, federation)
@@ -87,14 +91,59 @@ def own_models(
         return trees.take(state.clusters, who)
     if "model" in state.clients:
         return trees.take(state.clients["model"], who)
+    again = trained_again(client, state, federation)
+    own = lambda who, data: again(who, data).cluster
+    return chunks.over_clients(own, federation, who, min(context.resources.chunk, who.size))
+
+
+def trained_again(client: Client, state: State, federation: Federation) -> Callable[[Array, Clients], Upload]:
+    """`(id [], data of one client) -> upload`: what a client trains from a state, as in a round."""
     common = engine.common_broadcast(state, federation)
 
-    def one(who: Array, data: Clients) -> Model:
+    def again(who: Array, data: Clients) -> Upload:
         sent = engine.broadcast(state, jnp.maximum(state.labels[who], 0), who, common)
         sent = sent.replace(own={name: kept for name, kept in sent.own.items() if name != "work"})
-        return client(sent, data, stream(state.key, Stream.OWN, state.round, who)).cluster
+        return client(sent, data, stream(state.key, Stream.OWN, state.round, who))
 
-    return chunks.over_clients(one, federation, who, min(context.resources.chunk, who.size))
+    return again
+
+
+def partial_diversities(context: Context, client: Client, state: State, federation: Federation) -> Array:
+    """Both sides of Ma's Assumption 7.3.3 as it is printed, for a method with CAM; δ² bounds both. [2]
+
+    One side changes the cluster's model Θ_k to the client's own θ_i, and takes the change of the gradient by the global
+    model, in the mean over all clients. The other one changes the global model to the client's own copy of it, and
+    takes the change of the gradient by Θ_k, in the mean over a cluster, the largest of all clusters. A client's own
+    copies are what it trains from the server's models; θ_i is the last one where the method keeps it.
+
+    Args:
+        state: with the clients' own models, `clients["model"]`.
+    """
+    labels, again = present_labels(state, federation), trained_again(client, state, federation)
+
+    def loss(cluster: Any, shared: Any, label: Array, data: Clients) -> Array:
+        logits = lambda model, params: context.task.apply({**model, "params": params}, data.x)[0]
+        both = logits(trees.take(state.clusters, label), cluster) + logits(state.shared, shared)
+        return mean_loss(context.task, both, data)
+
+    def one(who: Array, data: Clients) -> tuple[Array, Array]:
+        label = jnp.maximum(labels[who], 0)
+        centre, own = trees.take(state.clusters, label)["params"], trees.take(state.clients["model"], who)["params"]
+        shared, copy = state.shared["params"], again(who, data).shared["params"]
+        slope = jax.grad(loss, (0, 1))
+        by_cluster, by_shared = slope(centre, shared, label, data)
+        apart = lambda one, other: jnp.square(ravel_pytree(one)[0] - ravel_pytree(other)[0]).sum()
+        return (
+            apart(slope(own, shared, label, data)[1], by_shared),
+            apart(slope(centre, copy, label, data)[0], by_cluster),
+        )
+
+    m, k = labels.size, trees.count(state.clusters)
+    of_cluster, of_copy = chunks.over_clients(one, federation, jnp.arange(m), min(context.resources.chunk, m))
+    weights = jnp.where(labels >= 0, federation.train.size, 0).astype(of_copy.dtype)
+    total = lambda values: jnp.zeros(k).at[jnp.maximum(labels, 0)].add(values)
+    inside = ratio(total(jnp.where(weights > 0, weights * of_copy, 0)), total(weights))  # [k]
+    return jnp.stack([weighted_mean(of_cluster, weights), jnp.nanmax(inside)])
 
 
 def cohesion(method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:
@@ -111,7 +160,7 @@ def constants(method: Method, context: Context, state: State, federation: Federa
     Returns:
         `gradient_bound`: U (Assumption 3.4.1). `gradient_variance`: σ² (3.4.10). `smoothness`: β (3.4.9). Each is the
         largest over clients, [], and a lower bound: other models or mini-batches may show a larger one.
-        `gradient_diversity`: δ² (7.3.3), the largest over clusters. []
+        `gradient_diversity`: δ² (7.3.3) as Pillutla et al. have it, the largest over clusters. []
         `squared_gradient`: E‖∇𝓕‖² at the clusters' models, as in Equation 3.34. []
         `distances`: ‖θ_i − Θ_k‖ of every client, NaN for one without a cluster. [m]
     """
@@ -192,12 +241,14 @@ def comparison(
         `model_clients` [n]: the clients that are compared. `model_clusters` [c]: the clusters with most clients, -1 in
         places that are left. `model_cosine`, `model_distance` [(n + c) (n + c - 1) / 2]: the upper triangles, row by
         row, of the cosines and of the Euclidean distances between the clients' own models and then the clusters'.
+        `model_l1` [n, c]: the sums of absolute differences of each client's model and each cluster's.
     """
     who, k = compared_clients(context), trees.count(state.clusters)
     size, clusters = jax.lax.top_k(metrics.sizes(present_labels(state, federation), k), min(k, CENTRES))
     own = own_models(method, context, client, state, federation, jnp.asarray(who))
     flat = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
-    rows = jnp.concatenate([flat(own), flat(trees.take(state.clusters, clusters))])
+    models, centres = flat(own), flat(trees.take(state.clusters, clusters))
+    rows = jnp.concatenate([models, centres])
     upper = np.triu_indices(len(rows), 1)
     middle = trees.steady_mean(rows, jnp.isfinite(rows).all(1))
     centred = products(rows - middle)  # so that small distances of long vectors keep their digits
@@ -208,4 +259,5 @@ def comparison(
         "model_clusters": jnp.where(size > 0, clusters, -1),
         "model_cosine": cosine(products(rows))[upper],
         "model_distance": distance[upper],
+        "model_l1": jax.lax.map(lambda centre: jnp.abs(models - centre).sum(1), centres).T,
     }

@@ -350,6 +350,11 @@ add_quality(
     "The largest mean squared distance of gradients from their cluster's (Assumption 7.3.3); at least this.",
 )
 add_quality(
+    "partial_diversity",
+    "partial diversity δ²",
+    "With cam: how much gradients by one model change with a client's copy of the other (Assumption 7.3.3).",
+)
+add_quality(
     "squared_gradient", "squared gradient", "The mean squared norm of clients' gradients at their clusters' models."
 )
 add_quality("step_bound", "bound of the step size", "The step size below which WeCFL is shown to converge (eq. 3.35).")

@@ -24,7 +24,7 @@ ARRAYS = {
     "clusterability_clusters": (np.float32, np.nan),
 }
 """What is kept of every client, or of every cluster: its type, and the value that stands where there is none yet."""
-MODELS = ("model_clients", "model_clusters", "model_cosine", "model_distance")
+MODELS = ("model_clients", "model_clusters", "model_cosine", "model_distance", "model_l1")
 """How alike clients' models are after a round: see `jcfl.core.measuring.comparison`."""
 
 

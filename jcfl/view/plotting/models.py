@@ -57,6 +57,7 @@ class Compared(NamedTuple):
     clusters: np.ndarray  # [c] the clusters, ascending
     cosine: np.ndarray  # [n + c, n + c] between the models of clients, then of clusters
     distance: np.ndarray  # [n + c, n + c]
+    l1: np.ndarray | None  # [n, c] from clients to clusters; None in runs of older versions
 
 
 @figure(single=True)
@@ -162,7 +163,9 @@ def positions(one: Compared, by: str) -> np.ndarray:
 
 
 @figure(single=True)
-def distances(run: History, at: Number | None = None, seed: int | None = None) -> Figure:
+def distances(
+    run: History, at: Number | None = None, distance: Literal["euclidean", "l1"] = "euclidean", seed: int | None = None
+) -> Figure:
     """The distance from each client's own model to each cluster's (Bhattacharya and Aridi 2023, Fig. 1).
 
     Clients are ordered by cluster, whose edges are white, and then by true group, whose colours are above.
@@ -170,10 +173,14 @@ def distances(run: History, at: Number | None = None, seed: int | None = None) -
     Args:
         run: a history or a folder of a run with `compare_models`.
         at: the round, one of those in which models were compared; the last of them by default.
+        distance: Euclidean, or the sum of absolute differences, as in the paper (eq. 8).
         seed: the seed that is shown; the first by default.
     """
     one = compared(run, at, seed)
     n, c = len(one.labels), len(one.clusters)
+    apart = one.distance[:n, n:] if distance == "euclidean" else one.l1
+    if apart is None:
+        raise InputError(f"{run.name} has no L1 distances, because an older jcfl has written it; run it again")
     if not c:
         raise InputError(f"{run.name} has no clusters after round {one.round}")
     order = np.lexsort((one.groups, np.where(one.labels < 0, n, one.labels)))
@@ -185,7 +192,7 @@ def distances(run: History, at: Number | None = None, seed: int | None = None) -
         draw_strip(shown.add_subplot(grid[0]), one.groups[order][None]).set_title("true group", fontsize=7, pad=2)
     axis = shown.add_subplot(grid[1])
     look: dict[str, Any] = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
-    image = axis.imshow(one.distance[:n, n:][order].T, **look)
+    image = axis.imshow(apart[order].T, **look)
     remove_axes(axis)
     separate(axis, one.labels[order], PAGE)
     step = -(-c // ROWS)
@@ -193,7 +200,7 @@ def distances(run: History, at: Number | None = None, seed: int | None = None) -
     axis.tick_params(length=0)
     axis.set(xlabel=f"{n} clients by cluster, round {one.round}{of_seed(run, seed)}", ylabel="model of cluster")
     bar = shown.colorbar(image, ax=axis, pad=0.01, aspect=12)
-    bar.set_label("distance of models")
+    bar.set_label({"euclidean": "Euclidean distance", "l1": "L1 distance"}[distance])
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return shown
 
@@ -227,5 +234,6 @@ def compared(run: History, at: Number | None, seed: int | None) -> Compared:
         for name, diagonal in (("model_cosine", 1.0), ("model_distance", 0.0))
     )
     groups = run.groups[who]
-    labels = new[index, who]
-    return Compared(round, labels, matched(labels, groups), groups, np.sort(numbers[live]), cosine, distance)
+    labels, l1 = new[index, who], found.get("model_l1")
+    l1 = None if l1 is None else l1[:, kept[n:] - n]
+    return Compared(round, labels, matched(labels, groups), groups, np.sort(numbers[live]), cosine, distance, l1)
