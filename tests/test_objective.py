@@ -38,6 +38,25 @@ def test_a_cosine_of_next_to_nothing_pulls_nowhere(size):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(slopes))
 
 
+@pytest.mark.parametrize("by", ["l1", "cosine"])
+def test_the_distance_to_a_model_is_that_of_its_formula(by):
+    """And its gradient is the direction along which a small step changes it most."""
+    mine, other = ({"params": jax.random.normal(key, (7,))} for key in jax.random.split(jax.random.key(0)))
+    term = objective.distant(objective.own, 0.3, by)
+    sent = Broadcast(jnp.int32(0), other, (), (), (), ())
+    value, slope = jax.value_and_grad(lambda model: term(model, None, sent))(mine)
+    a, b = (np.asarray(model["params"], float) for model in (mine, other))
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    expected, direction = {
+        "l1": (np.abs(a - b).sum(), np.sign(a - b)),
+        "cosine": (1 - a @ b / lengths, (a * (a @ b) / (a @ a) - b) / lengths),
+    }[by]
+    np.testing.assert_allclose(value, 0.3 * expected, rtol=1e-5)
+    np.testing.assert_allclose(slope["params"], 0.3 * direction, rtol=1e-4, atol=1e-7)
+    at_rest = jax.grad(lambda model: term(model, None, sent))(other)["params"]
+    np.testing.assert_allclose(at_rest, 0, atol=1e-7)
+
+
 @pytest.mark.parametrize("size", [0.01, 1.0, 1e6])
 def test_a_cosine_of_anything_longer_is_the_cosine(size):
     a, b = np.array([1.0, -2.0, 0.5]), np.array([0.3, 1.0, 2.0])

@@ -176,6 +176,35 @@ def apart():
     return data.replace(y=np.where(owner >= 3, (data.y + 5) % 10, data.y).astype(np.int32))
 
 
+SLOPES = {
+    "l1": lambda to: lambda vector: np.sign(vector - to),
+    "cosine": lambda to: (
+        lambda vector: (vector * (vector @ to) / (vector @ vector) - to) / np.linalg.norm(vector) / np.linalg.norm(to)
+    ),
+}
+"""The gradients of distances to a model."""
+
+
+@pytest.mark.parametrize("distance", SLOPES)
+def test_fesem_by_another_distance(distance):
+    """In the local term and in K-means (Xie et al. 2020, eq. 5); each round from the state before it."""
+    lam, data = 0.02, apart()
+    clients = clients_of(data)
+    states = tiny.run(tiny.built("fesem", setting(data=data), clusters=2, lam=lam, distance=distance), 3, data=data)
+    own, centres = (plain.vectors(models, 2) for models in (states.clients["model"], states.clusters))
+    metric = {"l1": "manhattan"}.get(distance, distance)
+    for turn in (1, 2):
+        begun = centres[turn][states.labels[turn]]
+        for i, start in enumerate(begun):
+            slope = SLOPES[distance](start)
+            expected = plain.trained(start, clients[i], lambda vector, slope=slope: lam * slope(vector))
+            np.testing.assert_allclose(own[turn + 1][i], expected, atol=1e-5)
+        nearest = pairwise_distances_argmin(own[turn + 1], centres[turn], metric=metric)
+        np.testing.assert_array_equal(states.labels[turn + 1], several(nearest))
+        means = [own[turn + 1][nearest == k].mean(0) for k in range(2)]
+        np.testing.assert_allclose(centres[turn + 1], means, atol=1e-5)
+
+
 def test_wecfl_from_fresh_seeds():
     data = apart()
     here, clients = setting(data=data), clients_of(data)

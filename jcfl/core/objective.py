@@ -1,7 +1,7 @@
 """What a client minimises: the loss on its examples, plus terms that tie it to what the server sent."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,23 @@ class Pull(NamedTuple):
 def proximal(to: Reference, weight: Array | float, on: Part | None = None) -> Pull:
     """(weight / 2) · ‖θ − reference‖², the reference held fixed during the local steps."""
     return Pull(to, weight, on or everything)
+
+
+def distant(to: Reference, weight: Array | float, by: Literal["l1", "cosine"]) -> Term:
+    """Dist(θ, reference) by its weight, the reference held fixed during the local steps (Xie et al. 2020, eq. 5).
+
+    Args:
+        by: the sum of absolute differences, whose gradient where both are equal is 0, or one minus the cosine.
+    """
+
+    def term(model: Model, batch: Clients, sent: Broadcast) -> Array:
+        mine, other = everything(model), jax.lax.stop_gradient(everything(to(sent)))
+        if by == "cosine":
+            return weight * (1 - cosine(mine, other))
+        gap = optax.tree.sub(mine, other)  # abs has the slope 1 at 0 in JAX, and clients start at their reference
+        return jnp.asarray(weight * optax.tree.vdot(gap, jax.lax.stop_gradient(jax.tree.map(jnp.sign, gap))))
+
+    return term
 
 
 def contrastive(weight: Array | float, temperature: Array | float, on: Part) -> Term:

@@ -16,6 +16,7 @@ from jcfl.core.objective import (
     center,
     contrastive,
     contrastive_features,
+    distant,
     distillation,
     everything,
     head,
@@ -111,6 +112,25 @@ class Proximal(ToReference):
     def build(self, task: Task) -> Term:
         """The term as a function; see `jcfl.core.objective.proximal`."""
         return proximal(REFERENCES[self.reference], self.weight, PARTS[self.on](task))
+
+
+@dataclass(frozen=True)
+class Distant(ToReference):
+    """weight · Dist(θ, reference): as `Proximal`, by another distance than the squared Euclidean one."""
+
+    weight: Any
+    by: Literal["l1", "cosine"]
+    reference: To = "start"
+    sent_for_it: bool = False
+
+    def __str__(self) -> str:
+        """What it pulls to, and by which distance."""
+        by = {"l1": "L1 distance", "cosine": "cosine distance"}[self.by]
+        return f"{by} to the {TARGETS[self.reference]}, weight {number(self.weight)}"
+
+    def build(self, task: Task) -> Term:
+        """The term as a function; see `jcfl.core.objective.distant`."""
+        return distant(REFERENCES[self.reference], self.weight, self.by)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pydantic import Field
 from jcfl.core.aggregates import Matched, Sigma, TrimmedMean
 from jcfl.core.method import Aggregate, Method, Train, When
 from jcfl.core.neutral import Every
-from jcfl.core.terms import Proximal
+from jcfl.core.terms import Distant, Proximal
 from jcfl.errors import InputError
 from jcfl.grouping.compare import L1, L2, Cosine, LayerDistance, MatchedDistance
 from jcfl.grouping.describe import Part, TrainedModel
@@ -24,6 +24,9 @@ def fesem(
     *,
     clusters: Clusters = 4,
     lam: Lam = 0.0,
+    distance: Annotated[
+        Literal["l2", "l1", "cosine"], Field(description="between models, in K-means and in the local term")
+    ] = "l2",
     represent: Represent = "whole",
     iterations: Iterations = 1,
     refit: bool = False,
@@ -35,7 +38,9 @@ def fesem(
     Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. Each client is
     represented by its last local model. A client without one is not counted, and starts in the cluster whose model has
     the least loss on its data. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster
-    takes the farthest client, or stays empty with `empty="keep"`.
+    takes the farthest client, or stays empty with `empty="keep"`. The paper allows other distances than the squared
+    Euclidean one (eq. 5): with `distance="l1"` or `"cosine"` clients join the centre that is nearest by it, the local
+    term is λ times it, and centres stay means.
 
     Deviations:
         λ is the weight of a term of the loss, so a step moves by a share ηλ towards the centre. Ma (2023, eq. 7.13,
@@ -45,10 +50,10 @@ def fesem(
     return Method(
         name="fesem",
         describe=TrainedModel(part=represent),
-        compare=L2(),
+        compare=COMPARISONS[distance],
         group=KMeans(clusters=clusters, iterations=iterations, refit=refit, empty=empty),
         when=rounds(shots),
-        train=Train(terms=(Proximal(lam),)),
+        train=Train(terms=(Proximal(lam) if distance == "l2" else Distant(lam, distance),)),
         aggregate=Aggregate(weights="equally"),
     )
 
