@@ -53,16 +53,18 @@ ADDONS: dict[str, dict[str, Any]] = {
     "finetune": {"steps": 2},
     "voting": {},
     "robust": {"rule": "trimmed_mean", "beta": 0.3},
+    "fair": {"q": 2.0},
     "exclude": {"limit": 0.5},  # by a higher limit nobody is far away in clusters of so few clients
 }
-SINGLE = ("finetune", "voting", "robust", "exclude")
+SINGLE = ("finetune", "voting", "robust", "fair", "exclude")
 TAKES = (
     dict.fromkeys(registry.names("method"), tuple(ADDONS))
     | dict.fromkeys(["fedsgd", "fedavg", "fedprox", "feddist", "feddws", "feddane", "ditto"], SINGLE)
     | dict.fromkeys(["clustered", "fedadam", "scaffold"], SINGLE)
     | dict.fromkeys(["fedavg_plus", "fedprox_plus"], SINGLE)
     | {"local": ("cam", "finetune", "voting"), "fedem": ("voting", "exclude")}
-    | dict.fromkeys(["fesem_ma", "robust_tkm"], tuple(name for name in ADDONS if name != "robust"))
+    | dict.fromkeys(["fesem", "wecfl"], tuple(name for name in ADDONS if name != "fair"))
+    | dict.fromkeys(["fesem_ma", "robust_tkm"], tuple(name for name in ADDONS if name not in ("robust", "fair")))
     | {"majority": ()}
 )
 """The add-ons that every method takes; the others mean nothing to it, and it refuses them."""

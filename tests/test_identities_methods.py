@@ -16,12 +16,12 @@ from jcfl.core import clients
 from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.chain import chain, permuted
 from jcfl.core.compile import compile
-from jcfl.core.costs import average
+from jcfl.core.costs import average, costs
 from jcfl.core.method import Aggregate, Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError
-from jcfl.methods import fedavg, ifca
+from jcfl.methods import fedavg, ifca, local
 from jcfl.methods.addons import cam
 from jcfl.types import Broadcast, Clients
 from tests import plain, tiny
@@ -210,9 +210,11 @@ def test_cfl_that_never_splits_is_fedavg():
     tiny.same(only_cluster(never), base("fedavg").shared, CLOSE)
 
 
-def test_cam_warms_up_with_fedavg():
-    """And leaves the cluster models alone."""
-    warm = run("ifca", {"name": "cam", "warmup": TURNS}, clusters=3)
+@pytest.mark.parametrize("rule", [(), ({"name": "robust"},)], ids=["mean", "median"])
+def test_cam_warms_up_with_fedavg(rule):
+    """And leaves the cluster models alone; a rule that averages the global model alone does so in the warm-up too."""
+    shared = ({**one, "of": "shared"} for one in rule)
+    warm = run("ifca", {"name": "cam", "warmup": TURNS}, *shared, clusters=3)
     start = jax.tree.map(lambda leaf: leaf[0], warm.shared)
 
     def begun(setting):
@@ -224,8 +226,28 @@ def test_cam_warms_up_with_fedavg():
 
         return algorithm._replace(init=init)
 
-    tiny.same(warm.shared, tiny.run(begun(tiny.setting()), TURNS).shared, CLOSE)
+    tiny.same(warm.shared, tiny.run(begun(tiny.setting(extras=rule)), TURNS).shared, CLOSE)
     tiny.same(*(jax.tree.map(lambda leaf, turn=turn: leaf[turn], warm.clusters) for turn in (0, -1)))
+
+
+def test_cam_on_private_layers_is_cam_on_own_models_if_all_layers_are_private():
+    """Both add the global model to what a client keeps, so that any number of private layers lies between them."""
+    here = tiny.setting(0.5, extras=[{"name": "cam", "warmup": 2}])
+    layers = fedavg().with_train(private=("body", "head"))
+    both = [tiny.built(method, here) for method in (layers, "local")]
+    kept, own = (tiny.run(algorithm, 4) for algorithm in both)
+    tiny.same(kept.shared, own.shared)
+    tiny.same(kept.clients["private"]["params"], own.clusters["params"])
+    for turn in (1, 4):  # in the warm-up, in which the global model answers alone, and after it
+        answers = (
+            jax.jit(algorithm.predict)(jax.tree.map(lambda leaf, turn=turn: leaf[turn], states), tiny.federation())
+            for algorithm, states in zip(both, (kept, own), strict=True)
+        )
+        (_, one), (_, two) = answers
+        np.testing.assert_allclose(one, two, atol=1e-5)
+    assert costs(cam(layers), 1, tiny.task()) == costs(cam(local()), 1, tiny.task()) | {"storage": 2.0}
+    some = tiny.run(tiny.built(fedavg().with_train(private=("head",)), here), 4)
+    assert gap(some.shared, own.shared) > 1e-3
 
 
 @pytest.mark.parametrize("extras", [(), ({"name": "robust"},)])

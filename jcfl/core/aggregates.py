@@ -3,19 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import optax
 from pydantic import Field
 
-from jcfl.core import averaging, returned, robust
+from jcfl.core import averaging, fair, returned, robust
 from jcfl.core.averaging import Averaging
 from jcfl.core.chain import chain
 from jcfl.core.chunks import class_counts
 from jcfl.core.context import Context
+from jcfl.core.local import Local
 from jcfl.core.matching import matched_mean
-from jcfl.core.method import Aggregate, Mean, Piece, Rule, Weights
+from jcfl.core.method import Aggregate, Mean, Method, Piece, Rule, Weights
 from jcfl.core.terms import number
+from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.types import Array, Federation, Key, Models
 
@@ -30,6 +32,13 @@ Drawn = Annotated[
 Hostile = Annotated[float, Field(ge=0, lt=0.5, description="share of a cluster's clients that may be hostile")]
 Iterations = Annotated[int, Field(ge=1, description="Weiszfeld steps")]
 Bounded = Annotated[float | None, Field(gt=0, description="largest norm of an update; null: the cluster's median norm")]
+Fairness = Annotated[
+    float,
+    Field(ge=0, description="how much more clients with a larger loss count", json_schema_extra={"search": [0.0, 5.0]}),
+]
+Smoothness = Annotated[
+    float | None, Field(gt=0, description="Lipschitz constant L of the clients' gradients; null: 1 / learning rate")
+]
 Sigma = Annotated[float, Field(gt=0, description="spread of a client's weights around the cluster's")]
 Weighting = Annotated[Weights, Field(description="weights of clients: by their training examples, or equal")]
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the aggregate")]
@@ -41,6 +50,19 @@ Absent = Annotated[
     bool, Field(description="the cluster's old model counts for members that did not take part (Ma 2023, eq. 7.6)")
 ]
 ServerRate = Annotated[float, Field(gt=0, description="learning rate of the server's optimizer")]
+
+
+class Bounds(NamedTuple):
+    """The averaging rules of a run; None where uploads can be summed as they come."""
+
+    clusters: Bound | None
+    shared: Bound | None  #: of ω where it is trained, and else None
+
+
+def bounds(method: Method, context: Context) -> Bounds:
+    """The rules of a method's cluster models and of its global model for a run; see `bound`."""
+    rules = method.aggregate
+    return Bounds(bound(rules.rule, context), bound(rules.rule_of_shared, context) if method.trains_shared else None)
 
 
 def bound(rule: Rule, context: Context) -> Bound | None:
@@ -152,6 +174,36 @@ class NormBound(OfUploads):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fair(Piece):
+    """Clients with a larger loss count more (Li et al. 2020, q-FedAvg)."""
+
+    name: ClassVar[str] = "fair"
+    weighs: ClassVar[bool] = True
+    q: Any = 1.0
+    smoothness: Any = None
+
+    def bind(self, context: Context) -> Bound:
+        """See `jcfl.core.fair.fair_mean`.
+
+        Raises:
+            InputError: L is not given, and clients do not train by SGD.
+        """
+        trainer, smoothness = context.trainer, self.smoothness
+        if smoothness is None:
+            if not isinstance(trainer, Local) or trainer.other is not None:
+                raise InputError(
+                    "aggregate 'fair': 1 / learning rate stands for L with train.name=sgd only; set smoothness"
+                )
+            smoothness = 1 / trainer.lr
+
+        def rule(key: Key, federation: Federation, who: Array) -> Averaging:
+            losses = partial(fair.training_losses, context.task, federation, who, context.resources)
+            return partial(fair.fair_mean, losses=losses, q=self.q, smoothness=smoothness)
+
+        return rule
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matched(Piece):
     """Neurons are matched to the cluster's before they are averaged (Wang et al. 2020, FedMA)."""
 
@@ -260,6 +312,14 @@ def geometric_median(*, iterations: Iterations = 8, rate: Rate = 1.0) -> Aggrega
 def norm_bound(*, weights: Weighting = "by_size", bound: Bounded = None, rate: Rate = 1.0) -> Aggregate:
     """The weighted mean of updates that are scaled down to a norm (Sun et al. 2019)."""
     return Aggregate(weights=weights, rule=NormBound(bound=bound), rate=rate)
+
+
+@register("aggregate", "fair")
+def fairly(
+    *, q: Fairness = 1.0, smoothness: Smoothness = None, weights: Weighting = "by_size", rate: Rate = 1.0
+) -> Aggregate:
+    """Clients with a larger loss count more (Li et al. 2020, q-FedAvg)."""
+    return Aggregate(weights=weights, rule=Fair(q=q, smoothness=smoothness), rate=rate)
 
 
 @register("aggregate", "matched")

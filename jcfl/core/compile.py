@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jcfl.core import clients, measuring, parts, phases, rounds, terms
-from jcfl.core.aggregates import Matched
+from jcfl.core.aggregates import Fair, Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
 from jcfl.core.memory import memories
@@ -46,7 +46,8 @@ def warm_up(phase: Phase, method: Method) -> Method:
     group, aggregate = Alone(), Aggregate()
     if phase.train == "shared":
         own = method.aggregate
-        rule = Mean() if isinstance(own.rule, Matched) else own.rule  # plain training has no neurons to match
+        rule = own.rule_of_shared
+        rule = Mean() if isinstance(rule, Matched) else rule  # plain training has no neurons to match
         group, aggregate = Together(), Aggregate(weights=own.weights, rule=rule, rate=own.rate, exclude=own.exclude)
     plain = {"train": Train(), "aggregate": aggregate, "answer": Answer(), "before": ()}
     return replace(method, describe=Nothing(), compare=Incomparable(), group=group, when=Every(), **plain)
@@ -72,24 +73,49 @@ def refuse_in_turn(method: Method, context: Context) -> None:
         raise InputError(f"{method.name}: models that are trained in turn do not go together with {reason}")
 
 
+def refuse_rules(method: Method, context: Context) -> None:
+    """Refuse averaging rules in place of the mean where they have no meaning.
+
+    Raises:
+        InputError: the message names the rule and says why.
+    """
+    name, train, rule, others = method.name, method.train, method.aggregate.rule, method.aggregate.other_rules
+    if others and train.chained:
+        raise InputError(
+            f"{name}: clients that train one after another are averaged as they hand the model on, so the rule "
+            f"{str(others[0])!r} has nothing to replace; train in parallel"
+        )
+    if others and method.group.alone and not method.trains_shared:
+        raise InputError(
+            f"{name}: every client is alone, so there is nothing that the rule {str(rule)!r} could average"
+        )
+    if isinstance(rule, Matched | Fair) and train.private:
+        raise InputError(f"{name}: the rule {str(rule)!r} needs whole models, and the private parameters are not sent")
+    if isinstance(rule, Fair) and "model" in method.group.keeps(method, context):
+        raise InputError(
+            f"{name}: the rule {str(rule)!r} needs clients that have trained the model that their average replaces, "
+            "and here the last models of absent clients count too; only the average of a global model can be fair"
+        )
+    if method.is_summed and any(isinstance(other, Fair) for other in others):
+        raise InputError(
+            f"{name}: the rule 'fair' takes losses of single models, and with cam two models answer together"
+        )
+
+
 def check(method: Method, context: Context) -> None:
     """Refuse answers that have no meaning together; each group checks its own description and comparison.
 
     Raises:
         InputError: the message names the answers and says why.
     """
-    train, rule, name = method.train, method.aggregate.rule, method.name
+    train, aggregate, name = method.train, method.aggregate, method.name
     method.group.slots(context)  # refuses clusters that do not fit
     refuse_uncovered(method, context)
-    robust = not isinstance(rule, Mean)
-    if robust and train.chained:
+    refuse_rules(method, context)
+    if aggregate.exclude and method.group.alone and not method.trains_shared:
         raise InputError(
-            f"{name}: clients that train one after another are averaged as they hand the model on, so the rule "
-            f"{str(rule)!r} (add-on 'robust') has nothing to replace; train in parallel"
+            f"{name}: every client is alone, so there is nothing that the add-on 'exclude' could leave out"
         )
-    if (robust or method.aggregate.exclude) and method.group.alone and not method.trains_shared:
-        what = f"{str(rule)!r} (add-on 'robust') could average" if robust else "the add-on 'exclude' could leave out"
-        raise InputError(f"{name}: every client is alone, so there is nothing that {what}")
     if train.control:  # refuses trainers whose steps are not those of plain SGD
         one = Clients((), jnp.zeros((1,), int), jnp.ones((1,), bool))
         clients.trainer(method, context).mean_gradient({}, {}, one)
@@ -104,8 +130,9 @@ def check(method: Method, context: Context) -> None:
         parts.refuse_all_private(
             f"{name}: the {term}", on(context.task)(parts.named(context.task)), context.task, private
         )
-    if train.shared_terms and not method.trains_shared:
-        raise InputError(f"{name}: the global model is not trained, so its loss terms have no meaning")
+    if (train.shared_terms or aggregate.shared_rule) and not method.trains_shared:
+        what = "its loss terms have" if train.shared_terms else "an averaging rule of its own has"
+        raise InputError(f"{name}: the global model is not trained, so {what} no meaning")
     refuse_in_turn(method, context)
     if method.aggregate.absent and method.aggregate.privacy is not None:
         raise InputError(f"{name}: under privacy nobody may know how many members a cluster has; set absent=false")
@@ -115,8 +142,10 @@ def check(method: Method, context: Context) -> None:
             f"{name}: train: all_models and answer: mixture go together, since a mixture needs the membership that "
             f"such training keeps; got train={train}, answer={method.answer}"
         )
-    if soft and (train.terms or train.control or train.private or train.tied or method.trains_shared or robust):
-        raise InputError(f"{name}: training of all models takes no loss terms, parts, control variates or robust rules")
+    if soft and (
+        train.terms or train.control or train.private or train.tied or method.trains_shared or aggregate.other_rules
+    ):
+        raise InputError(f"{name}: training of all models takes no loss terms, parts, control variates or other rules")
     if soft and method.answer.tune:
         raise InputError(
             f"{name}: a mixture of models cannot be fine-tuned as one model; leave the add-on 'finetune' out"
@@ -148,8 +177,6 @@ def check(method: Method, context: Context) -> None:
         )
     if train.private and train.tied:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
-    if isinstance(rule, Matched) and train.private:
-        raise InputError(f"{name}: matched averaging needs whole models, and the private parameters are not sent")
     grouped = "model" in method.group.keeps(method, context)
     if (context.measures_quality or context.models_at) and train.active:
         measuring.refuse(method, context)

@@ -23,7 +23,8 @@ def costs(method: Method, clusters: float, task: Task | None = None) -> dict[str
     """
     found, vote = without_votes(method, clusters), method.answer.vote
     if task is not None:
-        found["communication"] *= sent_part(method, task)
+        whole = float(method.trains_shared)  # ω has no private layers
+        found["communication"] = whole + (found["communication"] - whole) * sent_part(method, task)
     if vote is None:
         return found
     more = found if vote.method is None else costs(vote.method, clusters, task)

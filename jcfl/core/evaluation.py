@@ -223,11 +223,15 @@ def individual_predictions(
     """
     steps, local = method.answer.tune, clients.trainer(method, context)
     common, test = engine.common_broadcast(state, federation), federation.test
+    private = parts.names(context.task, method.train.private, "private")
 
     def one(who: Array, data: Any) -> Array:
         label = labels[who]
         sent = engine.broadcast(state, jnp.maximum(label, 0), who, common)
         sent = sent.replace(label=label, cluster=trees.select(label >= 0, sent.cluster, alone))
+        if private and method.is_summed:  # without a cluster, ω answers alone
+            kept = trees.select(label >= 0, sent.own["private"], parts.part_of(alone, private))
+            sent = sent.replace(own=sent.own | {"private": kept})
         model, shared = parts.with_part(sent.cluster, sent.own.get("private", {})), state.shared
         if steps:
             sent = sent.replace(

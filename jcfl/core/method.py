@@ -190,7 +190,8 @@ class Aggregate(Piece):
 
     Attributes:
         weights: how clients count.
-        rule: the mean, or a robust rule in its place; it also makes ω where ω is trained.
+        rule: the mean, or another rule in its place.
+        shared_rule: the rule of ω where ω is trained; None: `rule`.
         rate: how far the server goes from the old model towards the aggregate, in (0, 1].
         absent: whether a cluster's old model counts for its members that did not take part (Ma 2023, eq. 7.6).
         server: the server's optimizer, which takes the old model less the aggregate as a gradient; None: no optimizer.
@@ -201,11 +202,23 @@ class Aggregate(Piece):
     name: ClassVar[str] = "aggregate"
     weights: Weights = "by_size"
     rule: Any = Mean()
+    shared_rule: Any = None
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     absent: bool = False
     server: Any = None
     exclude: Any = None
     privacy: Any = None
+
+    @property
+    def rule_of_shared(self) -> Any:
+        """The rule of ω where it is trained."""
+        return self.rule if self.shared_rule is None else self.shared_rule
+
+    @property
+    def other_rules(self) -> tuple[Any, ...]:
+        """The rules that are not the mean."""
+        rules = (self.rule,) if self.shared_rule is None else (self.rule, self.shared_rule)
+        return tuple(rule for rule in rules if not isinstance(rule, Mean))
 
     @property
     def goes_all_the_way(self) -> bool:
@@ -216,6 +229,7 @@ class Aggregate(Piece):
         """The rule and how clients count in it, then what the server does with its result."""
         counts = {"by_size": "clients weighted by size", "equally": "clients weighted equally"}[self.weights]
         parts = [str(self.rule)] + [counts] * getattr(self.rule, "weighs", True)
+        parts += [f"the global model by {self.shared_rule}"] if self.shared_rule else []
         parts += [f"rate {number(self.rate)}"] * (not _is_plain(self.rate) or self.rate != 1)
         parts += ["the old model for members that are absent"] * self.absent
         parts += [f"clients left out by {self.exclude}"] if self.exclude else []

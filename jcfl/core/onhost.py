@@ -10,7 +10,7 @@ from jcfl import trees
 from jcfl.core import averaging, faults
 from jcfl.core.chunks import chunked, unchunked
 from jcfl.core.context import Context
-from jcfl.core.method import Mean, Method
+from jcfl.core.method import Method
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError, available_memory
 from jcfl.trees.rows import HostRows, HostTable
@@ -64,7 +64,7 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
     """
     train, aggregate, alone = method.train, method.aggregate, method.group.alone
     goes_all_the_way = aggregate.goes_all_the_way and not aggregate.absent
-    is_mean = isinstance(aggregate.rule, Mean) and aggregate.server is None and goes_all_the_way
+    is_mean = not aggregate.other_rules and aggregate.server is None and goes_all_the_way
     looks = faults.looks_at_uploads(context.faults, aggregate.exclude)
     reasons = {
         "it has a phase before its own rounds": bool(method.before),

@@ -8,7 +8,7 @@ import jax
 
 from jcfl.core import clients
 from jcfl.core.context import Context
-from jcfl.core.method import Mean, Method
+from jcfl.core.method import Method
 from jcfl.core.reliability import Reliability
 from jcfl.errors import InputError
 
@@ -114,7 +114,7 @@ def refuse_uncovered(method: Method, context: Context) -> None:
 
 def uncovered(method: Method, context: Context) -> Iterator[str]:
     """What a method sends or does that is not covered, each with what to do about it."""
-    train, privacy, rule = method.train, context.privacy, method.aggregate.rule
+    train, privacy, aggregate = method.train, context.privacy, method.aggregate
     updates = sends_updates(method, context) or (train.active and method.trains_shared)
     if not (updates or describes(method)):
         yield "sends nothing, its models stay with the clients; leave privacy out"
@@ -126,7 +126,7 @@ def uncovered(method: Method, context: Context) -> Iterator[str]:
         yield "sends control variates beside updates; take fedavg or fedprox"
     if train.correction:
         yield "sends gradients beside updates; take fedprox"
-    if not isinstance(rule, Mean):
+    for rule in aggregate.other_rules:
         yield f"aggregates by {rule}, which one client can move by more than its clip; take the mean"
     if method.aggregate.exclude:
         yield "leaves clients out because of what others sent; leave the add-on 'exclude' out"

@@ -20,7 +20,7 @@ from jcfl.core import (
     server,
     sharded,
 )
-from jcfl.core.aggregates import Bound
+from jcfl.core.aggregates import Bounds
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
@@ -51,10 +51,10 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     if grouping.after is not None and (method.train.chained or not method.train.active):
         what = "train one after another, so the server sees none" if method.train.chained else "train none"
         raise InputError(f"{method.name}: group {method.group.name!r} groups by trained models, but clients {what}")
-    bound = aggregates.bound(method.aggregate.rule, context)
+    bounds = aggregates.bounds(method, context)
     kept = clients.kept_states(method, context)
     tables = onhost.tables(method, context, kept)
-    way, train = training(method, context, needs_uploads(grouping, bound))
+    way, train = training(method, context, needs_uploads(grouping, bounds))
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
@@ -78,7 +78,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
             state, cohort, uploads, sums = train(keys, state, cohort, federation, number)
             uploads, sums = in_turn(state, cohort, uploads, sums) if method.train.in_turn else (uploads, sums)
             before, given = state, sums
-            state, sums = grouped(method, bound, grouping, keys, state, cohort, federation, uploads, sums)
+            state, sums = grouped(method, bounds, grouping, keys, state, cohort, federation, uploads, sums)
             if method.train.in_turn:
                 state, sums, cohort = in_rounds_of_clusters(before, given, state, sums, cohort)
             sums = noising.noised(method, context, keys.noise, sums, number)
@@ -99,9 +99,9 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     return Algorithm(init, step, predict, evaluate, price, way, method, sampled, measure)
 
 
-def needs_uploads(grouping: Grouping, bound: Bound | None) -> bool:
-    """Whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come."""
-    return grouping.after is not None or bound is not None
+def needs_uploads(grouping: Grouping, bounds: Bounds) -> bool:
+    """Whether the grouping or an averaging rule needs uploads one by one; else they are summed as they come."""
+    return grouping.after is not None or any(bound is not None for bound in bounds)
 
 
 def first_state(
@@ -292,7 +292,7 @@ def with_mean_gradient(method: Method, context: Context, key: Key, state: State,
 
 def grouped(
     method: Method,
-    bound: Bound | None,
+    bounds: Bounds,
     grouping: Grouping,
     keys: RoundKeys,
     state: State,
@@ -311,9 +311,9 @@ def grouped(
         state = state.replace(labels=onhost.with_rows(state.labels, cohort, label))
     if not jax.tree.leaves(uploads.cluster):
         return state, sums
-    members, models = cohort, uploads.cluster
-    if method.trains_shared and bound is not None:
-        sums = sums._replace(shared=server.robust_shared(bound, state, cohort, federation, uploads.shared))
+    members, models, bound = cohort, uploads.cluster, bounds.clusters
+    if bounds.shared is not None:
+        sums = sums._replace(shared=server.shared_by_rule(bounds.shared, state, cohort, federation, uploads.shared))
     seen = noising.described_models(method, keys.noise, state, cohort, models)
     if "model" in state.clients:
         state = with_kept(state, cohort, {"model": seen})

@@ -117,8 +117,8 @@ def means_of_kept(
     return clusters, total, mean
 
 
-def robust_shared(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
-    """ω by the method's own rule, from the copies of it that the cohort trained."""
+def shared_by_rule(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
+    """ω by its own rule, from the copies of it that the cohort trained."""
     weights = weights_of(cohort, federation, by_size)
     rule, default = bound(bucket_key(state), federation, cohort.who), trees.stack(state.shared, 1)
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)

@@ -206,7 +206,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
             rule = averaging.weighted_mean if bound is None else bound(server.bucket_key(state), federation, everyone)
-            clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, state.clusters)
+            clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, clusters)
         centres = representatives(compare, points, found, k) if describe_clients is not None else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
         kept = server.split(state.server, jnp.zeros(k, jnp.int32))

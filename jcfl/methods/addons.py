@@ -13,16 +13,19 @@ from jcfl.core.aggregates import (
     Bounded,
     Buckets,
     Drawn,
+    Fair,
+    Fairness,
     GeometricMedian,
     Hostile,
     Krum,
     Median,
     NormBound,
+    Smoothness,
     TrimmedMean,
     of_buckets,
 )
 from jcfl.core.faults import Exclude, ExcludeSparse
-from jcfl.core.method import Ballot, Mean, Method, Phase, Vote
+from jcfl.core.method import Ballot, Mean, Method, Phase, Rule, Vote
 from jcfl.core.terms import Contrastive, ContrastiveFeatures, Distillation, LossTerm, On, Proximal, Sharing
 from jcfl.errors import InputError
 from jcfl.grouping.groups import KMeans
@@ -30,6 +33,9 @@ from jcfl.grouping.when import Once
 from jcfl.methods.options import SEARCH
 from jcfl.registry import register
 
+Averaged = Annotated[
+    Literal["all", "shared"], Field(description="models with this average: all, or the global model alone")
+]
 Weight = Annotated[float, Field(ge=0, json_schema_extra=SEARCH)]
 Temperature = Annotated[float, Field(gt=0, description="temperature τ of the softmax")]
 Parameters = Annotated[
@@ -140,10 +146,10 @@ def cam(
     alternating`, one round trains the cluster models and the next one the global model (§7.2.1, FedAlt). Methods that
     group clients by data or by loss then group them in every round, and methods that group by trained models only in
     rounds that train the cluster models. Groupings by loss use the loss of the sum (eq. 7.2). The method's own rounds
-    begin after the warm-up. If every client has its own model, the global model is added to it (§7.1: any structure).
-    If all clients have one model, CAM is refused.
+    begin after the warm-up. If every client has its own model, or layers of its own (`method.train.private`), the
+    global model is added to it (§7.1: any structure). If all clients have one model, CAM is refused.
     """
-    if not method.group.alone:
+    if not (method.group.alone or method.train.private):
         refuse_without_clusters(method, "cam")
     by_models = isinstance(method.group, KMeans) and not isinstance(method.when, Once)
     phases = (Phase(warmup, "alone" if by_models else "shared"),) if warmup else ()
@@ -195,11 +201,9 @@ def robust(
     size: Drawn = None,
     share: Hostile = 0.2,
     bound: Bounded = None,
+    of: Averaged = "all",
 ) -> Method:
     """Models are averaged by a robust rule instead of the mean, also ω if it is trained (Ma 2023, §2.4)."""
-    refuse_without_models(method, "robust")
-    if not isinstance(method.aggregate.rule, Mean):
-        raise InputError(f"{method.name} averages in a way of its own, so the add-on 'robust' has nothing to replace")
     rules = {
         "median": Median(),
         "trimmed_mean": TrimmedMean(beta=beta),
@@ -209,7 +213,17 @@ def robust(
         "geometric_median": GeometricMedian(),
         "norm_bound": NormBound(bound=bound),
     }
-    return method.with_aggregate(rule=rules[rule])
+    return with_rule(method, rules[rule], of, "robust")
+
+
+@register("addon", "fair")
+def fair(method: Method, *, q: Fairness = 1.0, smoothness: Smoothness = None, of: Averaged = "all") -> Method:
+    """Clients that a model serves badly count more in its average (Li et al. 2020, q-FedAvg).
+
+    Zeng et al. (2023, §3.3) leave the objective of StoCFL's global model open. With `of="shared"` it is a fair one, and
+    the cluster models are averaged as before. q = 0 gives the mean.
+    """
+    return with_rule(method, Fair(q=q, smoothness=smoothness), of, "fair")
 
 
 @register("addon", "exclude")
@@ -246,6 +260,15 @@ def with_term(method: Method, term: LossTerm, name: str) -> Method:
     """The method with one more term in what a client minimises."""
     refuse_without_clusters(method, name)
     return method.with_train(terms=(*method.train.terms, term))
+
+
+def with_rule(method: Method, rule: Rule, of: str, addon: str) -> Method:
+    """The method with an averaging rule in place of the mean: of all models, or of the global model alone."""
+    refuse_without_models(method, addon)
+    field = {"all": "rule", "shared": "shared_rule"}[of]
+    if not isinstance(getattr(method.aggregate, field) or Mean(), Mean):
+        raise InputError(f"{method.name} averages in a way of its own, so the add-on {addon!r} has nothing to replace")
+    return method.with_aggregate(**{field: rule})
 
 
 def refuse_without_clusters(method: Method, addon: str) -> None:

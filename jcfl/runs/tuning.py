@@ -240,8 +240,8 @@ class Trial:
         who = np.linspace(0, self.state.labels.size - 1, count).astype(np.int32)
         cohort = Cohort(jnp.asarray(who), jnp.ones(count, bool))
         grouping = self.method.group.grouping(self.method, context)
-        bound = aggregates.bound(self.method.aggregate.rule, context)
-        _, train = rounds.training(self.method, context, rounds.needs_uploads(grouping, bound))
+        keep = rounds.needs_uploads(grouping, aggregates.bounds(self.method, context))
+        _, train = rounds.training(self.method, context, keep)
 
         def once(state: State, federation: Federation):
             keys = round_keys(state.key, state.round)
