@@ -353,8 +353,8 @@ def test_an_addon_is_taken_or_refused(name, addon):
 def test_addons_keep_the_shape_of_the_state(name):
     """What a round gives back is what it takes, for all add-ons that a method takes together (traced, not run)."""
     data = tiny.federation(SIZES)
-    pulls = ("con_cks", "distill")  # to what cam adds
-    _, algorithm = build(name, *(addon for addon in TAKES[name] if addon not in pulls))
+    apart = ("con_cks", "distill", "fair")  # they pull to what cam adds, or it refuses them
+    _, algorithm = build(name, *(addon for addon in TAKES[name] if addon not in apart))
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
     chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(algorithm.step, state, data), state)
     jax.eval_shape(algorithm.evaluate, state, data)

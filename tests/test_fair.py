@@ -115,7 +115,7 @@ def test_a_fair_average_serves_the_worst_clients_better():
         ("fesem_ma", (FAIR,), "averages in a way of its own, so the add-on 'fair'"),
         ("wecfl", (FAIR,), "the last models of absent clients count too"),
         ("fedavg", (FAIR, {"name": "robust"}), "averages in a way of its own, so the add-on 'robust'"),
-        ("local", (FAIR,), "nothing that the rule 'fair"),
+        ("local", (FAIR,), "nothing that the rule 'fair.*add-ons robust, fair"),
     ],
 )
 def test_where_it_means_nothing_it_is_refused(name, extras, message):

@@ -83,11 +83,13 @@ def refuse_rules(method: Method, context: Context) -> None:
     if others and train.chained:
         raise InputError(
             f"{name}: clients that train one after another are averaged as they hand the model on, so the rule "
-            f"{str(others[0])!r} has nothing to replace; train in parallel"
+            f"{str(others[0])!r} (add-ons robust, fair) has nothing to replace; train in parallel"
         )
     if others and method.group.alone and not method.trains_shared:
+        said = str(others[0])
         raise InputError(
-            f"{name}: every client is alone, so there is nothing that the rule {str(rule)!r} could average"
+            f"{name}: every client is alone, so there is nothing that the rule {said!r} (add-ons robust, fair) could "
+            "average"
         )
     if isinstance(rule, Matched | Fair) and train.private:
         raise InputError(f"{name}: the rule {str(rule)!r} needs whole models, and the private parameters are not sent")
@@ -145,7 +147,9 @@ def check(method: Method, context: Context) -> None:
     if soft and (
         train.terms or train.control or train.private or train.tied or method.trains_shared or aggregate.other_rules
     ):
-        raise InputError(f"{name}: training of all models takes no loss terms, parts, control variates or other rules")
+        raise InputError(
+            f"{name}: training of all models takes no loss terms, parts, control variates, robust or fair rules"
+        )
     if soft and method.answer.tune:
         raise InputError(
             f"{name}: a mixture of models cannot be fine-tuned as one model; leave the add-on 'finetune' out"

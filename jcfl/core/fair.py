@@ -61,7 +61,8 @@ def fair_mean(
     moved = jax.tree.map(
         lambda rows, old: trees.rounded(as_floats(old) + sum_by(group, share, rows, k), old), change, default
     )
-    moved = trees.select(good, moved, jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), moved))
+    spoilt = lambda leaf: jnp.full_like(leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    moved = trees.select(good, moved, jax.tree.map(spoilt, moved))
     return trees.select(sizes(group, k) > 0, moved, default)
 
 
