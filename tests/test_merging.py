@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jcfl.grouping import merging
+from jcfl.types.target import Target, compiling_for
 
 
 def search(vectors, alive, tau):
@@ -64,17 +65,28 @@ def plain(gram, alive, tau):
 
 
 greedy = jax.jit(merging.greedy)
+
+
+@jax.jit
+def greedy_of_gpu(gram, alive, tau):
+    """Greedy merging as a program for a GPU has it, compiled for the CPU."""
+    with compiling_for(Target("a GPU", "gpu")):
+        return merging.greedy(gram, alive, tau)
+
+
 WHOLE = st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=80, max_size=80)
 TAUS = st.sampled_from([-1.0, -0.7, -0.5, 0.0, 0.3, 0.5, np.sqrt(0.5), np.sqrt(0.75), 0.99, 1.0, 1.0001])
 
 
 def agree(gram, alive, tau):
-    """The same merges and inner products as by `plain`, to the last bit."""
-    (target, after), (expected, wanted) = (merge(gram, alive, tau) for merge in (greedy, plain))
-    np.testing.assert_array_equal(target, expected)
-    roots = np.asarray(alive) & (np.asarray(target) == np.arange(len(alive)))
-    np.testing.assert_array_equal(np.asarray(after)[roots][:, roots], np.asarray(wanted)[roots][:, roots])
-    return target
+    """The same merges and inner products as by `plain`, to the last bit, on a CPU and on other devices."""
+    expected, wanted = plain(gram, alive, tau)
+    roots = np.asarray(alive) & (np.asarray(expected) == np.arange(len(alive)))
+    for merge in (greedy, greedy_of_gpu):
+        target, after = merge(gram, alive, tau)
+        np.testing.assert_array_equal(target, expected)
+        np.testing.assert_array_equal(np.asarray(after)[roots][:, roots], np.asarray(wanted)[roots][:, roots])
+    return expected
 
 
 @settings(max_examples=100, deadline=None)

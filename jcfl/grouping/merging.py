@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jcfl.types import Array
+from jcfl.types.target import target
 
 BLOCK = 64
 """How many merges are done before the host decides whether there is another one."""
@@ -20,9 +21,8 @@ class Merging(NamedTuple):
     """
 
     gram: Array  # [k, k] inner products of the clusters' vectors
-    alive: Array  # [k] bool, which rows hold a cluster
     norm: Array  # [k] one divided by the length of each vector
-    order: Array  # [k] int32, a cluster that changed later has a greater number
+    order: Array  # [k] int32, a cluster that changed later has a greater number; -1 where a row holds none
     best: Array  # [k] the largest cosine of the pairs that belong to a cluster, or more than it
     partner: Array  # [k] int32, the other cluster of that pair, the first of several; -1 if it has to be found again
     target: Array  # [k] int32, the row that each of the first clusters is in
@@ -63,29 +63,29 @@ def merged(gram: Array, alive: Array, tau: Array | float) -> Merging:
     own = alive[:, None] & alive & (ids[:, None] > ids)
     cosine = jnp.where(own, gram * (norm[:, None] * norm), -jnp.inf)
     best, partner = cosine.max(1), cosine.argmax(1).astype(jnp.int32)
-    start = Merging(gram, alive, norm, ids, best, partner, ids, jnp.int32(0), ids[:2], gram[:2])
+    start = Merging(gram, norm, jnp.where(alive, ids, -1), best, partner, ids, jnp.int32(0), ids[:2], gram[:2])
     block = lambda state: lax.fori_loop(0, min(BLOCK, k), lambda _, state: merged_once(state, threshold), state)
     return lax.while_loop(lambda state: state.best.max() >= threshold, block, with_next_pair(start, threshold))
 
 
 def merged_once(state: Merging, threshold: Array) -> Merging:
     """The state after the next pair was merged, or after the best pair of a cluster was found again."""
-    gram, alive, norm, order, best, partner, target, turn, (a, b), rows = state
+    gram, norm, order, best, partner, target, turn, (a, b), rows = state
     k, ids, merges = order.size, jnp.arange(order.size, dtype=jnp.int32), a != b
     squared = rows[0, a] + rows[1, b] + 2 * jnp.where(merges, rows[0, b], 0.0)
-    row = jnp.where(ids == a, squared, rows[0] + rows[1])
-    norm = norm.at[a].set(inverse_norm(squared))
-    alive = alive & ~(merges & (ids == b))
-    order = jnp.where(merges & (ids == a), k + turn, order)
-    cosine = jnp.where(alive & alive[a] & (order < order[a]), row * (norm * norm[a]), -jnp.inf)
+    is_a, of_a = ids == a, inverse_norm(squared)  # a device joins a choice with what comes next, but not `.at[a].set`
+    row = jnp.where(is_a, squared, rows[0] + rows[1])
+    norm = jnp.where(is_a, of_a, norm)
+    order = jnp.where(merges & is_a, k + turn, jnp.where(merges & (ids == b), -1, order))
+    cosine = jnp.where((order >= 0) & (order < order[a]), row * (norm * of_a), -jnp.inf)
+    largest, other = first_largest(cosine, ids)
     lost = merges & ((partner == a) | (partner == b))
     state = Merging(
         gram=lax.dynamic_update_index_in_dim(lax.dynamic_update_index_in_dim(gram, row, a, 0), row, a, 1),
-        alive=alive,
         norm=norm,
         order=order,
-        best=jnp.where(alive, best, -jnp.inf).at[a].set(cosine.max()),
-        partner=jnp.where(lost, -1, partner).at[a].set(jnp.where(cosine == cosine.max(), ids, k).min()),
+        best=jnp.where(is_a, largest, jnp.where(order >= 0, best, -jnp.inf)),
+        partner=jnp.where(is_a, other, jnp.where(lost, -1, partner)),
         target=jnp.where(merges & (target == b), a, target),
         turn=turn + 1,
         pair=state.pair,
@@ -96,16 +96,46 @@ def merged_once(state: Merging, threshold: Array) -> Merging:
 
 def with_next_pair(state: Merging, threshold: Array) -> Merging:
     """The state with its next pair: the first of the most similar. Clusters without a partner come before all pairs."""
-    ids, top = jnp.arange(state.best.size, dtype=jnp.int32), state.best.max()
-    at_top = state.best == top
-    low, high = jnp.minimum(ids, state.partner), jnp.maximum(ids, state.partner)
-    a = jnp.where(at_top, low, ids.size).min()
-    b = jnp.minimum(jnp.where(at_top & (low == a), high, ids.size).min(), ids.size - 1)
+    ids = jnp.arange(state.best.size, dtype=jnp.int32)
+    top, a, b = first_largest(state.best, jnp.minimum(ids, state.partner), jnp.maximum(ids, state.partner))
+    b = jnp.minimum(b, ids.size - 1)
     merges = (a >= 0) & (top >= threshold)
     a = jnp.where(merges, a, b)
     # Rows are read after all writes, because XLA would copy a matrix that is read and then written in one step.
     row = lambda i: lax.dynamic_index_in_dim(state.gram, i, keepdims=False)
     return state._replace(pair=jnp.stack([a, b]), rows=jnp.stack([row(a), jnp.where(merges, row(b), 0.0)]))
+
+
+def first_largest(values: Array, *numbers: Array) -> tuple[Array, ...]:
+    """The largest value with its numbers; of several largest ones, that with the least first number, then the next.
+
+    A CPU takes one fast pass for the value and one for each number. Other devices take all in one kernel.
+
+    Args:
+        values: [k]
+        numbers: at most k each. [k] int32
+
+    Returns:
+        the value [], and its numbers [] int32. If the value is NaN, its numbers have no meaning.
+    """
+    most = jnp.int32(values.size)
+    if target().is_cpu:
+        found = [values.max()]
+        at = values == found[0]
+        for number in numbers:
+            found.append(jnp.where(at, number, most).min())
+            at &= number == found[-1]
+        return tuple(found)
+
+    def earlier(one: tuple[Array, ...], two: tuple[Array, ...]) -> tuple[Array, ...]:
+        first = jnp.array(False)
+        for mine, its in reversed(list(zip(one[1:], two[1:], strict=True))):
+            first = (mine < its) | (mine == its) & first
+        first = (one[0] > two[0]) | (one[0] == two[0]) & first | jnp.isnan(one[0])
+        return tuple(jnp.where(first, mine, its) for mine, its in zip(one, two, strict=True))
+
+    least = jnp.array(-jnp.inf, values.dtype)
+    return tuple(lax.reduce((values, *numbers), (least, *[most] * len(numbers)), earlier, (0,)))
 
 
 def single_pass(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]:
