@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jcfl
-from jcfl.data import federation
+from jcfl.data import federation, from_clients
 from jcfl.data.dataset import Dataset, Examples
 from jcfl.data.mixing import receivers
 from jcfl.errors import InputError
@@ -39,6 +39,21 @@ def test_every_client_gives_and_gets_a_share(share):
         assert sorted(givers) == list(range(20))
     first = plain.train.owned(0)
     assert set(first) - set(mixed.train.owned(0)) != set(first[: round(share * len(first))])  # drawn at random
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.49])
+def test_the_true_group_has_most_of_the_examples_of_clients_of_any_size(share):
+    sizes = [4, 400] * 3 + [3, 2]
+    group = np.repeat([0, 1] * 4, sizes)  # of an example: its label too
+    clients = np.repeat(np.arange(8), sizes)
+    x = np.random.default_rng(1).normal(size=(len(group), 3))
+    tests = np.tile(np.arange(8), 5)
+    given = {"x_test": np.zeros((40, 3)), "y_test": tests % 2, "clients_test": tests}
+    found = from_clients(x, group, clients, groups=[0, 1] * 4, **given, mixing=share)
+    for split in found.splits.values():
+        for client in range(8):
+            owned = found.y[split.owned(client)]
+            assert 2 * (owned == client % 2).sum() > len(owned)
 
 
 def test_mixing_has_a_stream_of_its_own_and_comes_before_validation():

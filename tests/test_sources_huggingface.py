@@ -8,7 +8,7 @@ import yaml
 from PIL import Image
 
 from jcfl.data import federation, load
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from jcfl.runs import config
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -281,3 +281,21 @@ def test_more_than_memory_allows_is_refused_by_what_the_header_claims(tmp_path, 
     monkeypatch.setattr("jcfl.data.files.available_memory", lambda: 2**21)
     with pytest.raises(InputError, match=r"a\.parquet would take 1\.. MB of memory; at most 1\.0 MB is allowed"):
         load("huggingface", tmp_path, path="a.parquet", y="y")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [([str(i % 11) for i in range(22)], "numbers as text"), (["", "a"] * 11, "11 labels are empty text")],
+)
+def test_labels_that_are_text_are_judged_as_in_arrays(tmp_path, labels, said):
+    table = {"x": RNG.normal(size=(22, 3)).tolist(), "y": labels}
+    datasets.Dataset.from_dict(table).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=said):
+        load("huggingface", tmp_path, path="t.parquet", x="x", y="y")
+
+
+def test_rows_to_train_and_to_test_on_should_differ(root):
+    more = {"path": "letters.parquet", "y": "character"}
+    with pytest.warns(Notice, match="rows 6 to 7 of train are both trained on and tested on"):
+        load("huggingface", root, train="train[:8]", test="train[6:]", **more)
+    assert len(load("huggingface", root, train="train[:6]", test="train[6:]", **more).test) == 6

@@ -132,3 +132,12 @@ def test_a_missing_leaf_dataset_says_how_to_make_it(tmp_path):
     write(tmp_path / "femnist" / "train" / "a.json", {"a": person(1)})
     with pytest.raises(InputError, match=r"no \.json files in test/ beside train/"):
         load("femnist", tmp_path)
+
+
+def test_a_user_of_two_files_is_refused(tmp_path):
+    """A copy of a file beside it would bring the same examples into training and test."""
+    root = tmp_path / "femnist" / "data"
+    write(root / "all_data_0.json", {"ann": person(4), "bob": person(4)})
+    write(root / "all_data_1.json", {"ann": person(4)})
+    with pytest.raises(InputError, match=r"all_data_1.json: user 'ann' is in all_data_0.json too"):
+        load("femnist", tmp_path)

@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from jcfl.data.files import corrupt, fit, reading, regular, stream
+from jcfl.data.files import corrupt, exists, fit, is_folder, reading, regular, stream
 from jcfl.errors import InputError
 
 HEADERS = {
@@ -26,9 +26,9 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         InputError: a damaged file, a file of another kind, one that holds Python objects, or one that would take more
             memory than is allowed.
     """
-    if path.is_dir():
+    if is_folder(path):
         files = {name: path / f"{name}.npy" for name in names}
-        return {name: _alone(name, file) for name, file in files.items() if file.exists()}
+        return {name: _alone(name, file) for name, file in files.items() if exists(file)}
     regular(path)
     with _opened(path) as archive:
         there = {*archive.namelist()}
@@ -39,7 +39,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def names_in(path: Path) -> list[str]:
     """The names of all arrays in an `.npz` file, or in a folder of `.npy` files, known or not."""
-    if path.is_dir():
+    if is_folder(path):
         return sorted(file.stem for file in path.glob("*.npy"))
     with _opened(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]

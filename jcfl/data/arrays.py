@@ -23,6 +23,7 @@ from jcfl.data.dataset import (
     random_share,
     whole_numbers,
 )
+from jcfl.data.files import exists
 from jcfl.data.texts import numbered
 from jcfl.errors import InputError, shown
 from jcfl.registry import register
@@ -54,7 +55,7 @@ def arrays(
 
     `groups` holds the true group of every client, in the sorted order of their ids.
     """
-    place = next((place for place in (data_dir / path, Path.cwd() / path) if place.exists()), None)
+    place = next((place for place in (data_dir / path, Path.cwd() / path) if exists(place)), None)
     if place is None:
         raise InputError(
             f"no file {path} in {data_dir} or {Path.cwd()}; expected an .npz file or a folder of .npy files"
@@ -123,7 +124,7 @@ def from_arrays(
     parts = (
         _with_test_set(x, y, users, test, classes, where) if apart else _split_by_share(x, y, users, test, seed, where)
     )
-    return _dataset(parts, classes, groups, name, where, series)
+    return _dataset(parts, classes, groups, name, where, series, apart)
 
 
 def _numbered(y: Any, test: Any, where: str | Path, classes: int | None) -> tuple[Any, Any]:
@@ -160,7 +161,10 @@ def _split_by_share(
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 
 
-def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: str | Path, series: bool) -> Dataset:
+def _dataset(
+    parts: list, classes: int | None, groups: Any, name: str, where: str | Path, series: bool, apart: bool
+) -> Dataset:
+    """The dataset of two parts; only a test set that was given `apart` has to have examples."""
     shapes = [part[0].shape[1:] for part in parts]
     if shapes[0] != shapes[1]:
         raise InputError(f"{where}: examples to train on have the shape {shapes[0]}, those to test on {shapes[1]}")
@@ -175,7 +179,14 @@ def _dataset(parts: list, classes: int | None, groups: Any, name: str, where: st
             raise InputError(f"{where}: {groups.size} groups for {len(ids)} clients; expected one for each")
         groups = whole_numbers(groups, "group", where, (-1, CLASSES), lambda i: f"client {ids.tolist()[i]!r}")
     train, test = (
-        examples(channelled(x, series), y, user, classes=classes, where=f"{where} ({side})")
+        examples(
+            channelled(x, series),
+            y,
+            user,
+            classes=classes,
+            where=f"{where} ({side})",
+            may_be_none=side == "test" and not apart,
+        )
         for (x, y, _), user, side in zip(parts, users, ("train", "test"), strict=True)
     )
     called = None if users[0] is None else plain(ids, where)

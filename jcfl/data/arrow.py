@@ -51,7 +51,8 @@ def local(place: Path, kinds: Features) -> dict[str, Split]:
     Raises:
         InputError: there is no file to read, or it is damaged.
     """
-    every = [place] if place.is_file() else sorted(place.rglob("*"))
+    with reading(place, "a folder of files"):
+        every = [place] if place.is_file() else sorted(place.rglob("*"))
     files: dict[str, list[Path]] = {}
     for file in (file for file in every if file.suffix in ENDS):
         files.setdefault("train" if file == place else split_of(file.relative_to(place)), []).append(file)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from jcfl.data.arrays import from_arrays
 from jcfl.data.dataset import Dataset, channelled, features, joined, of_clients, owners
@@ -32,8 +33,9 @@ def from_clients(
 ) -> Federation:
     """A federation of your own arrays.
 
-    Examples in a mapped file (`np.load(file, mmap_mode="r")`) are not copied, unless there is a separate test set: the
-    federation refers to rows of the file. The clients have the same examples as with an array in memory.
+    Examples in a mapped file (`np.load(file, mmap_mode="r")`) are not copied if they are uint8 or float32 and there is
+    no separate test set: the federation refers to rows of the file. The clients have the same examples as with an array
+    in memory. Other types of numbers are copied, with a notice.
 
     Args:
         x: [n, ...] images [n, h, w] or [n, h, w, c], features [n, d], or series [n, t, c] if `series` is set; uint8
@@ -62,6 +64,9 @@ def from_clients(
     """
     if not isinstance(name, str):
         raise InputError(f"name: expected text, got {shown(name)}")
+    if whole_map(x) is not None and x.dtype not in (np.uint8, np.float32):
+        told = f"{name}: the mapped file has {x.dtype}, and a copy as float32 will be in memory"
+        warnings.warn(f"{told} ({decimal(4 * x.size)}); write the file as float32 to train from it", Notice, 2)
     if whole_map(x) is not None and x_test is None:
         own = {"x_test": x_test, "y_test": y_test, "clients_test": clients_test, "test_fraction": test_fraction}
         own |= {"groups": groups, "classes": classes, "name": name, "min_examples": min_examples, "series": series}

@@ -53,6 +53,9 @@ class Dataset:
                 f"{self.name}: examples to train on have the shape {one[1]} ({one[0]}), those to test on {other[1]} "
                 f"({other[0]}); expected the same"
             )
+        for what, given in (("true groups", self.group_of_user), ("ids", self.id_of_user)):
+            if given is not None and len(given) < self.users:
+                raise InputError(f"{self.name}: {len(given)} {what} for {self.users} users; expected one for each")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,7 +70,13 @@ class Dataset:
 
 
 def examples(
-    x: np.ndarray, y: np.ndarray, user: np.ndarray | None = None, *, classes: int, where: str | Path
+    x: np.ndarray,
+    y: np.ndarray,
+    user: np.ndarray | None = None,
+    *,
+    classes: int,
+    where: str | Path,
+    may_be_none: bool = False,
 ) -> Examples:
     """Examples that were checked, so that one can train on them.
 
@@ -77,18 +86,21 @@ def examples(
         user: indices of natural clients. `[n]`
         classes: the number of classes.
         where: the file or argument the arrays came from, for the error.
+        may_be_none: whether there may be no examples.
 
     Raises:
         InputError: no examples, different lengths, numbers that are neither pixels nor floats, NaN or infinite
             values, labels that are not whole numbers or out of range.
     """
     x, y = features(x, where), labels(y, where, classes)
-    if not len(x):
+    if not len(x) and not may_be_none:
         raise InputError(f"{where}: no examples")
     if len(x) != len(y) or (user is not None and len(user) != len(y)):
         owners = "" if user is None else f" and {len(user)} clients' ids"
         raise InputError(f"{where}: {len(x)} examples but {len(y)} labels{owners}")
-    return Examples(x, y.astype(np.int32), None if user is None else user.astype(np.int32))
+    if user is not None:
+        user = whole_numbers(user, "user", where, (0, CLASSES), "example {}".format).astype(np.int32)
+    return Examples(x, y.astype(np.int32), user)
 
 
 def of_clients(users: np.ndarray | None) -> Callable[[int], str]:
@@ -244,7 +256,7 @@ def plain(ids: np.ndarray, where: str | Path) -> np.ndarray:
     as_numbers = np.array(listed) if all(isinstance(one, int | float | np.number) for one in listed) else ids
     if as_numbers.dtype.kind in "biufU":
         return as_numbers
-    texts = [str(one) for one in ids]
+    texts = [one.decode(errors="backslashreplace") if isinstance(one, bytes) else str(one) for one in ids]
     longest = max(map(len, texts))
     refuse_beyond_memory(f"{where}: ids of {longest} characters", 4 * longest * len(texts), "give shorter ones")
     return np.array(texts)

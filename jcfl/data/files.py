@@ -26,7 +26,11 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
     """The folder of datasets: `data_dir`, else what the environment variable JCFL_DATA names, else ./data."""
     if not isinstance(data_dir, str | Path | None):
         raise InputError(f"data_dir: expected a folder, got {shown(data_dir)}")
-    return Path(data_dir or os.environ.get("JCFL_DATA") or "data").expanduser().absolute()
+    folder = Path(data_dir or os.environ.get("JCFL_DATA") or "data")
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:  # there is no such user, or no home
+        raise InputError(f"data_dir: {folder}: {error}; expected a folder") from error
 
 
 def located(folders: Sequence[Path], files: Sequence[str]) -> list[Path] | None:
@@ -52,7 +56,23 @@ def located(folders: Sequence[Path], files: Sequence[str]) -> list[Path] | None:
 def existing_file(folder: Path, file: str) -> Path | None:
     """The path of a file in a folder, plain or with `.gz` added; None where there is neither."""
     both = (folder / file, folder / f"{file}.gz")
-    return next((path for path in both if path.exists() and not path.is_dir()), None)
+    return next((path for path in both if exists(path) and not is_folder(path)), None)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder.
+
+    Raises:
+        InputError: the system does not say so, for instance in a folder that may not be read.
+    """
+    with reading(path, "a path"):
+        return path.exists()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder. Raises as `exists`."""
+    with reading(path, "a path"):
+        return path.is_dir()
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -51,7 +51,7 @@ def gaussian(
     need = 4 * max(train, test) * users * (features + 4 * classes) + 16 * groups * classes * features
     refuse_beyond_memory(f"the examples of {users} users", need, "use fewer users, examples, features or classes")
     weights = true_parameters(groups, features, classes, separation, seed)
-    group_of_user = np.arange(users, dtype=np.int32) * groups // users
+    group_of_user = (np.arange(users) * groups // users).astype(np.int32)
     parts = []
     for side, size in enumerate((train, test)):
         rng = np.random.default_rng([seed, 1 + side])

@@ -1,6 +1,7 @@
 """Datasets of Hugging Face's `datasets`: Parquet and Arrow files, and names of its hub."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,8 @@ from pydantic import Field
 from jcfl.data.arrays import from_arrays
 from jcfl.data.arrow import ENDS, Split, lists, local, pictures, scalars, side_by_side
 from jcfl.data.dataset import Dataset
-from jcfl.data.files import reading
-from jcfl.errors import Absent, InputError, unknown
+from jcfl.data.files import exists, reading
+from jcfl.errors import Absent, InputError, Notice, unknown
 from jcfl.registry import register
 
 Columns = tuple[str, ...] | str
@@ -59,15 +60,26 @@ def huggingface(
     if test is None and "test" in splits and all(part.splitname != "test" for part in first):
         test = "test"
     second = parts(known, splits, test, where) if test is not None else []
+    tell_of_common_rows(first, second, where)
     wanted = (*several(x), y, clients)
     tables = [taken(splits, some, features, wanted, where) for some in (first, second) if some]
     inputs = [examples(known, table, features, x, y, size, where) for table in tables]
-    labels, number = numbered([scalars(table[y], y, where) for table in tables])
-    number = getattr(features[y], "num_classes", number)
+    labels = [scalars(table[y], y, where) for table in tables]
+    number = getattr(features[y], "num_classes", None)
     whose = [ids_of(table[clients], clients, features[clients], where) for table in tables] if clients else []
     held = [*zip(*(some for some in (inputs, labels, whose) if some), strict=True)]
     more: dict[str, Any] = {"seed": seed, "name": where.stem, "where": where, "series": series}
     return from_arrays(*held[0], test=held[1] if second else share, classes=classes or number, **more)
+
+
+def tell_of_common_rows(first: Sequence[Any], second: Sequence[Any], where: Path) -> None:
+    """Say in a notice that rows of a split are in both parts, to train on and to test on."""
+    for one in first:
+        for two in second:
+            start, end = max(one.from_, two.from_), min(one.to, two.to)
+            if one.splitname == two.splitname and start < end:
+                told = f"{where}: rows {start} to {end - 1} of {one.splitname} are both trained on and tested on"
+                warnings.warn(f"{told}; give splits that do not overlap", Notice, stacklevel=3)
 
 
 def library() -> Any:
@@ -90,7 +102,7 @@ def found(data_dir: Path, path: Path) -> Path:
         InputError: there is none.
     """
     places = [data_dir / path, Path.cwd() / path]
-    place = next((place for place in places if place.exists()), None)
+    place = next((place for place in places if exists(place)), None)
     if place is None:
         raise Absent(f"no {' or '.join(map(str, places))}; expected a {' or '.join(ENDS)} file, or a folder of them")
     return place
@@ -107,7 +119,7 @@ def of_hub(known: Any, name: Path, config: str | None) -> dict[str, Split]:
     Raises:
         InputError: there is a folder of this name, which `datasets` would take instead, or the hub gives nothing.
     """
-    if name.exists():
+    if exists(name):
         raise InputError(f"data 'huggingface': dataset {str(name)!r} is a file or folder here; give it as path")
     try:
         splits = known.load_dataset(str(name), config)
@@ -246,14 +258,6 @@ def taken(
             i = table[name].is_null().index(True).as_py()
             raise InputError(f"{where}: column {name!r} has nothing in row {i}; expected a value in every row")
     return table
-
-
-def numbered(labels: list[np.ndarray]) -> tuple[list[np.ndarray], int | None]:
-    """Labels of several parts, those that are text as numbers; and how many kinds of text there are. [n] each"""
-    if not labels[0].dtype.hasobject:
-        return labels, None
-    kinds, index = np.unique(np.concatenate(labels), return_inverse=True)
-    return np.split(index, np.cumsum([len(one) for one in labels])[:-1]), len(kinds)
 
 
 def ids_of(column: Any, name: str, feature: Any, where: Path) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.data.files import allowed, content, fit, inside, reading
+from jcfl.data.files import allowed, content, exists, fit, inside, reading
 from jcfl.errors import InputError
 
 FORMATS = {"PNG": b"IEND\xae\x42\x60\x82", "JPEG": b"\xff\xd9"}
@@ -32,9 +32,7 @@ def pictures(folder: Path, names: Sequence[str], size: int) -> np.ndarray:
 
     def put(i: int) -> None:
         path = inside(folder, names[i])
-        with reading(path, "a name of an image"):
-            there = path.exists()
-        if not there:
+        if not exists(path):
             raise InputError(f"no image {path}")
         image = decoded(path, content(path, "an image", limit), limit)
         with reading(path, "an image that can be shown in colour"):

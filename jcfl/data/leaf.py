@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, Examples, counted, examples, labels, plain, random_share
-from jcfl.data.files import corrupt, entry, missing, parsed, reading
+from jcfl.data.files import corrupt, entry, is_folder, missing, parsed, reading
 from jcfl.data.images import pictures
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -70,7 +70,7 @@ def leaf(
     test: Share = 0.1,
 ) -> Dataset:
     """Any LEAF dataset of numbers or of image files, split by user."""
-    root = next((place for place in (data_dir / path, Path.cwd() / path) if place.is_dir()), None)
+    root = next((place for place in (data_dir / path, Path.cwd() / path) if is_folder(place)), None)
     if root is None or _files(root) is None:
         raise InputError(
             f"no LEAF files in {root or data_dir / path}; expected train/*.json and test/*.json, or all_data*.json"
@@ -118,9 +118,11 @@ def from_leaf(
 
 def _rows(files: Sequence[Path], numbers: dict[str, int], pixels: bool, named: bool) -> Rows:
     """The examples in some files. Users that `numbers` does not have yet are added to it."""
-    rows = Rows()
+    rows, where = Rows(), dict[str, Path]()
     for path in files:
         for user, count, given in _users(path):
+            if where.setdefault(user, path) != path:
+                raise corrupt(path, f"user {user!r} is in {where[user].name} too; expected each user in one file")
             x, y = (given.get(key) if isinstance(given, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list):
                 raise corrupt(path, f"user {user!r}: examples of different shapes or no x and y; expected two lists")
@@ -239,6 +241,6 @@ def _files(root: Path) -> list[list[Path]] | None:
 def _images(root: Path, folder: str) -> Path:
     """The folder of image files: inside the folder of JSON files, or beside it."""
     for place in (root / folder, root.parent / folder):
-        if place.is_dir():
+        if is_folder(place):
             return place
     raise InputError(f"no folder of images {root / folder}; expected the image files that x names there")

@@ -9,8 +9,9 @@ from numpy.lib.format import open_memmap
 from pydantic import Field
 from rich.filesize import decimal
 
+from jcfl.data.archives import read_arrays
 from jcfl.data.clients import from_clients
-from jcfl.data.files import reading
+from jcfl.data.files import reading, regular
 from jcfl.data.generated import true_parameters
 from jcfl.errors import InputError
 from jcfl.registry import keywords_checked
@@ -32,11 +33,16 @@ def mapped(folder: Path | str, **options: Any) -> Federation:
         InputError: a file is not there or is no array, or the arrays do not fit each other.
     """
     folder = Path(folder)
-    with reading(folder, "x.npy, y.npy and clients.npy, arrays of numbers"):
-        x = np.load(folder / "x.npy", mmap_mode="r", allow_pickle=False)
-        y, clients = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("y", "clients"))
-        groups = np.load(folder / "groups.npy", allow_pickle=False) if (folder / "groups.npy").exists() else None
-    return from_clients(x, y, clients, **({"name": folder.name, "groups": groups} | options))
+    path = folder / "x.npy"
+    regular(path)
+    with reading(path, "an .npy array"):
+        x = np.load(path, mmap_mode="r", allow_pickle=False)
+    held = read_arrays(folder, ("y", "clients", "groups"))
+    for name in ("y", "clients"):
+        if name not in held:
+            raise InputError(f"cannot read {folder / name}.npy: there is no such file")
+    named = {"name": folder.name, "groups": held.get("groups")}
+    return from_clients(x, held["y"], held["clients"], **(named | options))
 
 
 @keywords_checked
@@ -62,8 +68,10 @@ def write_gaussian(
         seed: of the tasks and the examples.
 
     Raises:
-        InputError: the folder is there already, or the disk has too little room.
+        InputError: there are fewer users than groups, the folder is there already, or the disk has too little room.
     """
+    if users < groups:
+        raise InputError(f"write_gaussian: {users} users cannot fill {groups} groups; expected users >= groups")
     folder, rows = Path(folder), users * examples
     partial = folder.with_name(f"{folder.name}.partial")
     if folder.exists():
@@ -73,7 +81,7 @@ def write_gaussian(
     if need > free:
         raise InputError(f"{folder} would take {decimal(need)}, and {decimal(free)} are free; use fewer examples")
     weights = true_parameters(groups, features, classes, 1.0, seed).astype(np.float32)  # [g, c, d]
-    group = np.arange(users, dtype=np.int32) * groups // users
+    group = (np.arange(users) * groups // users).astype(np.int32)
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was stopped
     partial.mkdir()
     try:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from jcfl.data.archives import read_arrays
 from jcfl.data.dataset import Dataset, examples, features, labels
-from jcfl.data.files import corrupt, missing
+from jcfl.data.files import corrupt, exists, is_folder, missing
 from jcfl.errors import InputError
 from jcfl.registry import register
 
@@ -45,7 +45,7 @@ def medmnist(
 def _published(file: str, data_dir: Path, validation: str, classes: int | None) -> Dataset:
     folders = [data_dir / "medmnist", data_dir / Path(file).stem, data_dir]
     path = next(
-        (place for place in (folder / file for folder in folders) if place.exists() and not place.is_dir()), None
+        (place for place in (folder / file for folder in folders) if exists(place) and not is_folder(place)), None
     )
     if path is None:
         name = Path(file).name

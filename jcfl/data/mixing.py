@@ -14,13 +14,15 @@ from jcfl.types import Federation, Split
 def with_mixing(rng: np.random.Generator, federation: Federation, share: float) -> Federation:
     """The federation in which every client gives a share of its examples to a client of another true group.
 
-    Every client also gets such a share, so it has examples of two groups, to train and to test on. Its true group stays
-    the one that most of its examples are of. Without known groups every client counts as a group of its own.
+    Every client also gets such a share, so it has examples of two groups, to train and to test on. Of clients of
+    different sizes, the smaller one's share is given, and less than half of its examples. So its true group stays the
+    one that most of its examples are of. Without known groups every client counts as a group of its own.
 
     Args:
         rng: chooses who gives to whom, and which examples.
         federation: with NumPy leaves, each client's rows after those of the client before.
-        share: of a client's training examples, and of its test examples, rounded; in [0, 1/2).
+        share: of the training examples of the giver or of the receiver, whichever has fewer, and of their test
+            examples, rounded; in [0, 1/2).
 
     Raises:
         InputError: more than half of the clients are of one group, so some could give to nobody.
@@ -55,5 +57,7 @@ def _given(rng: np.random.Generator, split: Split, receiver: np.ndarray, share: 
     owner = np.repeat(np.arange(len(size)), size)
     rank = np.empty(len(rows), int)  # of a row among its client's, in random order
     rank[np.lexsort((rng.random(len(rows)), owner))] = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
-    owner = np.where(rank < np.rint(share * size)[owner], receiver[owner], owner)
+    least = np.minimum(size, size[receiver])
+    given = np.minimum(np.rint(share * least), np.maximum(least - 1, 0) // 2)
+    owner = np.where(rank < given[owner], receiver[owner], owner)
     return packed(rows[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(size)))

@@ -166,9 +166,11 @@ def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray
     Returns:
         the owner of every example, -1 for none. [N] int32
     """
-    owner = np.full(len(cell), NOBODY, np.int32)
-    for index, row in enumerate(shares):
-        edges = np.cumsum(row)
+    owner, before, drawn = np.full(len(cell), NOBODY, np.int32), 0, shares.any(1)
+    for index in np.unique(cell[(cell >= 0) & (cell < len(shares))]):
+        rng.random(2 * np.count_nonzero(drawn[before:index]))  # cells without examples also take a number for each half
+        before = index + 1
+        edges = np.cumsum(shares[index])
         if edges[-1] == 0:
             continue
         for half in (trains, ~trains):

@@ -102,7 +102,10 @@ def crowd(
     *,
     clients: Count = 1_000_000,
     angles: Annotated[tuple[float, ...], Field(min_length=1, description="the groups' angles in degrees")] = FOUR,
-    examples: Least = (10, 2),
+    examples: Annotated[
+        tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]],
+        Field(description="number of training and test examples of each client; min_examples has no effect"),
+    ] = (10, 2),
     sizes: Sizes = "equal",
 ) -> Draws:
     """Any number of clients that draw their examples from a common pool, rotated by the angle of their group.
@@ -111,15 +114,18 @@ def crowd(
     have the same example. So there can be a million clients. Training and test examples are separate.
 
     Raises:
-        InputError: not images, a quarter turn of images that are not square, or more draws than fit the memory.
+        InputError: not images, a quarter turn of images that are not square, more draws than fit the memory, or test
+            examples asked of a dataset that has none.
     """
+    if examples[1] and not len(dataset.test):
+        raise InputError(f"examples: {dataset.name} has no test examples to draw from; set examples=[{examples[0]}, 0]")
     refuse_beyond_memory(f"the draws of {clients} clients", 3 * 4 * clients * sum(examples), "use fewer clients")
     groups = client_groups(clients, len(angles), sizes)
     parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     whole, part = len(dataset.train) + len(dataset.test), len(dataset.train)
     first = groups.astype(np.int32)[:, None] * whole
     train = first + rng.integers(0, part, (clients, examples[0]), np.int32)
-    test = first + part + rng.integers(0, len(dataset.test), (clients, examples[1]), np.int32)
+    test = first + part + rng.integers(0, max(len(dataset.test), 1), (clients, examples[1]), np.int32)
     own, tests = (packed(table.reshape(-1), np.full(*table.shape)) for table in (train, test))
     return Draws(parts.x, parts.y, own, tests, groups, parts.source)
 
@@ -140,6 +146,9 @@ def shifted(
     sizes: Sizes = "equal",
 ) -> Partition:
     """Labels (y + s) mod c with a different shift s in each group (Shifted MNIST)."""
+    if len({shift % dataset.classes for shift in shifts}) < len(shifts):
+        told = f"shifted: with {dataset.classes} classes, some of the shifts {', '.join(map(str, shifts))} are the same"
+        warnings.warn(f"{told}, so that groups have the same task; set scenario.shifts", Notice, stacklevel=2)
     versions = [np.asarray] * len(shifts)
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
     labels = (parts.y + np.asarray(shifts)[parts.part]) % dataset.classes

@@ -61,7 +61,8 @@ def from_tfds(
     Raises:
         InputError: the dataset is not prepared, not as array_record files, has no such split or feature, or is damaged.
     """
-    folder = next((f for f in prepared_in(data_dir, dataset) if any(f.rglob("dataset_info.json"))), None)
+    with reading(data_dir, "a folder of datasets"):
+        folder = next((f for f in prepared_in(data_dir, dataset) if any(f.rglob("dataset_info.json"))), None)
     if folder is None:
         raise absent
     folder = _version(dataset, folder)
