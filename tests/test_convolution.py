@@ -73,6 +73,7 @@ FARTHER = [  # what stands before the channels, kernel, padding, strides, dilati
     ((12,), (5,), "SAME", 1, 1),
     ((11,), (4,), "VALID", 3, 2),
     ((7,), (3,), "CAUSAL", 1, 2),
+    ((8, 8), (3, 3), ((-1, 0), (0, 1)), 2, 1),  # a row is left out
 ]
 
 

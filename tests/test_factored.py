@@ -265,6 +265,45 @@ def test_a_first_layer_is_found_only_where_it_alone_sees_the_examples(how, found
     assert (models.task(Twice(how), SHAPE, tiny.CLASSES).first is not None) == found
 
 
+class Inherited(nn.Dense):
+    """The same layer under another name."""
+
+
+class Rectified(nn.Dense):
+    """A layer whose output is not the product of its kernel."""
+
+    def __call__(self, x):
+        return nn.relu(super().__call__(x))
+
+
+def ensemble(features):
+    """Three layers, whose kernels are stacked."""
+    split = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": None, "axis_size": 3}
+    return nn.vmap(nn.Dense, **split)(features)
+
+
+class Begun(nn.Module):
+    """A network that begins with a layer like a dense one."""
+
+    begin: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1)
+        first = {"normalised": lambda h: nn.WeightNorm(nn.Dense(h)), "ensemble": ensemble}
+        layer = first.get(self.begin, {"inherited": Inherited, "rectified": Rectified}.get(self.begin, nn.Dense))(5)
+        hidden = layer(x)
+        if self.begin == "tied":
+            return nn.Dense(tiny.CLASSES)(nn.relu(hidden) @ layer.variables["params"]["kernel"].T)
+        return nn.Dense(tiny.CLASSES)(hidden.mean(0) if hidden.ndim > 2 else hidden)
+
+
+@pytest.mark.parametrize("begin", ["inherited", "rectified", "normalised", "ensemble", "tied"])
+def test_a_layer_that_computes_something_else_is_no_first_layer(begin):
+    """Training in coordinates would put the plain product in its place, and train another network."""
+    assert (models.task(Begun(begin), SHAPE, tiny.CLASSES).first is not None) == (begin == "inherited")
+
+
 def test_the_cheaper_engine_is_chosen():
     """Few examples and a wide layer of many inputs: factored; many examples of few inputs, touched once: general."""
     registry.load()

@@ -15,10 +15,12 @@ from sklearn.cluster import DBSCAN, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from jcfl.core import soft
-from jcfl.grouping import density, moments, spectral, subspace, svd
+from jcfl.grouping import density, kmeans, moments, spectral, subspace, svd
 from jcfl.grouping.compare import KullbackLeibler
 from jcfl.grouping.describe import LabelCounts
 from jcfl.grouping.labels import numbered
+from jcfl.grouping.losses import nearest_of
+from tests import tiny
 
 SEEDS = given(st.integers(0, 2**31))
 FEW = settings(max_examples=15, deadline=None)
@@ -334,3 +336,19 @@ def test_moments_without_examples():
     none = jnp.zeros(3, bool)
     np.testing.assert_array_equal(moments.moments(jnp.ones((3, 2)), none), 0)
     np.testing.assert_array_equal(moments.label_counts(jnp.ones(3, int), none, 2), 0)
+
+
+def test_a_model_whose_loss_is_not_a_number_is_nobodys_best():
+    """Its parameters may all be finite, while its logits are not."""
+    costs = jnp.array([[2.0, 1.0, jnp.nan], [jnp.nan, jnp.nan, jnp.nan], [jnp.inf, 3.0, jnp.nan]])
+    assert nearest_of(costs).tolist() == [1, 0, 1]
+
+
+def test_seeds_of_clients_with_equal_labels_differ():
+    """The divergence of a client from itself is slightly below 0 by rounding."""
+    shares = np.random.default_rng(0).dirichlet(np.ones(10), 4).astype(np.float32)
+    shares = jnp.array(np.repeat(shares, 5, 0))
+    between = KullbackLeibler().metric(tiny.setting().context, LabelCounts())
+    for turn in range(4):
+        found = kmeans.seeds(jax.random.key(turn), shares, jnp.ones(20), 4, metric=between)
+        assert len(set((np.asarray(found) // 5).tolist())) == 4

@@ -147,6 +147,15 @@ def test_limits(merge):
     np.testing.assert_array_equal(merge(gram, alive, -1.0)[0], np.zeros(9))
 
 
+@pytest.mark.parametrize("merge", [merging.greedy, merging.single_pass])
+def test_equal_vectors_merge_at_one(merge):
+    """Their computed cosine may be below 1 by rounding."""
+    for seed in range(20):
+        vectors = np.repeat(np.random.default_rng(seed).normal(size=(1, 7)).astype(np.float32), 2, 0)
+        gram = jnp.array(vectors @ vectors.T)
+        assert merge(gram, jnp.ones(2, bool), 1.0)[0].tolist() == [0, 0]
+
+
 def test_opposite_vectors_merge_only_at_minus_one():
     gram = jnp.array([[1.0, -1.0], [-1.0, 1.0]])
     np.testing.assert_array_equal(merging.greedy(gram, jnp.ones(2, bool), -0.999)[0], [0, 1])

@@ -12,6 +12,7 @@ import jcfl
 from jcfl import metrics, results
 from jcfl.cli import display
 from jcfl.errors import InputError
+from jcfl.metrics import table
 from jcfl.view import plotting
 from jcfl.view.report import numbers, page
 from tests import tiny
@@ -134,3 +135,19 @@ def test_no_two_columns_of_a_table_have_the_same_head(place):
 )
 def test_a_metric_is_known_by_its_title(text, meant):
     assert metrics.by_title(text, metrics.score_names()) == meant
+
+
+def test_a_client_is_scored_from_the_first_round_in_which_it_could_train():
+    """After 3 rounds, 0 to 2, a client that arrives in round 3 has not been there, and one that left in 3 was."""
+    never = 2**31 - 1
+    held_out, arrive, depart = np.zeros(5, bool), np.array([0, 2, 3, 0, 0]), np.array([never, never, never, 3, 2])
+    assert metrics.are_scored(held_out, arrive, depart, 3).tolist() == [True, True, False, True, False]
+    assert metrics.are_scored(held_out, arrive, depart, 0).tolist() == [True, False, False, True, True]
+
+
+def test_a_name_that_looks_like_a_score_over_other_clients_stays_whole(monkeypatch):
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    metrics.register_score("validation_gap", unit="%", better="lower")(lambda clients: 0.0)
+    one = metrics.score("validation_gap")
+    assert (one.title, one.unit, one.better) == ("validation gap", "%", "lower")
+    assert metrics.score("validation_loss").title.endswith(", validation examples")

@@ -166,7 +166,7 @@ def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray
     Returns:
         the owner of every example, -1 for none. [N] int32
     """
-    owner, before, drawn = np.full(len(cell), NOBODY, np.int32), 0, shares.any(1)
+    owner, before, drawn = np.full(len(cell), NOBODY, np.int32), 0, shares.sum(1) > 0
     for index in np.unique(cell[(cell >= 0) & (cell < len(shares))]):
         rng.random(2 * np.count_nonzero(drawn[before:index]))  # cells without examples also take a number for each half
         before = index + 1

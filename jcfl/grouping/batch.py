@@ -32,7 +32,7 @@ from jcfl.grouping.compare import (
 )
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
 from jcfl.grouping.labels import aligned, first_labels, with_overflow, with_undescribed
-from jcfl.grouping.losses import least_loss, with_newcomers
+from jcfl.grouping.losses import least_loss, nearest_of, with_newcomers
 from jcfl.grouping.when import Once, Window
 from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
@@ -112,8 +112,13 @@ class Clustering(Group):
             raise InputError(
                 f"{method.name}: nothing is accumulated before round 0; set method.when={{name: once, at: 10}}"
             )
-        if isinstance(when, Once) and when.start == "members" and isinstance(describe, OfData):
+        if isinstance(when, Once) and when.start == "members" and isinstance(describe, OfData | Accumulated):
             raise InputError(f"{method.name}: when.start=members needs trained models; {describe.name} has none")
+        if isinstance(describe, Accumulated) and describe.epochs is not None:
+            raise InputError(
+                f"{method.name}: clients are described by what they train in a round, so describe.epochs has no "
+                "effect; leave it out"
+            )
 
     def keeps(self, method: Method, context: Context) -> dict[str, Callable[[Any], Any]]:
         """Clients' last models or descriptions, if clients are grouped that do not take part in the round."""
@@ -220,7 +225,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         points = privacy.descriptions(state.key, who, points)
         away = distances(compare, context, describe)(points, state.memory.centres)  # [h, k]
         used = metrics.sizes(state.labels, k) > 0
-        return jnp.where(used | ~used.any(), away, jnp.inf).argmin(-1).astype(jnp.int32)
+        return nearest_of(jnp.where(used | ~used.any(), away, jnp.inf))
 
     by_centres = describe_clients is not None and not isinstance(compare, DecomposedCosine)
     place = near_centres if by_centres else least_loss(method, context)

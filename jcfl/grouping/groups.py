@@ -51,7 +51,9 @@ class KMeans(Clustering):
     iterations: Annotated[
         int | None,
         Field(
-            ge=1, description="updates of the centres, or assignments a round; null: until they do not change, or one"
+            ge=1,
+            description="updates of the centres, or assignments a round; null: until they do not change, or one; "
+            "K-means from new seeds in each round always goes on until they do not change",
         ),
     ] = None
     refit: Annotated[bool, Field(description="start from new seeds in each round, not from the cluster models")] = False
@@ -186,14 +188,14 @@ class Spectral(Clustering):
         return self.clusters
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
-        """Labels by K-means on eigenvectors; the width of the affinity is the median distance of two clients."""
+        """Labels by K-means on eigenvectors; the affinity is as wide as the median distance of clients that differ."""
         refuse_more_clusters_than_clients(method, context, self.clusters)
         between = distances(compare, context, method.describe)
 
         def fitted(key, points: Array, weights: Array, present: Array, centres: Array | None) -> Array:
             away = between(points, points)
             pairs = present[:, None] & present & ~jnp.eye(present.size, dtype=bool)
-            width = jnp.nanmedian(jnp.where(pairs, away, jnp.nan))
+            width = jnp.nanmedian(jnp.where(pairs & (away > 0), away, jnp.nan))
             affinity = spectral.gaussian(away, jnp.where(width > 0, width, 1.0))
             return spectral.spectral(key, affinity, present, self.clusters, self.restarts)
 

@@ -280,7 +280,8 @@ def seeds(
         return order[jnp.arange(k) % jnp.maximum(present.sum(), 1)].astype(jnp.int32)
 
     def draw(near: Array, key: Key) -> tuple[Array, Array]:
-        mass = jnp.where(weights > 0, weights * jnp.where(jnp.isinf(near), 1, near), 0)
+        away = jnp.maximum(jnp.where(jnp.isinf(near), 1, near), 0)  # rounding may take a distance below 0
+        mass = jnp.where(weights > 0, weights * away, 0)
         # If every client coincides with a seed, no mass is left, and any client may be drawn.
         client = jax.random.categorical(key, jnp.log(jnp.where(mass.max() > 0, mass, weights)))
         return jnp.minimum(near, distances(points, points[client][None], metric)[:, 0]), client

@@ -42,7 +42,7 @@ def aligned(new: Array, old: Array, known: Array, k: int) -> Array:
         k: the number of slots.
     """
     inside = (new >= 0) & (new < k)
-    both = jnp.zeros((k, k)).at[jnp.where(known & inside, new, k), old].add(1.0, mode="drop")
+    both = jnp.zeros((k, k)).at[jnp.where(known & inside & (old >= 0), new, k), old].add(1.0, mode="drop")
     rows, columns = hungarian_algorithm(-both)
     number = jnp.zeros(k, jnp.int32).at[rows].set(columns.astype(jnp.int32))
     return jnp.where(inside, number[jnp.clip(new, 0, k - 1)], new).astype(jnp.int32)

@@ -138,9 +138,14 @@ def least_loss(method: Method, context: Context, joined: bool = True) -> Callabl
         if joined:
             used = metrics.sizes(state.labels, found.shape[1]) > 0
             found = jnp.where(used | ~used.any(), found, jnp.inf)
-        return found.argmin(-1).astype(jnp.int32)
+        return nearest_of(found)
 
     return nearest
+
+
+def nearest_of(costs: Array) -> Array:
+    """The cluster of the least cost [..., k] for every client, which is never one whose cost is NaN. [...] int32"""
+    return jnp.where(jnp.isnan(costs), jnp.inf, costs).argmin(-1).astype(jnp.int32)
 
 
 def with_newcomers(

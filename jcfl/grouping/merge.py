@@ -105,6 +105,11 @@ class Merge(Clustering):
         """Refuse what every clustering refuses, and comparisons other than the cosine."""
         super().check(method, context)
         expect(method, "compare", (Cosine,), "unites clusters by the cosine of sums of vectors")
+        if self.start != "current":
+            raise InputError(
+                f"{method.name}: group.start says how the model of a client that arrives begins; set "
+                "method.when=arrival, or leave it out"
+            )
 
     def merged(self, gram: Array, alive: Array) -> merging.Merging:
         """The last state of greedy merging; see `merging.greedy`. It says how many pairs were looked at."""

@@ -9,6 +9,9 @@ from jax import lax
 from jcfl.types import Array
 from jcfl.types.target import target
 
+ROUNDING = 1e-5
+"""How far the computed cosine of two equal vectors may be below 1."""
+
 BLOCK = 64
 """How many merges are done before the host decides whether there is another one."""
 
@@ -161,9 +164,13 @@ def single_pass(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, A
 
 
 def limit(tau: Array | float) -> Array:
-    """The threshold for a computed cosine, which rounding may carry below -1 or above 1: infinite at these ends."""
+    """The threshold for a computed cosine, which rounding may carry below -1 or above 1.
+
+    Above 1 nothing is merged, at 1 vectors of one direction are, and at -1 all are.
+    """
     tau = jnp.asarray(tau, float)
-    return jnp.where(tau > 1, jnp.inf, jnp.where(tau <= -1, -jnp.finfo(tau.dtype).max, tau))
+    least = -jnp.finfo(tau.dtype).max
+    return jnp.where(tau > 1, jnp.inf, jnp.where(tau <= -1, least, jnp.minimum(tau, 1 - ROUNDING)))
 
 
 def inverse_norm(squared: Array) -> Array:

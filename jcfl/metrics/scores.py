@@ -78,7 +78,7 @@ def are_scored(held_out: Any, arrive: Any, depart: Any, round: Any) -> Any:
         held_out, arrive, depart: those of a federation, as NumPy or JAX arrays. [m] each
         round: the number of rounds that were trained.
     """
-    return ~held_out & (arrive <= round) & (round <= depart)
+    return ~held_out & ((arrive < round) | (arrive == 0)) & (round <= depart)
 
 
 def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:

@@ -165,11 +165,13 @@ def score(name: str) -> Score:
 
 
 def bare_name(name: str) -> str:
-    """A score's name without a prefix.
+    """A score's name without a prefix; that of a registered score is whole.
 
     >>> bare_name("validation_loss"), bare_name("loss")
     ('loss', 'loss')
     """
+    if name in _TABLE:
+        return name
     return name.removeprefix(next((prefix for prefix in WHERE if name.startswith(prefix)), ""))
 
 

@@ -121,7 +121,7 @@ def strided(
         gaps: how far the kernel's numbers are apart.
     """
     *sizes, c, o = kernel.shape
-    x = jnp.pad(x, [(0, 0), *pads, (0, 0)])
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0)])
     shape = zip(x.shape[1:-1], sizes, steps, gaps, strict=True)
     sides = [max((size - (k - 1) * gap - 1) // step + 1, 0) for size, k, step, gap in shape]
     if not math.prod(sides):

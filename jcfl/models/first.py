@@ -63,39 +63,60 @@ def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | 
     if not called or called[0][1].shape != (2, math.prod(shape)):
         return None
     dense, _ = called[0]
-    return dense if dense.dtype is dense.dot_general is dense.dot_general_cls is None else None
+    usual = type(dense).__call__ is nn.Dense.__call__  # a layer that derives from it may compute something else
+    return dense if usual and dense.dtype is dense.dot_general is dense.dot_general_cls is None else None
 
 
-def with_product(path: tuple[str, ...], product: Array, inputs: list[Any]) -> Callable[..., Any]:
-    """An interceptor by which the layer at `path` returns `product` [n, h] and its input is added to `inputs`."""
+def with_product(path: tuple[str, ...], product: Array, calls: list[Any]) -> Callable[..., Any]:
+    """An interceptor by which the layer at `path` returns `product` [n, h]; its input and parameters go to `calls`."""
 
     def around(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext):
         layer = context.module
         if context.method_name != "__call__" or layer.path != path:
             return call(*args, **kwargs)
         given = layer_input(type(layer), args, kwargs)
-        inputs.append(None if given is None else given[0])
+        calls.append((None if given is None else given[0], layer.variables.get("params", {})))
         return product
 
     return around
 
 
 def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple[str, ...], width: int) -> bool:
-    """Whether the layer at `path` is called once, on the flattened examples, and nothing else uses the examples."""
-    inputs: list[Any] = []
+    """Whether the layer at `path` is called once, on the flattened examples, with the model's own parameters.
+
+    And whether nothing else uses the examples or these parameters.
+    """
+    calls: list[Any] = []
+    own: list[bool] = []  # of each parameter that the layer has, whether it is the model's
 
     def run(x: Array, product: Array, model: Model):
-        inputs.clear()
-        with nn.intercept_methods(with_product(path, product, inputs)):
-            return runner.run(model, x, jax.random.key(0), None), inputs
+        calls.clear()
+        with nn.intercept_methods(with_product(path, product, calls)):
+            found = runner.run(model, x, jax.random.key(0), None)
+        own[:] = [held is of_layer(model, path).get(name) for _, params in calls for name, held in params.items()]
+        return found, [x for x, _ in calls]
 
     kind = jnp.result_type(float)
     x, product = jax.ShapeDtypeStruct((2, *shape), kind), jax.ShapeDtypeStruct((2, width), kind)
+    if getattr(of_layer(model, path).get("kernel"), "shape", None) != (math.prod(shape), width):
+        return False
     jaxpr = jax.make_jaxpr(run)(x, product, model).jaxpr
-    if len(inputs) != 1:
+    if len(calls) != 1 or not all(own):
         return False
     *others, seen = jaxpr.outvars  # the logits and the variables, then the layer's input
-    return flattened(jaxpr, seen) and not any(depends(jaxpr, out) for out in others)
+    entries = [tuple(step.key for step in place) for place, _ in jax.tree_util.tree_leaves_with_path(model)]
+    whole = ("params", *path)
+    parameters = [var for var, entry in zip(jaxpr.invars[2:], entries, strict=True) if entry[: len(whole)] == whole]
+    changed = [out for out in others if out not in parameters]  # a program also returns what it leaves as it is
+    return flattened(jaxpr, seen) and not any(depends(jaxpr, out, [jaxpr.invars[0], *parameters]) for out in changed)
+
+
+def of_layer(model: Model, path: tuple[str, ...]) -> dict[str, Any]:
+    """The parameters of the layer at `path`, by name; empty if the model has none there."""
+    found: Any = model.get("params", {})
+    for name in path:
+        found = found.get(name, {}) if hasattr(found, "get") else {}
+    return found
 
 
 def flattened(jaxpr: Jaxpr, out: Any) -> bool:
@@ -110,11 +131,11 @@ def flattened(jaxpr: Jaxpr, out: Any) -> bool:
     return out is jaxpr.invars[0]
 
 
-def depends(jaxpr: Jaxpr, out: Any) -> bool:
-    """Whether `out` may depend on the program's first argument."""
+def depends(jaxpr: Jaxpr, out: Any, sources: Sequence[Var]) -> bool:
+    """Whether `out` may depend on some of the program's variables."""
     if not isinstance(out, Var):  # a constant
         return False
-    touched = {jaxpr.invars[0]}
+    touched = {*sources}
     for equation in jaxpr.eqns:
         if any(isinstance(var, Var) and var in touched for var in equation.invars):
             touched.update(equation.outvars)
