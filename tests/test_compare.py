@@ -75,6 +75,8 @@ def test_few_pairs_are_tested_by_t_and_many_by_wilcoxon():
     assert name == "t" and np.isclose(p, 0.0742, atol=1e-4)  # t = 2 sqrt(3) of 2 degrees of freedom
     assert statistics.paired_test(gaps, 2).name == "t"  # 2 x 2 / 2^6 > 0.05
     assert statistics.paired_test(np.zeros(8), 1).p == 1
+    few = np.r_[np.zeros(12), np.ones(4)]  # most metrics of clusters are equal with most seeds
+    assert statistics.paired_test(few, 1) == ("Wilcoxon", 2 / 2**4)
     # Equal differences of counts are common with few seeds: of a t test they would be p = 0, and so significant.
     assert statistics.paired_test(np.ones(2), 1) == ("Wilcoxon", 0.5)
     assert statistics.paired_test(np.ones(4), 1) == ("Wilcoxon", 2 / 2**4)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
+from matplotlib.text import Text
 from scipy.spatial.distance import squareform
 from sklearn.decomposition import PCA
 
@@ -18,6 +19,7 @@ from jcfl import cli, results
 from jcfl.errors import InputError
 from jcfl.view import plotting
 from jcfl.view.plotting import cosines, membership, style
+from jcfl.view.plotting.membership import told_apart
 from tests import folders
 
 EVERY = sorted(plotting.FIGURES)
@@ -487,9 +489,46 @@ def test_names_beside_blocks_do_not_meet(tmp_path):
     labels = np.tile(np.minimum(np.arange(folders.CLIENTS), 10), (4, 1))
     shown = plotting.flow(folders.run(tmp_path / "run", [0], labels=labels))
     shown.draw_without_rendering()
-    boxes = sorted((text.get_window_extent() for text in shown.axes[0].texts), key=lambda box: box.y0)
+    words = [Text.get_window_extent(text) for text in shown.axes[0].texts]  # without the lines to their blocks
+    boxes = sorted(words, key=lambda box: box.y0)
     assert len(boxes) > 8
     assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))
+
+
+def test_a_slot_that_other_clients_take_is_another_cluster():
+    """In StoCFL a merge frees a slot, and a new client can get it."""
+    labels = np.array([[0, 0, 1, -1], [0, 0, 0, -1], [0, 0, 0, 1]])
+    np.testing.assert_array_equal(told_apart(labels), [[0, 0, 1, -1], [0, 0, 0, -1], [0, 0, 0, 2]])
+    again = np.array([[0, 1], [0, 0], [0, 1]])
+    np.testing.assert_array_equal(told_apart(again), again)
+
+
+def test_a_narrow_figure_has_one_panel_in_a_row(one, tmp_path):
+    words = ["plot", str(one), "--figure", "curves", "--format", "png", "--width", "3.4", "--out", str(tmp_path)]
+    assert cli.status(words) == 0
+    with (tmp_path / "curves.png").open("rb") as file:
+        file.seek(16)
+        width, height = (int.from_bytes(file.read(4), "big") for _ in range(2))
+    assert width == round(3.4 * 300) < height
+
+
+def test_runs_of_several_seeds_are_one_point(tmp_path):
+    """Also where each seed has a federation of its own, whose seed is not an option to draw against."""
+    runs = []
+    for lr in (0.1, 0.2):
+        for seed in (0, 1):
+            settings = {"scenario": {"name": "rotated", "seed": seed}, "train": {"lr": lr}}
+            runs.append(folders.run(tmp_path / f"{lr}-{seed}", [seed], settings=settings))
+    (line, *_), *_ = plotting.effect(runs).axes[0].containers
+    assert line.get_xdata().tolist() == [0.1, 0.2]
+    with pytest.raises(InputError, match="no number in the configurations differs"):
+        plotting.effect(runs[:2])
+
+
+def test_a_name_with_an_underscore_is_in_the_legend(one):
+    history = results.load(one)
+    shown = plotting.curves([dataclasses.replace(history, name=name) for name in ("_mine", "other")])
+    assert [text.get_text().lstrip("\u200b") for text in shown.legends[0].get_texts()] == ["_mine", "other"]
 
 
 def test_width_and_font_are_those_asked_for(one, tmp_path):

@@ -493,3 +493,17 @@ def test_runs_that_tables_share_have_one_configuration():
                     found = table.config(key, budget)
                     first, config = at.setdefault(place, (table.name, found))
                     assert found == config, f"{first} and {table.name} have other runs in {'/'.join(place)}"
+
+
+def test_an_order_can_be_about_some_columns_alone():
+    """T7.6 prints costs beside accuracies, and its text compares accuracies."""
+    table = TABLES["T7.6"]
+    cells = dict(table.cells())
+    printed = {cell: np.full(2, one.mean) for cell, one in cells.items()}
+    found = list(outcomes.judged_orders(table, cells, printed))
+    assert {order["at"] for order in found} == {"Accuracy", "Macro-F1"}
+
+
+def test_a_number_of_a_file_that_is_none_is_not_judged():
+    assert judging.defined(np.array([1.0, np.nan])).verdict == "not judged"
+    np.testing.assert_array_equal(judging.defined(np.ones(2)), np.ones(2))

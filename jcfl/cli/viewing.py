@@ -15,6 +15,9 @@ PRESETS, KEYS = "presets", "keys"
 
 QUESTIONS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
 
+NARROW = 5.0
+"""Inches: a figure that is less wide has one panel in a row."""
+
 LISTED = (
     *("methods", "add-ons", *QUESTIONS, "data", "scenarios", "models", "attacks", "reliability", "privacy"),
     "stop conditions",
@@ -206,6 +209,12 @@ def plot(
         "seed": seed,
         "cluster": cluster,
     }
+    if (
+        width is not None
+        and width < NARROW
+        and any("columns" in plotting.parameters(name) for name in chosen or plotting.FIGURES)
+    ):
+        options["columns"] = 1
     for stem, figure in plotting.drawn(runs, chosen, **options):
         if isinstance(figure, InputError) and chosen:
             raise InputError(f"{stem}: {figure}")

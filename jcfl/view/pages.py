@@ -14,7 +14,8 @@ TEX = {
     **{"±": r"$\pm$", "✓": r"$\checkmark$", "✗": r"$\times$", "–": "--", "·": r"$\cdot$", "†": r"$^\dagger$"},
     **{"λ": r"$\lambda$", "τ": r"$\tau$", "ω": r"$\omega$", "η": r"$\eta$", "α": r"$\alpha$", "×": r"$\times$"},
     **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "μ": r"$\mu$", "σ": r"$\sigma$", "β": r"$\beta$", "²": r"$^2$"},
-    "−": "$-$",
+    **{"γ": r"$\gamma$", "κ": r"$\kappa$", "θ": r"$\theta$", "ρ": r"$\rho$", "Δ": r"$\Delta$", "π": r"$\pi$"},
+    **{"−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"},
 }
 """LaTeX for the characters that it does not take as they are."""
 

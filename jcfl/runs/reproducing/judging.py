@@ -36,6 +36,12 @@ class Judgement(NamedTuple):
     why: str = ""
 
 
+def defined(values: np.ndarray) -> "np.ndarray | Judgement":
+    """The numbers of all seeds; or why they are not judged, where some of them are not finite. [seeds]"""
+    lost = int((~np.isfinite(values)).sum())
+    return Judgement("not judged", f"the score is not defined with {lost} of {len(values)} seeds") if lost else values
+
+
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % interval of the mean by Student's t; None for fewer than two values.
 

@@ -40,7 +40,7 @@ def outcome(
     """
     printed = dict(table.cells())
     ours = {cell: values(table, cell, budget, found) for cell in printed}
-    ours |= {cell: one for cell, one in earlier.cells.items() if not_run(ours[cell])}
+    ours |= {cell: one for cell, one in earlier.cells.items() if has_no_run(table, cell, ours[cell])}
     entries = {cell: entry(table, cell, one, ours[cell], budget) for cell, one in printed.items()}
     numbers, rows = table.given.printed, table.given.printed.rows
     orders = list(judged_orders(table, printed, ours))
@@ -62,9 +62,10 @@ def outcome(
     }
 
 
-def not_run(found: np.ndarray | Judgement) -> bool:
-    """Whether a cell has no numbers because its runs were left out."""
-    return isinstance(found, Judgement) and found.verdict == "not run"
+def has_no_run(table: Table, cell: Cell, found: np.ndarray | Judgement) -> bool:
+    """Whether a cell has no numbers because its runs were left out, or because their data are missing here."""
+    absent = isinstance(found, Judgement) and found.verdict in ("not run", "cannot be run here")
+    return absent and table.part(cell).blocked is None
 
 
 def values(
@@ -81,11 +82,7 @@ def values(
     if part.until is not None:
         return rounds_until(runs[0], part.until)
     whole = [score(run, part.score or "accuracy_micro", budget.last or table.given.last) for run in runs]
-    ours = table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(())))
-    lost = int((~np.isfinite(ours)).sum())
-    if lost:
-        return Judgement("not judged", f"the score is not defined with {lost} of {len(ours)} seeds")
-    return ours
+    return judging.defined(table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(()))))
 
 
 def score(run: Any, name: str, last: int) -> np.ndarray:
@@ -180,7 +177,7 @@ def judged_orders(
     rows, columns = table.given.printed.rows, table.given.printed.columns
     for order in (*table.given.orders, *table.given.more_orders):
         by_rows = order.above in rows
-        for label in columns if by_rows else rows:
+        for label in order.at or (columns if by_rows else rows):
             pair = [(one, label) if by_rows else (label, one) for one in (order.above, order.below)]
             if any(cell not in printed for cell in pair):
                 continue

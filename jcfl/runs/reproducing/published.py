@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 
 from jcfl import registry
 from jcfl.errors import InputError
-from jcfl.runs.reproducing.judging import Judgement, Verdict
+from jcfl.runs.reproducing.judging import Judgement, Verdict, defined
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
 
@@ -157,7 +157,7 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                 )
             judgement = Judgement(entry.verdict, entry.why)
             found[row, column] = (
-                judgement if entry.ours is None else entry.ours.array(f"{path}: {row}, {column}", budget)
+                judgement if entry.ours is None else defined(entry.ours.array(f"{path}: {row}, {column}", budget))
             )
         for key, ours in file.baselines():
             baselines[key] = ours.array(f"{path}: {', '.join(key[:2])}", budget)

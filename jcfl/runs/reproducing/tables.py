@@ -47,6 +47,7 @@ class Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     above: str
     below: str
+    at: tuple[str, ...] = ()  # the columns, or rows, of which the text says it; all by default
 
 
 class Budget(BaseModel):
@@ -285,7 +286,7 @@ def sound(table: Table) -> Table:
             if not is_printed(cell):
                 raise InputError(f"{table.name}: expected [mean] or [mean, std] in the row {row!r}, got {list(cell)}")
     for order in (*given.orders, *given.more_orders):
-        for label in (order.above, order.below):
+        for label in (order.above, order.below, *order.at):
             if label not in printed.rows and label not in printed.columns:
                 raise unknown(f"row or column of {table.name}", label, [*printed.rows, *printed.columns])
     for one in printed.suspect:

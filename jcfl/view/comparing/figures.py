@@ -45,7 +45,7 @@ def differences(one: Mapping[str, Any], baseline: str) -> Figure:
     most = max(len(federation["rows"]) - 1 for federation in one["federations"])
     less = f"{metrics.score(one['metric']).title} less {style.shortened(baseline, LONGEST)}’s"
     less += ", points" if metrics.score(one["metric"]).unit == "%" else ""
-    shown, axes = style.panels(len(one["federations"]), 1, 0.75 + ROW * most, width(one))
+    shown, axes = style.panels(len(one["federations"]), 1, 0.75 + ROW * max(most, 2), width(one))
     scale = metrics.score(one["metric"]).scale
     for axis, federation in zip(axes, one["federations"], strict=True):
         rows = [row for row in federation["rows"] if row["difference"]]
@@ -58,6 +58,10 @@ def differences(one: Mapping[str, Any], baseline: str) -> Figure:
                 y = [i + shift for i, _ in points]
                 axis.hlines(y, *ends, **look)
                 axis.plot(x, y, linestyle="none", ms=3, marker=marker, color=look["color"], label=label)
+        alone = [(i, row["difference"]) for i, row in enumerate(rows) if not any(map(row["difference"].get, INTERVALS))]
+        if alone:  # of one seed
+            x = [scale * apart["mean"] for _, apart in alone]
+            axis.plot(x, [i for i, _ in alone], linestyle="none", ms=3, marker="D", color="black", label="no interval")
         axis.axvline(0, color="black", linewidth=0.6)
         axis.set_yticks(range(len(rows)), [style.shortened(row["method"], LONGEST) for row in rows])
         axis.set_ylim(len(rows) - 0.5, -0.5)
@@ -124,7 +128,7 @@ def pareto(one: Mapping[str, Any]) -> Figure:
             }
             spread = None if row["std"] is None else score.scale * row["std"]
             x, y = row["bytes"] / 1e6, score.scale * row["mean"]
-            axis.errorbar(x, y, yerr=spread, linestyle="none", ms=5, label=row["method"], **look)
+            axis.errorbar(x, y, yerr=spread, linestyle="none", ms=5, label=style.entry(row["method"]), **look)
         front(axis, federation, score.scale)
         axis.set_title(federation["federation"])
         axis.set_xlabel("sent in a run, MB")

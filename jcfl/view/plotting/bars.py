@@ -10,7 +10,7 @@ from jcfl import metrics, results
 from jcfl.errors import InputError
 from jcfl.nested import flat
 from jcfl.results import History
-from jcfl.view.plotting.lines import SECTIONS, has_score
+from jcfl.view.plotting.lines import SECTIONS, SEEDS, has_score
 from jcfl.view.plotting.style import colour, figure, in_per_cent, legend_above, panels
 
 SCORES = ("accuracy_micro", "f1_micro")
@@ -56,9 +56,14 @@ def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns
         one = metrics.score(score)
         for turn, kind in enumerate(kinds):
             mine = [i for i in chosen if variants[i].addons == kind and has_score(runs[i], score)]
-            last = [runs[i][score][:, -1] for i in mine]
-            x = [bases.index(variants[i].base) + (turn - (len(kinds) - 1) / 2) * width for i in mine]
-            spread = [np.nan_to_num(results.deviation(values)) for values in last]
+            found = [bases.index(variants[i].base) for i in mine]
+            places = sorted(set(found))
+            last = [  # runs that differ in nothing else are seeds
+                np.concatenate([runs[i][score][:, -1] for i, own in zip(mine, found, strict=True) if own == place])
+                for place in places
+            ]
+            x = [place + (turn - (len(kinds) - 1) / 2) * width for place in places]
+            spread = [results.deviation(values) for values in last]
             look: dict[str, Any] = {"color": colour(turn), "edgecolor": "white", "hatch": HATCHES[turn % len(HATCHES)]}
             axis.bar(x, [np.nanmean(values) for values in last], width, label=kind_names[turn], linewidth=0.4, **look)
             axis.errorbar(x, [np.nanmean(values) for values in last], spread, fmt="none", ecolor="#333333", capsize=2)
@@ -80,9 +85,11 @@ def variant(settings: Mapping[str, Any]) -> Variant:
     """A run's settings, split into its add-ons and the rest."""
     method = dict(settings.get("method", {}))
     addons, _ = method.pop("addons", ()), method.pop("label", None)
-    rest = {key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings}
+    rest = flat(
+        {key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings} | {"method": method}
+    )
     extras = {f"{addon['name']}.{key}": value for addon in addons for key, value in addon.items()}
-    return Variant(pairs(flat({**rest, "method": method})), pairs(extras))
+    return Variant(pairs({key: value for key, value in rest.items() if key not in SEEDS}), pairs(extras))
 
 
 def pairs(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -18,6 +18,7 @@ from jcfl.view.plotting.style import (
     STYLE,
     Picture,
     colour,
+    entry,
     figure,
     in_per_cent,
     legend_above,
@@ -62,7 +63,7 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
         if not ascending.size:  # not evaluated yet
             continue
         x, y = np.r_[ascending[:1], ascending], np.linspace(0, 1, len(ascending) + 1)
-        left.plot(x, y, drawstyle="steps-post", label=name, **line(index))
+        left.plot(x, y, drawstyle="steps-post", label=entry(name), **line(index))
     left.set(xlabel="accuracy", ylabel="clients with at most this accuracy", ylim=(0, 1))
     worst = [i for i in np.argsort(last[0]) if not np.isnan(last[0][i])][:WORST]
     for index, values in enumerate(last):

@@ -32,12 +32,13 @@ def stability(run: History, columns: int | None = None) -> Figure:
     if np.isnan(found.seeds).all() and np.isnan(found.before).all():
         raise InputError(f"{run.name}: expected clusters of several evaluated rounds or of several seeds")
     shown, (above, below) = panels(2, columns, 1.9)
-    mark: dict[str, Any] = {"marker": "o"} if len(run.rounds) < 10 else {}
+    mark: dict[str, Any] = {"marker": "o", "clip_on": False} if len(run.rounds) < 10 else {}
     lines = {"with the evaluation before": known_mean(found.before), "between seeds": found.seeds}
     for index, (name, values) in enumerate(lines.items()):
         if not np.isnan(values).all():
             above.plot(run.rounds, values, label=name, **line(index), **mark)
     above.set(xlabel="round", ylabel="adjusted Rand index")
+    above.set_ylim(min(above.get_ylim()[0], -0.03), 1.05)
     above.legend(loc="best")
     below.plot(run.rounds, known_mean(found.churn), **line(0), **mark)
     if len(run.seeds) > 1:

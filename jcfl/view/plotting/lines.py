@@ -13,6 +13,7 @@ from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.plotting.style import (
+    entry,
     everybody_alone,
     figure,
     in_per_cent,
@@ -25,6 +26,9 @@ from jcfl.view.plotting.style import (
 )
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "privacy")
+
+SEEDS = ("scenario.seed",)
+"""The options that say which federation is drawn, and not how."""
 
 
 @figure(single=False)
@@ -84,6 +88,8 @@ def effect(
 ) -> Figure:
     """Last scores against an option that differs between runs, with one line for each value of a second one.
 
+    Runs that differ in their seeds alone, also in `scenario.seed`, are one point, the mean over all of them.
+
     Args:
         runs: histories or folders, as a sweep leaves them; those that diverged are left out.
         key: the option on the x-axis, such as `method.tau`; by default the one with the most values.
@@ -104,11 +110,11 @@ def effect(
     for score, axis in zip(scores, axes, strict=True):
         for index, name in enumerate(dict.fromkeys(hues)):
             chosen = [i for i, own in enumerate(hues) if own == name and has_score(runs[i], score)]
-            chosen.sort(key=lambda i: varied[key][i])
-            last = [runs[i][score][:, -1] for i in chosen]
-            x, mean = [varied[key][i] for i in chosen], [np.nanmean(values) for values in last]
+            x = sorted({varied[key][i] for i in chosen})
+            last = [np.concatenate([runs[i][score][:, -1] for i in chosen if varied[key][i] == value]) for value in x]
+            mean, spread = ([reduce(values) for values in last] for reduce in (np.nanmean, results.deviation))
             look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
-            axis.errorbar(x, mean, [results.deviation(values) for values in last], label=name or None, **look)
+            axis.errorbar(x, mean, spread, label=entry(name) or None, **look)
         scale_axis(axis, score)
         axis.set_xlabel(key)
         if spans_decades(varied[key]):
@@ -141,7 +147,9 @@ def privacy(
             look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
             last = [run[score][:, -1] for _, run in found]
             spread = [results.deviation(values) for values in last]
-            axis.errorbar([x for x, _ in found], [np.nanmean(values) for values in last], spread, label=name, **look)
+            axis.errorbar(
+                [x for x, _ in found], [np.nanmean(values) for values in last], spread, label=entry(name), **look
+            )
             for run in own:
                 if not has_score(run, "epsilon"):
                     axis.axhline(
@@ -189,7 +197,7 @@ def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str,
     there = ~np.isnan(values).all(0)
     rounds, values = run.rounds[there], values[:, there]
     mean, std = np.nanmean(values, 0), results.deviation(values)
-    axis.plot(rounds, mean, label=name, marker="o" if len(rounds) < 3 else None, **look)
+    axis.plot(rounds, mean, label=entry(name), marker="o" if len(rounds) < 3 else None, **look)
     if len(run.seeds) > 1:
         axis.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
 
@@ -243,8 +251,9 @@ def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a configuration's pieces under dotted names, `rounds` and `participation`."""
-    return flat({key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings})
+    """The options of a configuration's pieces under dotted names, `rounds` and `participation`, without seeds."""
+    every = flat({key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings})
+    return {key: value for key, value in every.items() if key not in SEEDS}
 
 
 def apart_from(key: str, tables: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -259,7 +268,8 @@ def apart_from(key: str, tables: Sequence[Mapping[str, Any]]) -> list[str]:
         finer = [(*own, (name, table.get(name))) for own, table in zip(found, tables, strict=True)]
         if len(set(map(str, finer))) > len(set(map(str, found))):
             found = finer
-    return [", ".join(said(name, value) for name, value in own if value is not None) for own in found]
+    words = [", ".join(said(name, value) for name, value in own if value is not None) for own in found]
+    return [name or "without" for name in words] if len(set(words)) > 1 else words
 
 
 def said(name: str, value: Any) -> str:

@@ -1,6 +1,7 @@
 """Figures of the clients in clusters: sizes and accuracies over rounds, and moves between clusters."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
+from matplotlib.transforms import offset_copy
 
 from jcfl.errors import InputError
 from jcfl.results import History
@@ -34,6 +36,9 @@ REST, AWAY = "#8F8F8F", "#ECECEC"
 LEFT = -2
 """In place of -1 for a client that had a cluster before and has none any more."""
 
+TEXT = 0.062
+"""The height of a line of text, as a share of a column's."""
+
 STOPS = 7
 """The most rounds that a figure of flows shows."""
 
@@ -46,7 +51,7 @@ def sizes(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(with_left(ranked(labels_of(run, seed))))
+    labels = with_rest_merged(with_left(ranked(told_apart(labels_of(run, seed)))))
     kinds = [kind for kind in (*range(SHOWN + 1), -1, LEFT) if (labels == kind).any()]
     counts = np.stack([(labels == kind).sum(1) for kind in kinds])  # [kinds, e]
     shown, (axis,) = panels(1, None, 2.3, COLUMN * 1.25)
@@ -75,7 +80,7 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
         seed: the seed whose clients are shown; the first by default.
         columns: panels in a row.
     """
-    own = ranked(labels_of(run, seed))
+    own = ranked(told_apart(labels_of(run, seed)))
     if not run.accuracy_clients.size:
         raise InputError(f"{run.name} has no accuracy for each client")
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
@@ -115,7 +120,7 @@ def flow(run: History, at: Sequence[Number] = (), seed: int | None = None) -> Fi
         at: the rounds that are shown, each by the last evaluation until then; chosen by default.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(with_left(ranked(labels_of(run, seed))))
+    labels = with_rest_merged(with_left(ranked(told_apart(labels_of(run, seed)))))
     turns = (
         np.unique([np.searchsorted(run.rounds, r, side="right") - 1 for r in at]).clip(0)
         if at
@@ -151,7 +156,7 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    last = ranked(labels_of(run, seed))[-1]
+    last = ranked(told_apart(labels_of(run, seed)))[-1]
     known = run.groups >= 0
     if not known.any():
         raise InputError(f"{run.name}: the true groups of its clients are not known")
@@ -169,6 +174,23 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in (groups, clusters)) + 1 + gap)
     axis.set_xlabel(f"{len(last)} clients, round {run.rounds[-1]}{of_seed(run, seed)}")
     return shown
+
+
+def told_apart(labels: np.ndarray) -> np.ndarray:
+    """Labels over rounds [e, m] in which a slot that is used again, by other clients, counts as another cluster.
+
+    >>> told_apart(np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]])).tolist()
+    [[0, 1, 1], [0, 0, 0], [2, 0, 0]]
+    """
+    found, free = labels.copy(), int(labels.max(initial=-1)) + 1
+    for label in np.unique(labels[labels >= 0]):
+        own = labels == label
+        used = np.flatnonzero(own.any(1))
+        for before, start in pairwise(used):
+            if start > before + 1 and not (own[before] & own[start]).any():
+                found[start:][own[start:]] = free
+                free += 1
+    return found
 
 
 def with_left(labels: np.ndarray) -> np.ndarray:
@@ -248,11 +270,15 @@ def draw_names(
     kinds = sorted(np.unique(labels), key=lambda kind: place[labels == kind].min())
     top = place.max() + 1
     middles = np.array([place[labels == kind].mean() + 0.5 for kind in kinds])
-    spots = spread(middles, min(4.5 * gap, top / max(len(kinds), 1)), top)
-    beside: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right", "va": "center"}
-    for kind, spot in zip(kinds, spots, strict=True):
+    line = min(TEXT * top, top / max(len(kinds), 1))
+    spots = spread(middles, line, top)
+    beside: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center", "annotation_clip": False}
+    aside = offset_copy(axis.transData, axis.get_figure(root=True), 12 * side, units="points")
+    for kind, middle, spot in zip(kinds, middles, spots, strict=True):
         text = f"{name(int(kind))} ({(labels == kind).sum()})"
-        axis.annotate(text, (turn, spot), (6 * side, 0), fontsize=7, **beside)
+        joined = {"arrowstyle": "-", "linewidth": 0.4, "color": "#777777", "shrinkA": 0, "shrinkB": 3}
+        joined["relpos"] = (0 if side > 0 else 1, 0.5)
+        axis.annotate(text, (turn, middle), (turn, spot), textcoords=aside, arrowprops=joined, fontsize=7, **beside)
     place_of_title: dict[str, Any] = {"xytext": (2 * side, 11), "textcoords": "offset points", "ha": "center"}
     axis.annotate(f"{what} (clients)", (turn, top), fontsize=6.5, annotation_clip=False, **place_of_title)
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jcfl import metrics
 from jcfl.errors import InputError
 from jcfl.view.plotting.lines import scale_axis
-from jcfl.view.plotting.style import STYLE, legend_above, line, marker, panels, whole_numbers
+from jcfl.view.plotting.style import STYLE, entry, legend_above, line, marker, panels, whole_numbers
 
 
 def search(rows: Sequence[Mapping[str, Any]], by: str) -> Figure:
@@ -57,7 +57,7 @@ def draw_trials(axis: Axes, rows: Sequence[Mapping[str, Any]], index: int, by: s
     trials, scores = [row["trial"] for row in rows], np.array([row["score"] for row in rows], float)
     look = line(index)
     axis.plot(trials, scores, marker(index), color=look["color"], alpha=0.45, markeredgewidth=0)
-    axis.step(trials, best.accumulate(scores), where="post", label=rows[0]["method"], **look)
+    axis.step(trials, best.accumulate(scores), where="post", label=entry(rows[0]["method"]), **look)
 
 
 def draw_rungs(axis: Axes, rows: Sequence[Mapping[str, Any]], index: int, last: int) -> None:
@@ -66,4 +66,4 @@ def draw_rungs(axis: Axes, rows: Sequence[Mapping[str, Any]], index: int, last: 
         rounds = [rung["rounds"] for rung in row["rungs"]]
         scores = np.array([rung["score"] for rung in row["rungs"]], float)
         look = line(index) | ({} if rounds[-1] == last else {"alpha": 0.3, "linewidth": 0.8, "markeredgewidth": 0})
-        axis.plot(rounds, scores, marker=marker(index), label=row["method"] if row["best"] else None, **look)
+        axis.plot(rounds, scores, marker=marker(index), label=entry(row["method"]) if row["best"] else None, **look)

@@ -182,6 +182,15 @@ def shortened(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
+def entry(name: str) -> str:
+    """A name for a legend. Matplotlib leaves out names that begin with _, so they get a space without width before it.
+
+    >>> entry("stocfl")
+    'stocfl'
+    """
+    return f"\u200b{name}" if name.startswith("_") else name
+
+
 def separate(axis: Axes, labels: np.ndarray, inches: float, widest: float = 1.2, both: bool = False) -> None:
     """Draw white lines between columns of an image that have different labels.
 
