@@ -69,7 +69,7 @@ def clusters() -> Iterator[tuple[str, Figure]]:
             now = labels[list(history.rounds).index(round)]
             axis = shown.add_subplot(grid[0, 3 * i : 3 * i + 3])
             scatter(axis, points, now, "cluster")
-            unlabelled(axis, f"round {round}: {(now >= 0).sum()} clients met")
+            unlabelled(axis, f"round {round}: {(now >= 0).sum()} clients sampled")
         axis = shown.add_subplot(grid[0, 9:])
         scatter(axis, points, matched(labels[-1], history.groups[facts["compared"]]), "group")
         unlabelled(axis, "the true groups")

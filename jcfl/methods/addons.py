@@ -96,7 +96,7 @@ def cks(
 ) -> Method:
     """Knowledge sharing: a penalty to the mean of all models, or to the other clusters' (Ma 2023, eqs. 5.6, 5.5).
 
-    If ω is trained on its own copy, the mean is that of the cluster models.
+    If clients also train ω, beside the model of their cluster, the mean is that of the cluster models.
     """
     if form == "pairwise":
         return with_term(method, Sharing(lam, on), "cks")
