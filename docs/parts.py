@@ -229,7 +229,9 @@ def figures() -> str:
     rows = ["| figure | what it shows | options | in papers |", "|---|---|---|---|"]
     for name, draw in plotting.FIGURES.items():
         line = re.sub(r" \([^()]*, Figs?\. [^()]*\)", "", registry.line(draw))  # the last column says it
-        options = ", ".join(f"`--{key}`" for key in ("at", "by", "distance", "seed", "cluster") if key in plotting.parameters(name))
+        options = ", ".join(
+            f"`--{key}`" for key in ("at", "by", "distance", "seed", "cluster") if key in plotting.parameters(name)
+        )
         papers = [f"{paper}: {', '.join(numbers)}" for paper, numbers in drawn.get(name, {}).items()]
         rows.append(f"| `{name}` | {cell(line)} | {options} | {'; '.join(papers)} |")
     return "\n".join(rows)

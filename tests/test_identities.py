@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import jcfl
 from jcfl import methods as methods
 from tests import tiny
 
@@ -81,6 +82,16 @@ def test_stocfl_takes_fedprox_as_its_global_objective(stocfl, fedprox):
 
 def test_stocfl_that_never_merges_is_ditto(stocfl, ditto):
     assert_alone(stocfl[1], ditto[0.3])
+
+
+def test_a_client_that_has_not_trained_predicts_alike_in_both():
+    """With the global model: its own one has its initial values."""
+    few = {"scenario": {"name": "iid", "clients": 12}, "participation": 0.25, "rounds": 4, "compare": [], "seeds": 1}
+    predict = lambda method: jcfl.run("quickstart", method=method, evaluate_every=4, **few)
+    alone, ditto = predict({"name": "stocfl", "tau": 1.5, "lam": 0.3}), predict({"name": "ditto", "lam": 0.3})
+    untrained = alone.labels[0, -1] < 0
+    assert untrained.any()
+    np.testing.assert_array_equal(alone.accuracy_clients[0, -1, untrained], ditto.accuracy_clients[0, -1, untrained])
 
 
 def test_stocfl_that_never_merges_is_ditto_with_clients_that_come_later():

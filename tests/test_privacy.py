@@ -291,6 +291,16 @@ def test_clients_that_come_late_are_refused_where_they_choose_by_losses():
         tiny.built("wecfl", setting(NOISY, 0.5), clusters=2)
 
 
+def test_perfectly_reliable_clients_of_a_configuration_are_reliable():
+    """Its window of availability has no meaning without a period."""
+    assert Reliability(window=0.5).is_perfect
+    assert not Reliability(dropout=0.1).is_perfect and not Reliability(period=4).is_perfect
+    given = {"clip": 1.0, "noise": 1.0, "description_clip": 1.0, "description_noise": 1.0}
+    options = {"method": {"name": "wecfl", "clusters": 2}, "participation": 1, "rounds": 1, "compare": [], "seeds": 1}
+    history = jcfl.run("quickstart", scenario={"name": "rotated", "clients": 8}, privacy=given, **options)
+    assert history["epsilon"][0, -1] > 0
+
+
 def test_figures_do_not_depend_on_chunks_and_a_resumed_run_is_the_same(tmp_path):
     base = SMALL | {"method": {"name": "stocfl", "tau": 0.2}, "privacy": GIVEN, "participation": 0.5}
     whole = jcfl.run(base, rounds=4, chunk=4, out=tmp_path / "whole")

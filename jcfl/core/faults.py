@@ -16,6 +16,7 @@ from jcfl.core.attacks import Attack, Crowd, with_forgeries
 from jcfl.core.method import Piece
 from jcfl.core.reliability import Reliability
 from jcfl.core.robust import local_outlier_factors, norms
+from jcfl.core.streams import Stream, stream
 from jcfl.types import Array, Cohort, Federation, Key, Models, State, Upload
 
 OnDivergence = Literal["stop", "drop_client", "drop_cluster"]
@@ -124,7 +125,7 @@ def after_training(
         common = uploads.shared
         if trains_shared:
             whole = members._replace(cluster=jnp.zeros_like(labels), k=1)
-            common = with_forgeries(faults.attack, key, shared, uploads.shared, whole)
+            common = with_forgeries(faults.attack, stream(key, Stream.FORGED), shared, uploads.shared, whole)
         elif jax.tree.leaves(common):
             common = cluster
         uploads = uploads.replace(cluster=cluster, shared=common)

@@ -45,7 +45,7 @@ def refuse(method: Method, context: Context) -> None:
             f"{key}: a client of {method.name} trains all cluster models, and has none of its own to measure; leave "
             "it out, or choose a method that gives a client one cluster"
         )
-    if context.measures_quality and method.train.private:
+    if method.train.private:
         raise InputError(
             f"{key}: clients of {method.name} keep {', '.join(method.train.private)} private, so a cluster's model is "
             "not whole; leave it out, or train without private layers"

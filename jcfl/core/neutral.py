@@ -113,7 +113,7 @@ class Together(Group):
 @register("group", "alone")
 @dataclass(frozen=True, kw_only=True)
 class Alone(Group):
-    """Every client is a cluster of its own; clients that never train use ω."""
+    """Every client is a cluster of its own; clients that have not trained yet use ω."""
 
     name: ClassVar[str] = "alone"
     clustered: ClassVar[bool] = False
@@ -127,4 +127,7 @@ class Alone(Group):
         """Every client's label is its id."""
         refuse_what_changes(method)
         number = lambda state: jnp.arange(state.labels.size, dtype=jnp.int32)
-        return grouping_of(init=lambda state, federation: state.replace(labels=number(state)))
+        return grouping_of(
+            init=lambda state, federation: state.replace(labels=number(state)),
+            serve=lambda state, federation: jnp.where(state.seen, state.labels, -1),
+        )

@@ -9,7 +9,6 @@ import jax
 from jcfl.core import clients
 from jcfl.core.context import Context
 from jcfl.core.method import Method
-from jcfl.core.reliability import Reliability
 from jcfl.errors import InputError
 
 REMEMBERED = ("optimizer", "private", "membership")
@@ -155,7 +154,7 @@ def undescribed(method: Method, context: Context) -> Iterator[str]:
         yield "begins clusters at the means of trained models; set 'method.when={name: once}'"
     if getattr(when, "renew", None) is not None:
         yield "describes clients again after renew rounds with the noise of the first time; leave renew out"
-    missing = population.participation < 1 or context.faults.reliability != Reliability()
+    missing = population.participation < 1 or not context.faults.reliability.is_perfect
     if not when.on_arrival and (population.changes or (describe.is_repeated(when) and missing)):
         yield (
             "lets clients that come late choose a cluster by their losses; set participation=1, and take no arrivals "

@@ -40,6 +40,11 @@ class Reliability(Piece):
     window: float = 1.0
 
     @property
+    def is_perfect(self) -> bool:
+        """Whether clients are always available, lose no upload and do all of their steps."""
+        return never(self.dropout) and never(self.stragglers) and not self.period
+
+    @property
     def is_partial(self) -> bool:
         """Whether some clients do a part of their steps only."""
         return self.late == "partial" and not never(self.stragglers)

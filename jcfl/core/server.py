@@ -69,7 +69,7 @@ def merged(server: dict[str, Any], weights: Array, first: Model, method: Method)
     begun = first_server_state(method, first, total.size)
 
     def mix(leaf: Array, start: Array) -> Array:
-        mean = jnp.tensordot(share, leaf.astype(share.dtype), 1)
+        mean = jnp.tensordot(share, leaf.astype(share.dtype), 1, precision=trees.EXACT)
         mean = jnp.rint(mean) if jnp.issubdtype(leaf.dtype, jnp.integer) else mean
         return jnp.where(trees.wide(total > 0, leaf), mean.astype(leaf.dtype), start)
 

@@ -18,6 +18,7 @@ The tree of streams, with what each is folded by:
         │   ├── GROUP             the grouping rule, before and after training
         │   ├── TRAIN             local training
         │   │   ├── ATTACK[client]    what an attacker draws
+        │   │   ├── FORGED            forged updates of ω; ATTACK lies below it as below TRAIN
         │   │   └── CLIENT[client]
         │   │       ├── STEP[step]    what the model draws in one step, such as dropout
         │   │       ├── SHARE         which of the client's examples it trains on, if not on all
@@ -88,6 +89,7 @@ class Stream(Enum):
     SLOW = Place("FAILURE", 1, ("client",))
     WINDOWS = Place("RUN", 2**31 - 8)
     ATTACK = Place("TRAIN", 2**31 - 7, ("client",))
+    FORGED = Place("TRAIN", 2**31 - 20)
     CLIENT = Place("TRAIN", None, ("client",))
     STEP = Place("CLIENT", None, ("step",))
     SHARE = Place("CLIENT", 2**31 - 12)

@@ -177,7 +177,7 @@ class ContrastiveFeatures(LossTerm):
 
 @dataclass(frozen=True)
 class Sharing(LossTerm):
-    """A pull to each of the other clusters' models, by the share of clients they have (Ma 2023, eq. 5.5)."""
+    """A pull to each of the other clusters' models, by the share of examples they have (Ma 2023, eq. 5.5)."""
 
     weight: Any
     on: On = "everything"
