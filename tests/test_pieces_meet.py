@@ -200,6 +200,14 @@ def test_models_that_stay_with_their_clients_are_not_forged():
     tiny.same(*(state.clusters for state in with_and_without_attack(local())), 1e-6)
 
 
+def test_attackers_send_forged_models_to_be_grouped_by_once():
+    """The clusters begin at the means of these models."""
+    method = replace(oneshot_kmeans(clusters=2), train=Train(active=False))
+    clean, forged = with_and_without_attack(method)
+    largest = [max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(one.clusters)) for one in (clean, forged)]
+    assert largest[0] < 10 < largest[1]
+
+
 def test_attackers_send_forged_models_at_the_end_of_a_warm_up():
     """Clients train alone before FeSEM with CAM; the server gets their models when the warm-up ends."""
     clean, forged = with_and_without_attack(extended(fesem(clusters=2), [{"name": "cam", "warmup": 1}]))
@@ -242,6 +250,15 @@ def test_models_that_are_not_finite_group_nobody(guard):
     found = run(federation, "oneshot_kmeans", *guard.pop("addons", ()), **options, **guard)
     assert np.isfinite(vectors(state(found).clusters)).all()
     assert split_as(found.labels[0, -1, 1:], found.groups[1:])
+
+
+def test_clients_that_are_left_out_do_not_group():
+    """A client whose examples are large would have a cluster of its own, in which it is never suspected."""
+    federation = two_groups(scale={3: 1e3})
+    given = {"clusters": 2, "distance": "l2", "restarts": 5, "train": {"lr": 0.1, "epochs": 2}, "rounds": 2}
+    found = run(federation, "oneshot_kmeans", {"name": "exclude"}, **given)
+    others = np.arange(len(found.groups)) != 3
+    assert split_as(found.labels[0, -1, others], found.groups[others])
 
 
 def test_cfl_splits_though_one_upload_is_not_finite():

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core import aggregates, averaging, chunks, clients, engine, parts, returned, server
+from jcfl.core import aggregates, averaging, chunks, clients, engine, faults, parts, returned, server
+from jcfl.core.attacks import with_forgeries
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -164,7 +165,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     weigh = server.WEIGHTS[method.aggregate.weights]
     fewest, after_phase = min(2, context.population.eligible), bool(method.before)
     waits = context.population.changes or after_phase
-    leaves_out = context.faults.on_divergence != "stop" or method.aggregate.exclude is not None
+    attack, exclude = context.faults.attack, method.aggregate.exclude
+    leaves_out = context.faults.on_divergence != "stop" or exclude is not None
 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)
@@ -197,12 +199,21 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             points = state.clients["description"]
             here &= state.seen  # the others have accumulated nothing
         else:
-            models = trained_by_all(probe, key, state, federation, context.resources.chunk)
+            models, whole = trained_by_all(probe, key, state, federation, context.resources.chunk), state.shared
+            together = jnp.zeros(m, jnp.int32)  # nobody has a cluster yet
+            if attack.forges:
+                crowd = faults.crowd(Cohort(everyone, here), together, 1, federation)
+                models = with_forgeries(attack, key, trees.stack(whole, m), models, crowd)
             if leaves_out:
                 here &= trees.finite(models)
-            models = trees.select(here, models, trees.stack(state.shared, m))  # which may not be finite elsewhere
-            sent = trees.stack(state.shared, 1)
+            models = trees.select(here, models, trees.stack(whole, m))  # which may not be finite elsewhere
+            sent = trees.stack(whole, 1)
             models = privacy.models(once_keys(state.key, everyone), sent, models)
+            if exclude is not None:
+                updates = jax.tree.map(jnp.subtract, models["params"], sent["params"])
+                suspected = exclude.suspects(updates, together, here, 1)
+                state = faults.counted(state, "suspected", everyone, suspected)
+                here &= ~suspected
             points = of_uploads(describe, context, sent, models)
             state = with_undescribed(state, points, here & trees.finite(models))
         points = trees.where_weighted(here, points)
