@@ -422,3 +422,13 @@ def test_what_makes_a_federation_is_refused_beside_one(given):
         experiment.run(tiny.federation(), method="majority", **given)
     with pytest.raises(InputError, match=r"scenario\.held_out has no effect beside a federation"):
         jcfl.sweep(tiny.federation(), {"scenario.held_out": [0, 0.25]}, method="majority")
+
+
+def test_operations_are_those_of_the_methods_own_training():
+    """FedSGD takes one step with all examples, whatever the run's trainer does."""
+    given = {"model": tiny.task(), "rounds": 1, "seeds": 1}
+    flop = lambda method, **train: jcfl.run(tiny.federation(), method=method, train=train, **given).summary["costs"][
+        "flop"
+    ]
+    once = flop("fedavg", epochs=1, batch_size="full")
+    assert flop("fedsgd", epochs=5, batch_size=4) == once < flop("fedavg", epochs=5, batch_size=4)

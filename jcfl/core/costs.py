@@ -7,6 +7,7 @@ import numpy as np
 from jcfl import trees
 from jcfl.core import parts
 from jcfl.core.context import Context
+from jcfl.core.local import Trainer
 from jcfl.core.method import Method
 from jcfl.types import Algorithm, Task
 
@@ -104,16 +105,18 @@ def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:
 def operations_of_a_round(context: Context) -> float:
     """About how many floating-point operations local training takes in a round of clients with the most examples."""
     population = context.population
-    return population.cohort * operations(context, np.array([population.width]))
+    return population.cohort * operations(context, context.trainer, np.array([population.width]))
 
 
-def operations(context: Context, sizes: np.ndarray) -> float:
+def operations(context: Context, trainer: Trainer, sizes: np.ndarray) -> float:
     """About how many floating-point operations a client's local training of one model takes in a round.
 
     A gradient counts as three predictions: the prediction itself, and as much again for the examples and for the
     weights. XLA counts those of a prediction.
 
     Args:
+        context: of the run.
+        trainer: of the method, which may not be the run's.
         sizes: the training examples of every client, over whom the mean is taken. [m] int32
     """
     task = context.task
@@ -121,5 +124,5 @@ def operations(context: Context, sizes: np.ndarray) -> float:
     x = jax.ShapeDtypeStruct((1, *context.population.shape), jnp.float32)
     one = (jax.jit(lambda model, x: task.apply(model, x)[0]).lower(model, x).cost_analysis() or {}).get("flops", 0.0)
     distinct, clients = np.unique(sizes, return_counts=True)
-    examples = [int(np.prod(context.trainer.rows_and_steps(int(size)))) for size in distinct]
+    examples = [int(np.prod(trainer.rows_and_steps(int(size)))) for size in distinct]
     return 3 * one * float(np.average(examples, weights=clients))

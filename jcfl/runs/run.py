@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jcfl import results, trees
+from jcfl.core.clients import trainer as trainer_of
 from jcfl.core.costs import average, in_bytes, operations, warmup
 from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
@@ -223,7 +224,9 @@ class Run:
         speed = clock.rounds / clock.training if clock.training else None
         costs = average(self.algorithm, self.clusters(), self.plan.config.rounds)
         size = trees.parameters(model) * 4
-        one = operations(self.plan.context, np.asarray(self.plan.federation.train.size))
+        context, method = self.plan.context, self.algorithm.method
+        trainer = context.trainer if method is None else trainer_of(method, context)
+        one = operations(context, trainer, np.asarray(self.plan.federation.train.size))
         flop = {"flop": costs["computation"] * one} if "computation" in costs else {}
         warm = warmup(self.algorithm, self.plan.config.rounds)
         phases = {"warmup_rounds": warm} if warm else {}
