@@ -625,3 +625,14 @@ def test_means_of_equal_models_are_these_models_in_every_dtype(method, options, 
         np.testing.assert_allclose(*leaf[[-1, 0]][:, trained].astype(float), rtol=0, atol=1e-6)
     assert (states.clusters["stats"]["steps"][-1, trained] == 2).all()
     assert states.shared["stats"]["steps"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("aggregate", [Aggregate(absent=True), Aggregate(rate=0.5)], ids=str)
+def test_the_server_keeps_the_dtypes_of_models(aggregate):
+    """A part of the way from the old models to the new ones is no half precision and no whole number by itself."""
+    task = networks.task(Half(), (4, 4, 1), tiny.CLASSES)
+    here = tiny.setting(participation=0.5).with_context(task=task, engine="general")
+    states = tiny.run(tiny.built(replace(fedavg(), aggregate=aggregate), here), 2)
+    for leaf in jax.tree.leaves((states.clusters["params"], states.shared["params"])):
+        assert leaf.dtype == jnp.bfloat16
+    assert states.clusters["stats"]["steps"].dtype == jnp.int32

@@ -13,6 +13,7 @@ from jcfl.errors import InputError
 from jcfl.runs import loop
 from jcfl.types import NEVER, Drift
 from tests import tiny
+from tests.groups import two_groups
 
 TURNS = 30
 QUICK = {
@@ -114,3 +115,11 @@ def test_what_cannot_converge_is_refused():
         jcfl.run({**QUICK, **ROTATED, "stop": {"name": "converged", "change": -1}})
     with pytest.raises(InputError, match="set client_states: device"):
         jcfl.run({**QUICK, **ROTATED, "method": "local", "stop": "converged", "client_states": "host"})
+
+
+def test_training_goes_on_until_the_last_client_has_arrived():
+    """Clients of the second group come late, when the models of the first have not changed for long."""
+    federation = two_groups(arrive={1: 20, 3: 20, 5: 20, 7: 20})
+    given = {"model": "linear", "train": {"lr": 1.0, "epochs": 1}, "rounds": 30, "evaluate_every": 10, "seeds": 1}
+    found = jcfl.run(federation, method="fedavg", stop={"name": "converged", "rounds": 3, "change": 0.05}, **given)
+    assert found["trained_rounds"][0, -1] > 20

@@ -109,7 +109,7 @@ class LittleIsEnough(Attack):
         apart = jax.tree.map(lambda leaf, center: (leaf - center[crowd.cluster]) ** 2, updates, mean)
         spread = jax.tree.map(jnp.sqrt, honest_mean(apart, crowd))
         z = most_deviation(crowd) if self.z is None else jnp.full(crowd.k, self.z)
-        sent = jax.tree.map(lambda m, sd: m - trees.wide(z, sd) * sd, mean, spread)
+        sent = jax.tree.map(lambda m, sd: trees.rounded(m - trees.wide(z, sd) * sd, m), mean, spread)
         return trees.take(sent, crowd.cluster)
 
 

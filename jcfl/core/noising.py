@@ -134,5 +134,6 @@ def noised(method: Method, context: Context, key: Key, sums: Sums, sampled: Arra
 def with_noise(key: Key, models: Models, deviation: Array) -> Models:
     """Models [k, ...] with Gaussian noise of the deviations [k] on their parameters."""
     unit = noisy(key, jax.tree.map(jnp.zeros_like, models["params"]), 1.0)
-    plus = jax.tree.map(lambda leaf, drawn: leaf + trees.wide(deviation, leaf) * drawn, models["params"], unit)
+    add = lambda leaf, drawn: trees.rounded(leaf + trees.wide(deviation, leaf) * drawn, leaf)
+    plus = jax.tree.map(add, models["params"], unit)
     return {**models, "params": plus}

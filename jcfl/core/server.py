@@ -147,7 +147,7 @@ def after_server_step(
     new = sums.clusters
     if method.aggregate.absent:  # Ma 2023, eq. 7.6
         part = participation(method, state, sums, federation)
-        new = jax.tree.map(lambda a, b: a + trees.wide(part, a) * (b - a), state.clusters, new)
+        new = jax.tree.map(lambda a, b: trees.rounded(a + trees.wide(part, a) * (b - a), a), state.clusters, new)
     clusters = new
     if not method.group.alone:
         clusters, server = stepped(method, state.clusters, new, sums.weight > 0, server, "optimizer")
@@ -173,7 +173,7 @@ def stepped(
     """Models after the server went from the old ones [k, ...] towards the aggregates `new`, and its new states."""
     rate = method.aggregate.rate
     if not method.aggregate.goes_all_the_way:
-        new = jax.tree.map(lambda a, b: a + rate * (b - a), old, new)
+        new = jax.tree.map(lambda a, b: trees.rounded(a + rate * (b - a), a), old, new)
     if name not in server:
         return new, server
     optimizer = method.aggregate.server.transformation()

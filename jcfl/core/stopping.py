@@ -78,7 +78,8 @@ class Stopping(struct.PyTreeNode):
 def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     """The algorithm with a stop condition. After the rule has ended training, a round changes only the count of rounds.
 
-    Rounds before the method's own, such as a warm-up, do not count as unchanged. Evaluations after the end are those of
+    Rounds before the method's own, such as a warm-up, do not count as unchanged, nor do rounds before the last client
+    has arrived. Evaluations after the end are those of
     the last round trained. Each of several seeds ends by itself.
 
     Raises:
@@ -103,7 +104,8 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     def train(state: State, federation: Federation) -> State:
         after = algorithm.step(state, federation)
         found = returned.array(rule.is_unchanged(state, after), (), [returned.LOGICAL], f"stop {rule.name!r}")
-        unchanged = (state.clock >= 0) & found
+        to_come = (federation.arrive > state.round) & (federation.arrive < NEVER) & ~federation.held_out
+        unchanged = (state.clock >= 0) & found & ~to_come.any()
         count = jnp.where(unchanged, state.stopping.unchanged + 1, 0)
         return after.replace(stopping=stopping(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
 
