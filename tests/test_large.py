@@ -247,7 +247,7 @@ def test_a_generated_federation_is_written_whole_or_not_at_all(tmp_path, monkeyp
         write_gaussian(tmp_path / "c", users=0)
     monkeypatch.setattr(np, "save", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_gaussian(tmp_path / "c", users=2, examples=2)
+        write_gaussian(tmp_path / "c", users=4, examples=2)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a", "b"]
     with pytest.raises(InputError, match=r"cannot read .*x\.npy: No such file"):
         mapped(tmp_path / "c")

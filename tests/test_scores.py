@@ -137,11 +137,11 @@ def test_a_metric_is_known_by_its_title(text, meant):
     assert metrics.by_title(text, metrics.score_names()) == meant
 
 
-def test_a_client_is_scored_from_the_first_round_in_which_it_could_train():
-    """After 3 rounds, 0 to 2, a client that arrives in round 3 has not been there, and one that left in 3 was."""
+def test_clients_are_scored_from_their_arrival_to_their_last_round():
+    """After 3 rounds, 0 to 2, a client that arrives in round 3 comes next, and one that left in 3 was in round 2."""
     never = 2**31 - 1
     held_out, arrive, depart = np.zeros(5, bool), np.array([0, 2, 3, 0, 0]), np.array([never, never, never, 3, 2])
-    assert metrics.are_scored(held_out, arrive, depart, 3).tolist() == [True, True, False, True, False]
+    assert metrics.are_scored(held_out, arrive, depart, 3).tolist() == [True, True, True, True, False]
     assert metrics.are_scored(held_out, arrive, depart, 0).tolist() == [True, False, False, True, True]
 
 

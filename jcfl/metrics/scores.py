@@ -72,13 +72,15 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
 
 
 def are_scored(held_out: Any, arrive: Any, depart: Any, round: Any) -> Any:
-    """Which clients scores are taken over: those that train and were in the federation in the last round. [m] bool
+    """Which clients scores are taken over: those that train and are in the federation after so many rounds. [m] bool
+
+    They were there in the last round, or will come in the next one, so that there are clients before the first round.
 
     Args:
         held_out, arrive, depart: those of a federation, as NumPy or JAX arrays. [m] each
         round: the number of rounds that were trained.
     """
-    return ~held_out & ((arrive < round) | (arrive == 0)) & (round <= depart)
+    return ~held_out & (arrive <= round) & (round <= depart)
 
 
 def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:
