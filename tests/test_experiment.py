@@ -427,8 +427,7 @@ def test_what_makes_a_federation_is_refused_beside_one(given):
 def test_operations_are_those_of_the_methods_own_training():
     """FedSGD takes one step with all examples, whatever the run's trainer does."""
     given = {"model": tiny.task(), "rounds": 1, "seeds": 1}
-    flop = lambda method, **train: jcfl.run(tiny.federation(), method=method, train=train, **given).summary["costs"][
-        "flop"
-    ]
+    ran = lambda method, train: jcfl.run(tiny.federation(), method=method, train=train, **given)
+    flop = lambda method, **train: ran(method, train).summary["costs"]["flop"]
     once = flop("fedavg", epochs=1, batch_size="full")
     assert flop("fedsgd", epochs=5, batch_size=4) == once < flop("fedavg", epochs=5, batch_size=4)

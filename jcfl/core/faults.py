@@ -124,8 +124,9 @@ def after_training(
         cluster = uploads.cluster if alone else forge()  # a client's own model is not sent
         common = uploads.shared
         if trains_shared:
-            whole = members._replace(cluster=jnp.zeros_like(labels), k=1)
-            common = with_forgeries(faults.attack, stream(key, Stream.FORGED), shared, uploads.shared, whole)
+            common = forged_together(
+                faults.attack, stream(key, Stream.FORGED), cohort, federation, shared, uploads.shared
+            )
         elif jax.tree.leaves(common):
             common = cluster
         uploads = uploads.replace(cluster=cluster, shared=common)
@@ -143,11 +144,30 @@ def after_training(
         seen, before, clusters, k = uploads.cluster, sent, labels, trees.count(state.clusters)
         if alone:  # a client's own model is not sent
             seen, before, clusters, k = uploads.shared, shared, jnp.zeros_like(labels), 1
-        updates = jax.tree.map(jnp.subtract, seen["params"], before["params"])
-        suspected = exclude.suspects(updates, clusters, cohort.present, k)
-        state = counted(state, "suspected", cohort.who, suspected)
-        cohort = Cohort(cohort.who, cohort.present & ~suspected)
+        state, cohort = without_suspects(exclude, state, cohort, before, seen, clusters, k)
     return state, cohort, uploads
+
+
+def forged_together(
+    attack: Attack, key: Key, cohort: Cohort, federation: Federation, sent: Models, models: Models
+) -> Models:
+    """The models [s, ...] that the server gets of a cohort, if attackers look at all its clients as one cluster."""
+    everybody = crowd(cohort, jnp.zeros(cohort.who.shape, jnp.int32), 1, federation)
+    return with_forgeries(attack, key, sent, models, everybody)
+
+
+def without_suspects(
+    exclude: Exclude, state: State, cohort: Cohort, sent: Models, received: Models, labels: Array, k: int
+) -> tuple[State, Cohort]:
+    """The state in which suspects are counted, and the cohort without them.
+
+    Args:
+        sent, received: the models that clients were sent, and those that the server got. [s, ...] each
+        labels: every client's cluster, of k. [s] int
+    """
+    updates = jax.tree.map(jnp.subtract, received["params"], sent["params"])
+    suspected = exclude.suspects(updates, labels, cohort.present, k)
+    return counted(state, "suspected", cohort.who, suspected), Cohort(cohort.who, cohort.present & ~suspected)
 
 
 def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation) -> Crowd:

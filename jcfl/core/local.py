@@ -149,7 +149,7 @@ class Local(NamedTuple):
         return self._replace(epochs=epochs, steps=None)
 
     def full_batch(self, steps: int, momentum: bool = True) -> "Local":
-        """The same trainer for so many full-batch steps; by SGD without momentum, with its weight decay, if asked."""
+        """The same trainer for so many full-batch steps. Without `momentum` it is SGD, which keeps weight decay."""
         found = self._replace(steps=steps, epochs=None, batch_size="full")
         return found if momentum else found._replace(momentum=0.0, other=None)
 

@@ -163,9 +163,10 @@ def cosine(a: Any, b: Any) -> Array:
 
 
 def sharing(weight: Array | float, on: Part) -> Term:
-    """(λ/2) Σ_k' w_k' ‖θ − Θ_k'‖² over the other clusters, w by seen clients' examples (Ma 2023, eq. 5.5).
+    """(λ/2) Σ_k' w_k' ‖θ − Θ_k'‖² over the other clusters (Ma 2023, eq. 5.5).
 
-    The shares come with the broadcast: `sent.shares` [k].
+    w_k' is the cluster's share of the training examples of all clients seen. It comes with the broadcast: `sent.shares`
+    [k].
     """
 
     def term(model: Model, batch: Clients, sent: Broadcast) -> Array:

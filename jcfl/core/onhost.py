@@ -21,7 +21,7 @@ OWN = "own models"
 """The name of the models of methods in which every client is a cluster of its own."""
 
 LARGE = ("model", "optimizer", "private", "control")
-"""The states of clients that stay on the host. Others are on the device, also descriptions as long as a model."""
+"""The states of clients that can be on the host. All others are on the device, even descriptions as long as a model."""
 
 SHARE = 2
 """Rows are kept in memory if they take at most one part in so many of what is free, and otherwise in a file."""

@@ -8,7 +8,6 @@ from flax import struct
 
 from jcfl import trees
 from jcfl.core import aggregates, evaluation, faults, server
-from jcfl.core.attacks import with_forgeries
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
 from jcfl.core.streams import Stream, round_keys, stream
@@ -71,13 +70,12 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         if context.faults.attack.forges:
             # The server gets the clients' models only now. Nobody has a cluster yet, so attackers look at all clients.
             key = round_keys(state.key, state.round - 1).train
-            crowd = faults.crowd(members, jnp.zeros_like(everyone), 1, federation)
-            models = with_forgeries(context.faults.attack, key, before, models, crowd)
+            models = faults.forged_together(context.faults.attack, key, members, federation, before, models)
         if method.aggregate.exclude is not None:
-            updates = jax.tree.map(jnp.subtract, models["params"], before["params"])
-            suspected = method.aggregate.exclude.suspects(updates, jnp.zeros_like(everyone), members.present, 1)
-            state = faults.counted(state, "suspected", everyone, suspected)
-            members = Cohort(everyone, members.present & ~suspected)
+            nobodys = jnp.zeros_like(everyone)
+            state, members = faults.without_suspects(
+                method.aggregate.exclude, state, members, before, models, nobodys, 1
+            )
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
         return grouped.replace(clusters=trees.select(total > 0, clusters, grouped.clusters))

@@ -68,12 +68,8 @@ def merged(server: dict[str, Any], weights: Array, first: Model, method: Method)
     share = weights / jnp.maximum(total, 1)[:, None]
     begun = first_server_state(method, first, total.size)
 
-    def mix(leaf: Array, start: Array) -> Array:
-        mean = jnp.tensordot(share, leaf.astype(share.dtype), 1, precision=trees.EXACT)
-        mean = jnp.rint(mean) if jnp.issubdtype(leaf.dtype, jnp.integer) else mean
-        return jnp.where(trees.wide(total > 0, leaf), mean.astype(leaf.dtype), start)
-
-    return {name: jax.tree.map(mix, kept, begun[name]) if name in FOLLOWS else kept for name, kept in server.items()}
+    united = lambda name, kept: trees.select(total > 0, trees.mix(share, kept), begun[name])
+    return {name: united(name, kept) if name in FOLLOWS else kept for name, kept in server.items()}
 
 
 def aggregate(

@@ -79,8 +79,7 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     """The algorithm with a stop condition. After the rule has ended training, a round changes only the count of rounds.
 
     Rounds before the method's own, such as a warm-up, do not count as unchanged, nor do rounds before the last client
-    has arrived. Evaluations after the end are those of
-    the last round trained. Each of several seeds ends by itself.
+    has arrived. Evaluations after the end are those of the last round trained. Each of several seeds ends by itself.
 
     Raises:
         InputError: when it is traced, if clients' data drift, or if the models are on the host, where no program sees

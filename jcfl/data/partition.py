@@ -30,10 +30,10 @@ Sizes = Annotated[
     Literal["equal", "uneven"] | tuple[Annotated[int, Field(ge=1)], ...],
     Field(description="clients per group: equal, uneven (group i in proportion to 1/(i+1)), or the numbers themselves"),
 ]
-Least = Annotated[
-    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]],
-    Field(description="smallest number of training and test examples of a client"),
-]
+Counts = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]]
+"""Numbers of training and of test examples."""
+
+Least = Annotated[Counts, Field(description="smallest number of training and test examples of a client")]
 
 
 class Pool(NamedTuple):
@@ -170,9 +170,9 @@ def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray
     for index in np.unique(cell[(cell >= 0) & (cell < len(shares))]):
         rng.random(2 * np.count_nonzero(drawn[before:index]))  # cells without examples also take a number for each half
         before = index + 1
-        edges = np.cumsum(shares[index])
-        if edges[-1] == 0:
+        if not drawn[index]:
             continue
+        edges = np.cumsum(shares[index])
         for half in (trains, ~trains):
             found = rng.permutation(np.flatnonzero((cell == index) & half))
             points = (np.arange(len(found)) + rng.random()) / max(len(found), 1)

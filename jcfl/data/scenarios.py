@@ -16,6 +16,7 @@ from jcfl.data.dataset import Dataset, random_share
 from jcfl.data.partition import (
     NOBODY,
     Count,
+    Counts,
     Draws,
     Least,
     Partition,
@@ -103,8 +104,7 @@ def crowd(
     clients: Count = 1_000_000,
     angles: Annotated[tuple[float, ...], Field(min_length=1, description="the groups' angles in degrees")] = FOUR,
     examples: Annotated[
-        tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]],
-        Field(description="number of training and test examples of each client; min_examples has no effect"),
+        Counts, Field(description="number of training and test examples of each client; min_examples has no effect")
     ] = (10, 2),
     sizes: Sizes = "equal",
 ) -> Draws:

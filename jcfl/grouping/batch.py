@@ -14,7 +14,6 @@ from flax import struct
 
 from jcfl import metrics, trees
 from jcfl.core import aggregates, averaging, chunks, clients, engine, faults, parts, returned, server
-from jcfl.core.attacks import with_forgeries
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -115,10 +114,12 @@ class Clustering(Group):
             )
         if isinstance(when, Once) and when.start == "members" and isinstance(describe, OfData | Accumulated):
             raise InputError(f"{method.name}: when.start=members needs trained models; {describe.name} has none")
-        if isinstance(describe, Accumulated) and describe.epochs is not None:
+        in_rounds = isinstance(describe, Accumulated) or not isinstance(when, Once)
+        if in_rounds and getattr(describe, "epochs", None) is not None:
+            advice = "" if isinstance(describe, Accumulated) else ", or set method.when=once"
             raise InputError(
                 f"{method.name}: clients are described by what they train in a round, so describe.epochs has no "
-                "effect; leave it out"
+                f"effect; leave it out{advice}"
             )
 
     def keeps(self, method: Method, context: Context) -> dict[str, Callable[[Any], Any]]:
@@ -199,21 +200,19 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             points = state.clients["description"]
             here &= state.seen  # the others have accumulated nothing
         else:
-            models, whole = trained_by_all(probe, key, state, federation, context.resources.chunk), state.shared
-            together = jnp.zeros(m, jnp.int32)  # nobody has a cluster yet
+            models = trained_by_all(probe, key, state, federation, context.resources.chunk)
+            to_all, sent = trees.stack(state.shared, m), trees.stack(state.shared, 1)
             if attack.forges:
-                crowd = faults.crowd(Cohort(everyone, here), together, 1, federation)
-                models = with_forgeries(attack, key, trees.stack(whole, m), models, crowd)
+                models = faults.forged_together(attack, key, Cohort(everyone, here), federation, to_all, models)
             if leaves_out:
                 here &= trees.finite(models)
-            models = trees.select(here, models, trees.stack(whole, m))  # which may not be finite elsewhere
-            sent = trees.stack(whole, 1)
+            models = trees.select(here, models, to_all)  # which may not be finite elsewhere
             models = privacy.models(once_keys(state.key, everyone), sent, models)
-            if exclude is not None:
-                updates = jax.tree.map(jnp.subtract, models["params"], sent["params"])
-                suspected = exclude.suspects(updates, together, here, 1)
-                state = faults.counted(state, "suspected", everyone, suspected)
-                here &= ~suspected
+            if exclude is not None:  # nobody has a cluster yet
+                together = jnp.zeros(m, jnp.int32)
+                members = Cohort(everyone, here)
+                state, members = faults.without_suspects(exclude, state, members, sent, models, together, 1)
+                here = members.present
             points = of_uploads(describe, context, sent, models)
             state = with_undescribed(state, points, here & trees.finite(models))
         points = trees.where_weighted(here, points)
@@ -268,11 +267,6 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     nearest, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
     of_models = isinstance(describe, TrainedModel)
     refuse_private_descriptions(method, context)
-    if getattr(describe, "epochs", None) is not None:
-        raise InputError(
-            f"{method.name}: clients are described by what they train in a round, so describe.epochs has no effect; "
-            "leave it out, or set method.when=once"
-        )
     # Cluster models are no centres among descriptions whose form depends on those of all other clients.
     continues = of_models and group.continues_from_models() and not isinstance(compare, DecomposedCosine)
     streamed = group.nearest(method, context)

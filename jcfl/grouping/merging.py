@@ -76,7 +76,8 @@ def merged_once(state: Merging, threshold: Array) -> Merging:
     gram, norm, order, best, partner, target, turn, (a, b), rows = state
     k, ids, merges = order.size, jnp.arange(order.size, dtype=jnp.int32), a != b
     squared = rows[0, a] + rows[1, b] + 2 * jnp.where(merges, rows[0, b], 0.0)
-    is_a, of_a = ids == a, inverse_norm(squared)  # a device joins a choice with what comes next, but not `.at[a].set`
+    is_a, of_a = ids == a, inverse_norm(squared)
+    # On a GPU, XLA puts `where` into the same kernel as the operations after it, and `.at[a].set` into one of its own.
     row = jnp.where(is_a, squared, rows[0] + rows[1])
     norm = jnp.where(is_a, of_a, norm)
     order = jnp.where(merges & is_a, k + turn, jnp.where(merges & (ids == b), -1, order))

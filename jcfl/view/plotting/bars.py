@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from jcfl import metrics, results
 from jcfl.errors import InputError
-from jcfl.nested import flat
 from jcfl.results import History
-from jcfl.view.plotting.lines import SECTIONS, SEEDS, has_score
+from jcfl.view.plotting.lines import has_score, options
 from jcfl.view.plotting.style import colour, figure, in_per_cent, legend_above, panels
 
 SCORES = ("accuracy_micro", "f1_micro")
@@ -28,8 +27,8 @@ class Variant(NamedTuple):
 def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns: int | None = None) -> Figure:
     """Last scores of methods with and without add-ons, side by side (Ma 2023, Figs. 7.1 and 7.2).
 
-    A bar is the mean over seeds, its line one sample standard deviation up and down. Methods and settings with
-    only one run are left out.
+    A bar is the mean over seeds, its line one sample standard deviation up and down. Runs that differ in their seeds
+    alone are one bar. Methods and settings with only one run are left out.
 
     Args:
         runs: histories or folders, such as those of a comparison or a sweep.
@@ -85,11 +84,8 @@ def variant(settings: Mapping[str, Any]) -> Variant:
     """A run's settings, split into its add-ons and the rest."""
     method = dict(settings.get("method", {}))
     addons, _ = method.pop("addons", ()), method.pop("label", None)
-    rest = flat(
-        {key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings} | {"method": method}
-    )
     extras = {f"{addon['name']}.{key}": value for addon in addons for key, value in addon.items()}
-    return Variant(pairs({key: value for key, value in rest.items() if key not in SEEDS}), pairs(extras))
+    return Variant(pairs(options({**settings, "method": method})), pairs(extras))
 
 
 def pairs(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -51,7 +51,7 @@ def sizes(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(with_left(ranked(told_apart(labels_of(run, seed)))))
+    labels = with_rest_merged(with_left(followed(run, seed)))
     kinds = [kind for kind in (*range(SHOWN + 1), -1, LEFT) if (labels == kind).any()]
     counts = np.stack([(labels == kind).sum(1) for kind in kinds])  # [kinds, e]
     shown, (axis,) = panels(1, None, 2.3, COLUMN * 1.25)
@@ -80,7 +80,7 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
         seed: the seed whose clients are shown; the first by default.
         columns: panels in a row.
     """
-    own = ranked(told_apart(labels_of(run, seed)))
+    own = followed(run, seed)
     if not run.accuracy_clients.size:
         raise InputError(f"{run.name} has no accuracy for each client")
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
@@ -120,7 +120,7 @@ def flow(run: History, at: Sequence[Number] = (), seed: int | None = None) -> Fi
         at: the rounds that are shown, each by the last evaluation until then; chosen by default.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(with_left(ranked(told_apart(labels_of(run, seed)))))
+    labels = with_rest_merged(with_left(followed(run, seed)))
     turns = (
         np.unique([np.searchsorted(run.rounds, r, side="right") - 1 for r in at]).clip(0)
         if at
@@ -156,7 +156,7 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    last = ranked(told_apart(labels_of(run, seed)))[-1]
+    last = followed(run, seed)[-1]
     known = run.groups >= 0
     if not known.any():
         raise InputError(f"{run.name}: the true groups of its clients are not known")
@@ -174,6 +174,11 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in (groups, clusters)) + 1 + gap)
     axis.set_xlabel(f"{len(last)} clients, round {run.rounds[-1]}{of_seed(run, seed)}")
     return shown
+
+
+def followed(run: History, seed: int | None) -> np.ndarray:
+    """A run's labels over rounds [e, m], clusters numbered by size in the last round, from 0 for the largest."""
+    return ranked(told_apart(labels_of(run, seed)))
 
 
 def told_apart(labels: np.ndarray) -> np.ndarray:
