@@ -450,3 +450,19 @@ def test_costs_of_the_baselines():
     assert tiny.built("local", setting).costs(1)["communication"] == 0
     assert tiny.built("majority", setting).costs(1)["computation"] == 0
     assert not any(tiny.built("stocfl", setting, clustering_only=True).costs(1).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "addons", "sent"),
+    [
+        ("fesem", ["cks", "con_para"], 5),  # four cluster models and their mean
+        ("stocfl", ["con_para"], 5),  # four cluster models and ω, which is trained
+        ("fesem", ["cks", "distill"], 2),  # both need the mean of all models
+        ("stocfl", ["cks", "distill"], 3),  # one needs the mean of the cluster models, the other one ω
+    ],
+)
+def test_a_model_that_several_loss_terms_need_is_sent_once(name, addons, sent):
+    for ordered in (addons, addons[::-1]):
+        setting = tiny.setting(data=tiny.federation((6,) * 10), extras=[{"name": addon} for addon in ordered])
+        costs = tiny.built(name, setting).costs(4)
+        assert (costs["storage"], costs["communication"]) == (sent, sent)

@@ -43,24 +43,23 @@ def without_votes(method: Method, clusters: float) -> dict[str, float]:
     """The costs of one run alone, as if private layers were sent too.
 
     A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
-    Each loss term adds the models that are sent for it, and the passes of the client's data through them. Where the
-    logits of ω are added, one model more is sent, and the data pass through it. Descriptions are not counted; a client
-    sends them once, or some numbers for each layer.
+    Loss terms add the models that are sent for them, and the passes of the client's data through these. A model that
+    several of them need is sent once, and so is ω where it is trained or its logits are added. Descriptions are not
+    counted; a client sends them once, or some numbers for each layer.
     """
     train = method.train
     if method.answer.model == "majority" or not train.active:
         return {"storage": 0.0, "communication": 0.0, "computation": 0.0}
-    every = method.describe.source == "losses" or train.models == "all"
-    both = 1 if train.shared == "trained" else 0
-    models = clusters if every else 1.0
-    found = {
-        "storage": models + both + 2 * train.correction + train.control,
-        "communication": (0.0 if method.group.alone else models) + both + train.correction + train.control,
-        "computation": models + both + train.correction,
+    trained = clusters if method.describe.source == "losses" or train.models == "all" else 1.0
+    models = clusters if any(term.sends == "all" for term in train.terms) else trained
+    for_terms = {term.to or "shared" for term in train.terms if term.sends == "shared"}
+    common = len(for_terms | ({"shared"} if method.trains_shared else set()))
+    passes = sum(clusters - 1 if term.sends == "all" else 1.0 for term in train.terms if term.passes)
+    return {
+        "storage": models + common + 2 * train.correction + train.control,
+        "communication": (0.0 if method.group.alone else models) + common + train.correction + train.control,
+        "computation": trained + method.trains_shared + train.correction + passes,
     }
-    for term in train.terms:
-        found = term.cost(found, clusters)
-    return {name: cost + method.is_summed for name, cost in found.items()}
 
 
 def average(algorithm: Algorithm, clusters: float, rounds: int) -> dict[str, float]:

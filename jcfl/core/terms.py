@@ -66,17 +66,6 @@ class LossTerm:
         """The model that the term pulls to; nothing where it pulls to none."""
         return ""
 
-    def cost(self, found: dict[str, float], clusters: float) -> dict[str, float]:
-        """Costs of a client-round with this term: the models sent for it, and the passes through them."""
-        before = found["communication"]
-        sent = {"nothing": before, "shared": before + 1, "all": max(before, clusters)}[self.sends]
-        passes = (clusters - 1 if self.sends == "all" else 1.0) if self.passes else 0.0
-        return {
-            "storage": found["storage"] + sent - before,
-            "communication": sent,
-            "computation": found["computation"] + passes,
-        }
-
 
 class ToReference(LossTerm):
     """A term that compares the client's model with one fixed model, its reference."""
