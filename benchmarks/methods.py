@@ -1,14 +1,15 @@
-"""What the methods and add-ons do beside each other: one table, and four questions about them.
+"""What the methods and add-ons do beside each other: one table, and five questions about them.
 
     python benchmarks/methods.py --data-dir FOLDER table grouped_n_class
     python benchmarks/methods.py --data-dir FOLDER collapse
+    python benchmarks/methods.py --data-dir FOLDER starts
     python benchmarks/methods.py --data-dir FOLDER thresholds
     python benchmarks/methods.py --data-dir FOLDER attacks
     python benchmarks/methods.py choice
 
 Every seed is another federation, another start and another order of examples. Seconds are the processor's, compilation
-included, so that other work on the machine does not count. `attacks` is in attacks.py, `thresholds` in
-thresholds.py, the figure of `collapse` in collapse.py, what all studies have in common in study.py.
+included, so that other work on the machine does not count. `attacks`, `starts` and `thresholds` are in files of their
+names, the figure of `collapse` is in collapse.py, and what all studies have in common in study.py.
 """
 
 from collections.abc import Sequence
@@ -138,6 +139,14 @@ def starters(method: str, groups: int, warmup: int) -> dict[str, Any]:
 def sizes(labels: np.ndarray, k: int) -> list[int]:
     """How many clients every cluster holds, the largest first; nothing before there are clusters."""
     return np.sort(np.bincount(labels[labels >= 0], minlength=k))[::-1].tolist() if (labels >= 0).any() else []
+
+
+@app.command()
+def starts(context: typer.Context, starts: int = 10, warmup: int = 12) -> None:
+    """How far runs from different initial models are apart, with CAM and without; `starts` runs of each federation."""
+    from starts import answer
+
+    answer(context.obj(), starts, warmup)
 
 
 @app.command()

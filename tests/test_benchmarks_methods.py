@@ -132,6 +132,23 @@ def test_the_drawn_sizes_are_those_of_the_published_table():
     assert seen == len(drawn) == 18
 
 
+def test_starts_compares_the_deviations_inside_a_federation(ask, tmp_path):
+    import starts
+
+    text, found = ask("--only", "IFCA", "--only", "IFCA, CAM", "starts", "--starts", "3", "--warmup", "1")
+    plain, cam = found["accuracy_micro"]["IFCA"], found["accuracy_micro"]["IFCA, CAM"]
+    assert np.shape(plain) == np.shape(cam) == (2, 3)
+    means, deviations = zip(
+        *((np.mean(one), np.sqrt(np.var(one, 1, ddof=1).mean())) for one in (plain, cam)), strict=True
+    )
+    cells = [f"{100 * mean:.2f} ± {100 * by:.2f}" for mean, by in zip(means, deviations, strict=True)]
+    assert f"| IFCA | {cells[0]} | {cells[1]} | {deviations[1] / deviations[0]:.2f} |" in text
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    runs = np.random.default_rng(0).normal([[0.0], [5.0]], 1.0, (2, 40))  # federations differ in their means, too
+    ratio, low, high, p = starts.compared(runs.tolist(), (3 * runs).tolist())
+    assert (ratio, low, high) == pytest.approx((3, 3, 3)) and p < 1e-6
+
+
 def test_choice_says_what_and_how_sure(ask):
     text, found = ask("--seeds", "1", "--only", "ifca, accuracy", "choice", "--largest", "2")
     told = found["ifca, accuracy"]

@@ -143,8 +143,8 @@ def test_constants_are_those_of_a_loop_over_clients(federation):
         np.testing.assert_allclose(found[name], value, rtol=2e-4, err_msg=name)
 
 
-def test_the_partial_diversity_is_that_of_a_loop_over_clients(federation):
-    """Ma (2023), Assumption 7.3.3: one of the two models is the client's own copy."""
+def test_measures_of_cam_are_those_of_a_loop_over_clients(federation):
+    """Ma (2023), Assumption 7.3.3: one of the two models is the client's own copy; equation 7.17: the mean gradient."""
     built = tiny.built("fesem", tiny.setting(data=federation, extras=[{"name": "cam"}]), clusters=K)
     context, client = built_with(federation, built.method)
     state = jax.tree.map(jnp.asarray, state_of(True).replace(key=jax.random.key(1)))
@@ -154,30 +154,34 @@ def test_the_partial_diversity_is_that_of_a_loop_over_clients(federation):
         again = measuring.trained_again(client, state, federation)
         copy = lambda who, data: again(who, data).shared
         copies = measuring.chunks.over_clients(copy, federation, jnp.arange(8), 3)
-        return measuring.partial_diversities(context, client, state, federation), copies
+        found = measuring.partial_diversities(context, client, state, federation)
+        return found, measuring.squared_gradient_shared(context, state, federation), copies
 
-    found, copies = measured(state, jax.device_put(federation))
+    found, squared_mean, copies = measured(state, jax.device_put(federation))
     copies, clients, centres = plain.vectors(copies, 1), clients_of(federation), plain.vectors(state.clusters, 1)
     own, shared, size = plain.vectors(state.clients["model"], 1), plain.vectors(state.shared), plain.sizes(clients)
-    by_shared, by_cluster = {}, {}
+    by_shared, by_cluster, slopes = {}, {}, []
     for i in HERE:
         x, _ = clients[i]
         centre = centres[LABELS[i]]
         slope = lambda model, beside, i=i, x=x: plain.gradient(model, clients[i], plain.logits(beside, x))
-        by_shared[i] = squared(slope(shared, own[i]) - slope(shared, centre))
+        slopes.append(slope(shared, centre))
+        by_shared[i] = squared(slope(shared, own[i]) - slopes[-1])
         by_cluster[i] = squared(slope(centre, copies[i]) - slope(centre, shared))
     mean = lambda values, who: np.average([values[i] for i in who], weights=size[who])
     inside = [mean(by_cluster, [i for i in HERE if LABELS[i] == k]) for k in (0, 1, 3)]
     np.testing.assert_allclose(found, [mean(by_shared, HERE), max(inside)], rtol=2e-4)
+    np.testing.assert_allclose(squared_mean, squared(np.average(slopes, axis=0, weights=size[HERE])), rtol=2e-4)
 
 
 @pytest.mark.parametrize("addons", [(), ("cam",)])
-def test_the_partial_diversity_is_measured_with_cam_only(federation, addons):
+def test_measures_of_cam_need_cam(federation, addons):
     here = tiny.setting(data=federation, extras=[{"name": name} for name in addons]).with_context(measures_quality=True)
     built = tiny.built("ifca", here, clusters=K)
     state = jax.eval_shape(built.init, jax.random.key(0), federation)
     found = jax.eval_shape(built.evaluate, state, federation)
-    assert ("partial_diversity" in found) == bool(addons)
+    names = {"partial_diversity", "squared_gradient_shared"}
+    assert names & set(found) == (names if addons else set())
 
 
 def built_with(federation, method):

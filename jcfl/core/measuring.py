@@ -72,6 +72,7 @@ def measures(
         found |= bounds(method, context, found, found.pop("distances"))
         if method.is_summed:
             found["partial_diversity"] = jnp.max(partial_diversities(context, client, known, federation))
+            found["squared_gradient_shared"] = squared_gradient_shared(context, known, federation)
     if context.models_at:
         inside = jnp.isin(state.round, jnp.array(context.models_at))
         compare = lambda: comparison(method, context, client, state, federation)
@@ -120,11 +121,7 @@ def partial_diversities(context: Context, client: Client, state: State, federati
         state: with the clients' own models, `clients["model"]`.
     """
     labels, again = present_labels(state, federation), trained_again(client, state, federation)
-
-    def loss(cluster: Any, shared: Any, label: Array, data: Clients) -> Array:
-        logits = lambda model, params: context.task.apply({**model, "params": params}, data.x)[0]
-        both = logits(trees.take(state.clusters, label), cluster) + logits(state.shared, shared)
-        return mean_loss(context.task, both, data)
+    loss = summed_loss(context, state)
 
     def one(who: Array, data: Clients) -> tuple[Array, Array]:
         label = jnp.maximum(labels[who], 0)
@@ -144,6 +141,34 @@ def partial_diversities(context: Context, client: Client, state: State, federati
     total = lambda values: jnp.zeros(k).at[jnp.maximum(labels, 0)].add(values)
     inside = ratio(total(jnp.where(weights > 0, weights * of_copy, 0)), total(weights))  # [k]
     return jnp.stack([weighted_mean(of_cluster, weights), jnp.nanmax(inside)])
+
+
+def squared_gradient_shared(context: Context, state: State, federation: Federation) -> Array:
+    """‖∇ℒ‖² by the global model of a method with CAM; ℒ is the mean loss of clients (Ma 2023, eqs. 7.17, 7.27). []
+
+    As in the other measures, a client counts by its training examples; the thesis prints a plain mean.
+    """
+    labels, loss = present_labels(state, federation), summed_loss(context, state)
+
+    def one(who: Array, data: Clients) -> Array:
+        label = jnp.maximum(labels[who], 0)
+        centre = trees.take(state.clusters, label)["params"]
+        return ravel_pytree(jax.grad(loss, 1)(centre, state.shared["params"], label, data))[0]
+
+    each = chunks.over_clients(one, federation, jnp.arange(labels.size), min(context.resources.chunk, labels.size))
+    weights = jnp.where(labels >= 0, federation.train.size, 0).astype(each.dtype)
+    return jnp.square(ratio(weights @ each, weights.sum())).sum()
+
+
+def summed_loss(context: Context, state: State) -> Callable[[Any, Any, Array, Clients], Array]:
+    """The loss of the sum: `(params of a cluster's model, params of the global one, label [], data) -> []`."""
+
+    def loss(cluster: Any, shared: Any, label: Array, data: Clients) -> Array:
+        logits = lambda model, params: context.task.apply({**model, "params": params}, data.x)[0]
+        both = logits(trees.take(state.clusters, label), cluster) + logits(state.shared, shared)
+        return mean_loss(context.task, both, data)
+
+    return loss
 
 
 def cohesion(method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:

@@ -359,6 +359,11 @@ add_quality(
 add_quality(
     "squared_gradient", "squared gradient", "The mean squared norm of clients' gradients at their clusters' models."
 )
+add_quality(
+    "squared_gradient_shared",
+    "squared gradient by the global model",
+    "With cam: the squared norm of the mean gradient by the global model (Ma 2023, eq. 7.17).",
+)
 add_quality("step_bound", "bound of the step size", "The step size below which WeCFL is shown to converge (eq. 3.35).")
 add_quality(
     "round_bound",
