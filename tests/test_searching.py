@@ -148,6 +148,11 @@ def test_mistakes_are_found_before_anything_trains(tmp_path):
         ({"sampler": "tpa"}, "did you mean 'tpe'"),
         ({"over": {"train.lr": [0.1, -1]}}, r"greater than 0, got -1 \(point lr=-1\)"),
         ({"trials": 0}, "greater than or equal to 1"),
+        ({"trials": 2**31 - 1}, "a search of 2147483647 trials"),
+        (
+            {"over": {"train.lr": [0.1], "method.clusters": [{"low": 1, "high": 50}]}, "compare": ["ifca"]},
+            "ifca: clusters must be at most the number of training clients, 8, got 50",
+        ),
     ):
         with pytest.raises(InputError, match=said):
             jcfl.tune(federation(), out=tmp_path / "tune", **GIVEN | given)

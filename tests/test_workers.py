@@ -119,6 +119,15 @@ def test_what_a_worker_cannot_do_ends_in_one_line(tmp_path, monkeypatch, call, e
         workers.share_out({"one": call}, Workers(2), tmp_path, threading.Event())
 
 
+def test_there_are_no_more_workers_than_tasks(tmp_path, monkeypatch):
+    def started(task, sharing, number, logs):
+        raise InputError(f"{sharing.at_once} at once")
+
+    monkeypatch.setattr(workers, "started", started)
+    with pytest.raises(InputError, match=r"^1 at once$"):
+        workers.share_out({"one": functools.partial(abs, 1)}, Workers(1000), tmp_path, threading.Event())
+
+
 def test_workers_are_ended_when_the_sweep_is(tmp_path):
     stop = threading.Event()
     stop.set()

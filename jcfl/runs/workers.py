@@ -136,6 +136,7 @@ def share_out(
         TrainingError: a call has another fault, or was begun `TRIES` times and never ended; the logs stay.
         Interrupted: `stop` was set.
     """
+    workers = workers._replace(at_once=min(workers.at_once, len(tasks)))
     waiting, tries = deque(tasks), dict.fromkeys(tasks, 0)
     running: dict[int, tuple[str, Any]] = {}  # by the worker's number
     logs = folder.resolve() / "workers"

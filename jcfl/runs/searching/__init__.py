@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from jcfl import metrics
-from jcfl.errors import InputError, TrainingError, unknown
+from jcfl.errors import InputError, TrainingError, refuse_beyond_memory, unknown
 from jcfl.nested import flat, plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, claimed
@@ -28,7 +28,7 @@ from jcfl.runs.searching.space import Axis, Space, spaces
 from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import Point, Points, points
+from jcfl.runs.sweeping.points import POINT, Point, Points, points
 from jcfl.runs.workers import Workers
 from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
@@ -225,12 +225,17 @@ def searched(
         raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
     config = config_and_objects(what, dict(given))[0]
     rungs(config, trials, halving)  # which refuses what cannot be halved
+    refuse_beyond_memory(f"a search of {trials} trials", trials * len(config.methods) * POINT, "give fewer trials")
     search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers)
-    for title, space in search.spaces.items():
-        for key, axis in space.items():  # a wrong value is found before anything trains
-            for place in axis.places(2):
-                points_of(search, title, [{key: axis.at(place)}])
+    ends(search)  # which refuses a value that an option does not have
     return search
+
+
+def ends(search: Search) -> list[Point]:
+    """Points at the ends of what is searched, of each option by itself, by which a wrong value is found at first."""
+    at = lambda title, key, axis: points_of(search, title, [{key: axis.at(place)} for place in axis.places(2)])
+    found = [(title, at(title, key, axis)) for title, space in search.spaces.items() for key, axis in space.items()]
+    return [point._replace(name=f"{title}-{point.name}") for title, some in found for point in some]
 
 
 def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[Point]:
@@ -244,7 +249,8 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     """A search that has come to its end, in a folder that this process has claimed; see `tune`."""
     if folder is not None:
         refuse_other(folder, search.record())
-    whole = Points({}, [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces])
+    usual = [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces]
+    whole = Points({}, [*usual, *ends(search)])
     report = on_progress or (lambda progress: None)
     quietly = lambda progress: report(progress._replace(scores={}))  # which are on test examples too
     training = Training(whole, folder, quietly, allow_versions, "tune")
