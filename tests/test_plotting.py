@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import font_manager
 from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.text import Text
@@ -529,6 +530,11 @@ def test_a_name_with_an_underscore_is_in_the_legend(one):
     history = results.load(one)
     shown = plotting.curves([dataclasses.replace(history, name=name) for name in ("_mine", "other")])
     assert [text.get_text().lstrip("\u200b") for text in shown.legends[0].get_texts()] == ["_mine", "other"]
+
+
+def test_fonts_are_on_this_machine_and_the_first_is_on_every_one():
+    first, *others = style.STYLE["font.family"]
+    assert first == "DejaVu Sans" and {first, *others} <= set(font_manager.get_font_names())
 
 
 def test_width_and_font_are_those_asked_for(one, tmp_path):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -41,8 +42,22 @@ LINE = 0.15
 
 FORMATS = ("png", "pdf", "svg")
 
+FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "WenQuanYi Zen Hei",
+    "Arial Unicode MS",
+)
+"""Fonts for the characters that DejaVu Sans does not have, such as Chinese ones, where a machine has them."""
+
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a figure is the same on every machine
+    # The first font comes with matplotlib, so that a figure is the same on every machine.
+    "font.family": ["DejaVu Sans", *(name for name in FONTS if name in font_manager.get_font_names())],
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
