@@ -1,15 +1,16 @@
-"""What the methods and add-ons do beside each other: one table, and five questions about them.
+"""What the methods and add-ons do beside each other: one table, and six questions about them.
 
     python benchmarks/methods.py --data-dir FOLDER table grouped_n_class
     python benchmarks/methods.py --data-dir FOLDER collapse
     python benchmarks/methods.py --data-dir FOLDER starts
+    python benchmarks/methods.py --data-dir FOLDER rates
     python benchmarks/methods.py --data-dir FOLDER thresholds
     python benchmarks/methods.py --data-dir FOLDER attacks
     python benchmarks/methods.py choice
 
 Every seed is another federation, another start and another order of examples. Seconds are the processor's, compilation
-included, so that other work on the machine does not count. `attacks`, `starts` and `thresholds` are in files of their
-names, the figure of `collapse` is in collapse.py, and what all studies have in common in study.py.
+included, so that other work on the machine does not count. `attacks`, `rates`, `starts` and `thresholds` are in files
+of their names, the figure of `collapse` is in collapse.py, and what all studies have in common in study.py.
 """
 
 from collections.abc import Sequence
@@ -147,6 +148,14 @@ def starts(context: typer.Context, starts: int = 10, warmup: int = 12) -> None:
     from starts import answer
 
     answer(context.obj(), starts, warmup)
+
+
+@app.command()
+def rates(context: typer.Context, warmup: int = 12) -> None:
+    """How fast the squared gradient shrinks with rounds, beside the rates that are proved."""
+    from rates import answer
+
+    answer(context.obj(rounds=112), warmup)
 
 
 @app.command()

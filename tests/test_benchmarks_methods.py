@@ -149,6 +149,20 @@ def test_starts_compares_the_deviations_inside_a_federation(ask, tmp_path):
     assert (ratio, low, high) == pytest.approx((3, 3, 3)) and p < 1e-6
 
 
+def test_rates_are_of_the_mean_over_the_method_s_own_rounds(ask, tmp_path):
+    import rates
+
+    text, found = ask("--only", "WeCFL, CAM", "--seeds", "1", "--rounds", "4", "rates", "--warmup", "1")
+    (mean,) = found["WeCFL, CAM"]
+    assert len(mean) == 3 and np.isfinite(mean).all()
+    assert text.splitlines()[-1].startswith(f"| WeCFL, CAM | {mean[0]:.3f} | {mean[2]:.3f} | ")
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    rounds = np.arange(1, 101)
+    assert rates.slope(3 / np.sqrt(rounds)) == pytest.approx(-0.5)
+    counted = rounds > 20
+    assert rates.means(1.0 * rounds, counted)[:3].tolist() == [21, 21.5, 22]
+
+
 def test_choice_says_what_and_how_sure(ask):
     text, found = ask("--seeds", "1", "--only", "ifca, accuracy", "choice", "--largest", "2")
     told = found["ifca, accuracy"]

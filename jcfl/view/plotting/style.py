@@ -50,14 +50,16 @@ FONTS = (
     "Hiragino Sans",
     "Microsoft YaHei",
     "Malgun Gothic",
-    "WenQuanYi Zen Hei",
     "Arial Unicode MS",
 )
 """Fonts for the characters that DejaVu Sans does not have, such as Chinese ones, where a machine has them."""
 
+REGULAR = {one.name for one in font_manager.fontManager.ttflist if one.weight in (400, "normal", "regular")}
+"""The machine's fonts of the usual weight; matplotlib writes a warning if a figure names another one."""
+
 STYLE: dict[Any, Any] = {
     # The first font comes with matplotlib, so that a figure is the same on every machine.
-    "font.family": ["DejaVu Sans", *(name for name in FONTS if name in font_manager.get_font_names())],
+    "font.family": ["DejaVu Sans", *(name for name in FONTS if name in REGULAR)],
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
