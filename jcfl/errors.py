@@ -1,6 +1,7 @@
 """The user's mistakes, told apart from ours; text that is safe to print; the limit of memory."""
 
 import difflib
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -89,6 +90,15 @@ def printable(text: str) -> str:
     'a\\x1b[2Jb\\u202ec'
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def as_argument(path: object) -> str:
+    """A path as a shell takes it, for a command that a message proposes.
+
+    >>> as_argument("runs/one"), as_argument("my runs")
+    ('runs/one', "'my runs'")
+    """
+    return shlex.quote(str(path))
 
 
 def shown(value: object, most: int = MOST_SHOWN) -> str:

@@ -260,6 +260,16 @@ def test_tuning_that_does_not_match_is_refused(settings, said, tmp_path):
         found(tmp_path / "a_b", tmp_path / "other")
 
 
+def test_a_run_whose_last_evaluations_are_lost_is_not_complete(tmp_path):
+    write(tmp_path / "a_b", 0.9)
+    lines = (tmp_path / "a_b" / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["round"] < 8]
+    (tmp_path / "a_b" / "metrics.jsonl").write_text("".join(kept), "utf-8")
+    (tmp_path / "a_b" / "checksums.json").unlink()  # which would say it, too
+    (run,) = plotting.histories([tmp_path / "a_b"])
+    assert kept and numbers.state(run) == ("unfinished", f"metrics up to round {run.rounds.max()} of 8")
+
+
 def test_files_are_written(two, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["compare", two / "rotated", two / "shifted", "--out", out, "--target", "0.75"]

@@ -17,7 +17,7 @@ from scipy.spatial.distance import squareform
 from sklearn.decomposition import PCA
 
 from jcfl import cli, results
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from jcfl.view import plotting
 from jcfl.view.plotting import cosines, membership, style
 from jcfl.view.plotting.membership import told_apart
@@ -530,6 +530,11 @@ def test_a_name_with_an_underscore_is_in_the_legend(one):
     history = results.load(one)
     shown = plotting.curves([dataclasses.replace(history, name=name) for name in ("_mine", "other")])
     assert [text.get_text().lstrip("\u200b") for text in shown.legends[0].get_texts()] == ["_mine", "other"]
+
+
+def test_what_does_not_fit_is_a_notice(one, tmp_path):
+    with pytest.warns(Notice, match="the figure may not look as intended: .*layout"):
+        plotting.save(plotting.curves(one), tmp_path / "small", ["png"], width=0.5, font_size=40)
 
 
 def test_fonts_are_on_this_machine_and_the_first_is_on_every_one():

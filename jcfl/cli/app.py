@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jcfl.errors import InputError, TrainingError, Unwritable
+from jcfl.errors import InputError, TrainingError, Unwritable, as_argument
 from jcfl.version import __version__
 
 app = typer.Typer(name="jcfl", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
@@ -60,7 +60,7 @@ def stopping(command: str, folder: Path) -> Iterator[None]:
         folder: the folder that it writes.
     """
     has_begun = lambda: any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
-    go_on = f"go on with: jcfl {command} --resume {folder}"
+    go_on = f"go on with: jcfl {command} --resume {as_argument(folder)}"
     try:
         yield
     except KeyboardInterrupt as error:

@@ -20,7 +20,7 @@ from jcfl.cli.arguments import (
     resumed_configuration,
     separated,
 )
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError, TrainingError, as_argument
 
 if TYPE_CHECKING:
     from jcfl.runs.config import Config
@@ -139,7 +139,7 @@ def train(
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))
     elif not quiet:
         console.print(display.table(summaries), highlight=False)
-        console.print(f"Written to {folder}; for a page about it: jcfl report {folder}", **PLAIN)
+        console.print(f"Written to {folder}; for a page about it: jcfl report {as_argument(folder)}", **PLAIN)
     failed = {name: summary["failed"] for name, summary in summaries.items() if "failed" in summary}
     if failed:
         named = "; ".join(f"{name}: {reason}" for name, reason in failed.items())

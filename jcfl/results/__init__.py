@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.errors import Damaged, InputError, shown
+from jcfl.errors import Damaged, InputError, as_argument, shown
 from jcfl.metrics import are_scored
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
@@ -92,9 +92,8 @@ def federation(history: History, round: int | None = None) -> dict[str, np.ndarr
     """
     folder = Folder(home(history))
     if not folder.has("federation.npz"):
-        raise InputError(
-            f"{folder.path / 'federation.npz'} is not there; `jcfl run --resume {history.folder}` writes it"
-        )
+        again = f"`jcfl run --resume {as_argument(history.folder)}` writes it"
+        raise InputError(f"{folder.path / 'federation.npz'} is not there; {again}")
     return after_drift(folder.clients(), history.rounds.max(initial=0) if round is None else round)
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
-from jcfl.errors import Damaged, Notice
+from jcfl.errors import Damaged, Notice, as_argument
 from jcfl.results.files import CHECKSUMS, Checksums, Version, reading, replace, shortened, writing
 from jcfl.results.history import ARRAYS, History, Record, entries, record, text, writable
 
@@ -179,7 +179,7 @@ class Folder:
 
     def hint(self, name: str) -> str:
         """What to do about a file that is damaged."""
-        return f"; `jcfl run --resume {shortened(self.path)}` writes it again" if name in AGAIN else ""
+        return f"; `jcfl run --resume {as_argument(shortened(self.path))}` writes it again" if name in AGAIN else ""
 
     def content(self, name: str) -> bytes:
         """The bytes of a file as they were written.

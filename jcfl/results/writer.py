@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, as_argument
 from jcfl.results.files import CHECKSUMS, shortened, writing
 from jcfl.results.folder import NAMES
 
@@ -112,6 +112,5 @@ def refuse_taken(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; --out expects a folder")
         if any((folder / name).exists() for name in NAMES):
-            raise InputError(
-                f"{folder} already holds a run; go on with it by --resume {folder}, or choose another folder"
-            )
+            go_on = f"go on with it by --resume {as_argument(folder)}"
+            raise InputError(f"{folder} already holds a run; {go_on}, or choose another folder")

@@ -14,7 +14,7 @@ from jcfl import registry
 from jcfl.core.context import EngineName
 from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
-from jcfl.errors import InputError, shown, unknown
+from jcfl.errors import InputError, as_argument, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, titles, undecided
 from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Stop, Trainer, Tuned
@@ -226,7 +226,9 @@ def source_text(source: str | Path) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read as text: {error}") from None
     if os.path.isfile(path / "config.yaml"):
-        raise InputError(f"{path} is the folder of a run; expected {path / 'config.yaml'}, or --resume {path}")
+        raise InputError(
+            f"{path} is the folder of a run; expected {path / 'config.yaml'}, or --resume {as_argument(path)}"
+        )
     if os.path.isdir(path):
         raise InputError(f"{str(path)!r} is a folder; expected a configuration file; presets: {', '.join(presets())}")
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:

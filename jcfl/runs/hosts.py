@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax._src import distributed  # only here JAX gives access to the key-value store that its hosts share
 
-from jcfl.errors import InputError, Interrupted, TrainingError
+from jcfl.errors import InputError, Interrupted, TrainingError, as_argument
 from jcfl.nested import plain
 from jcfl.runs.stderr import screened
 
@@ -231,7 +231,7 @@ def loss(text: str, folder: Path) -> str:
     keeper = "another host" if is_first() else "host 0"  # who keeps the store is not named
     who = " and ".join(f"host {name}" for name in sorted(set(named))) or keeper
     begun = (folder / "config.yaml").is_file()
-    resume = f"; go on, on all hosts, with: jcfl run --distributed --resume {folder}" if begun else ""
+    resume = f"; go on, on all hosts, with: jcfl run --distributed --resume {as_argument(folder)}" if begun else ""
     return f"{who} was lost{resume}"
 
 

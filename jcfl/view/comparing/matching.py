@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jcfl import metrics, results
-from jcfl.errors import InputError
+from jcfl.errors import InputError, as_argument
 from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.view.mistakes import unknown_metric
@@ -112,7 +112,7 @@ def entry(run: History) -> Entry:
         InputError: it failed, or is not complete.
     """
     if state(run) is not None:
-        why = run.summary.get("failed", f"go on with `jcfl run --resume {run.folder}`")
+        why = run.summary.get("failed", f"go on with `jcfl run --resume {as_argument(run.folder)}`")
         raise InputError(f"{run.folder}: the run is not complete and cannot be compared; {why}")
     held, config = results.federation(run, 0), results.settings(run)
     sha = hashlib.sha256()

@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from pydantic import Field
 
 from jcfl import results
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, Notice, unknown
 from jcfl.results import History
 
 Number = Annotated[int, Field(ge=1)]
@@ -291,11 +292,14 @@ def save(
 
 
 def encoded(shown: Figure, kind: str, dpi: float | None = None) -> bytes:
-    """A figure as the bytes of a file, the same bytes every time."""
+    """A figure as the bytes of a file, the same bytes every time. What matplotlib warns of is a notice of one line."""
     buffer = io.BytesIO()
     dates = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         shown.savefig(buffer, format=kind, dpi=dpi or STYLE["savefig.dpi"], metadata=dates[kind])
+    for text in dict.fromkeys(str(one.message) for one in said):
+        warnings.warn(f"the figure may not look as intended: {text}", Notice, stacklevel=2)
     return buffer.getvalue()
 
 

@@ -70,7 +70,8 @@ def state(run: History) -> tuple[str, str] | None:
         return "unfinished", f"{len(run.seeds)} of {seeds} seeds, metrics up to round {last}"
     if not run.summary:
         return "unfinished", f"metrics up to round {last}"
-    if run.summary.get("rounds", rounds) != rounds:  # it was continued for more rounds, and stopped
+    # It was continued for more rounds, and stopped; or a part of its metrics was lost.
+    if run.summary.get("rounds", rounds) != rounds or last < (rounds or 0):
         return "unfinished", f"metrics up to round {last} of {rounds}"
     return None
 
