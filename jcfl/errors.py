@@ -93,12 +93,13 @@ def printable(text: str) -> str:
 
 
 def as_argument(path: object) -> str:
-    """A path as a shell takes it, for a command that a message proposes.
+    """A path as a shell and a command take it, for a command that a message proposes.
 
-    >>> as_argument("runs/one"), as_argument("my runs")
-    ('runs/one', "'my runs'")
+    >>> as_argument("runs/one"), as_argument("my runs"), as_argument("-one")
+    ('runs/one', "'my runs'", './-one')
     """
-    return shlex.quote(str(path))
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def shown(value: object, most: int = MOST_SHOWN) -> str:

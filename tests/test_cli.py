@@ -2,6 +2,7 @@
 
 import gzip
 import inspect
+import io
 import json
 import os
 import shutil
@@ -108,6 +109,7 @@ def test_run_writes_a_folder_that_runs_again(call, tmp_path):
     [
         (["quikstart"], "did you mean 'quickstart'"),
         ([], "what to run?"),
+        ([""], "expected a file or a preset's name, got an empty text"),
         (["quickstart", "another"], "expected one"),
         (["quickstart", "--set", "methd.tau=1"], "did you mean 'method'"),
         (["quickstart", "--set", "method.name=stocfll"], "did you mean 'stocfl'"),
@@ -137,6 +139,39 @@ def test_mistakes_are_one_line_status_2_and_nothing_on_disk(call, tmp_path, word
     assert said in complaint
     assert complaint.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["reproduce", "--list", "S1"], "--list lists all tables; leave out 'S1'"),
+        (["reproduce", "S1", "--data-dir", "nowhere"], "expected a folder of datasets, got 'nowhere'"),
+        (["bench", "nope", "--out", "new/figures"], "unknown row 'nope'"),
+    ],
+)
+def test_mistakes_with_other_commands_leave_nothing_on_disk(call, tmp_path, words, said):
+    status, printed, complaint = call(*words)
+    assert (status, printed, complaint.count("\n")) == (2, "", 1) and said in complaint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_a_folder_should_be_is_named(call, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert call("bench", "--out", "file/new")[2] == "jcfl: file/new cannot be written: file is a file, not a folder\n"
+
+
+def test_tables_are_listed_as_json(call):
+    status, printed, _ = call("reproduce", "--list", "--json")
+    assert status == 0 and json.loads(printed)["S1"]["hours"]["laptop"] > 0
+
+
+def test_characters_that_a_terminal_does_not_have_are_question_marks(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(["reproduce", "--list"])
+    terminal.flush()
+    assert b"?" in terminal.buffer.getvalue()
 
 
 def test_corrupt_data_is_refused_before_anything_is_written(call, tmp_path, data_dir):

@@ -2,6 +2,7 @@
 
 import _thread
 import errno
+import io
 import shlex
 import signal
 import sys
@@ -23,7 +24,12 @@ COMMANDS = (training, tuning, viewing, comparing, choosing, reproducing, verifyi
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: with status 0, with 2 for a user's mistake, with 130 when interrupted, else with 1."""
+    """Run a command and exit: with status 0, with 2 for a user's mistake, with 130 when interrupted, else with 1.
+
+    Characters that the terminal's encoding does not have are printed as question marks.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(status(arguments))
 
 

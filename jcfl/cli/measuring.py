@@ -46,24 +46,22 @@ def bench(
     compiled programs. Rows are then those of `jcfl.runs.bench.cases.CASES`, for instance stocfl-10-factored, or presets
     and configuration files, of which the main method is compiled.
     """
-    from jcfl.results import writing
+    from jcfl.results.writer import prepared
     from jcfl.runs import bench
     from jcfl.runs.bench import compiled
 
-    if out is not None:
-        with writing(out):  # half an hour before there is something to write
-            out.mkdir(parents=True, exist_ok=True)
-    if target is not None:
-        if threads is not None:
-            raise InputError("--target runs nothing, so --threads means nothing with it; leave it out")
-        done = lambda result: "failed" if "failed" in result else "compiled"
-        say = lambda result: typer.echo(f"{result['target']} {result['case']} {done(result)}", err=True)
-        found = compiled.compiled(target, rows or [], quick, data_dir, say)
-        show(found, compiled.table(found["cases"]), compiled.write(found, out) if out is not None else [], as_json)
-        return
-    say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + " done", err=True)
-    found = bench.measured(rows or [], quick, data_dir, threads, say)
-    show(found, bench.table(found), write(found, out) if out is not None else [], as_json)
+    with prepared(out):  # half an hour before there is something to write
+        if target is not None:
+            if threads is not None:
+                raise InputError("--target runs nothing, so --threads means nothing with it; leave it out")
+            done = lambda result: "failed" if "failed" in result else "compiled"
+            say = lambda result: typer.echo(f"{result['target']} {result['case']} {done(result)}", err=True)
+            found = compiled.compiled(target, rows or [], quick, data_dir, say)
+            show(found, compiled.table(found["cases"]), compiled.write(found, out) if out is not None else [], as_json)
+            return
+        say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + " done", err=True)
+        found = bench.measured(rows or [], quick, data_dir, threads, say)
+        show(found, bench.table(found), write(found, out) if out is not None else [], as_json)
 
 
 def show(found: dict, table: str, files: list[Path], as_json: bool) -> None:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,11 +53,15 @@ def reproduce(
     from jcfl.view import reproduction
 
     console = bars.screen()
+    if as_list and table is not None:
+        raise InputError(f"--list lists all tables; leave out {table!r}")
     if as_list:
-        console.print(listing(), highlight=False)
+        print(json.dumps(listed(), indent=2)) if as_json else console.print(listing(), highlight=False)
         return
     if table is None:
         raise InputError("which table? `jcfl reproduce --list` lists all tables")
+    if data_dir is not None and not data_dir.is_dir():
+        raise InputError(f"--data-dir: expected a folder of datasets, got {str(data_dir)!r}")
     sharing = from_command(workers)
     begin_work()
     devices.split_cores()
@@ -78,18 +82,26 @@ def reproduce(
         console.print(f"Written to {', '.join(map(str, files))}", **PLAIN)
 
 
+def listed() -> dict[str, dict[str, Any]]:
+    """Every table by name: its source, its caption, and its hours by budget."""
+    from jcfl.runs.reproducing.tables import shipped
+
+    hours = lambda budgets: {name: budget.hours for name, budget in budgets.items()}
+    printed = lambda one: {"source": one.printed.source, "caption": one.printed.caption}
+    return {name: printed(one.given) | {"hours": hours(one.given.budgets)} for name, one in shipped().items()}
+
+
 def listing() -> "Table":
     """Every table with its hours by budget."""
     from rich.table import Table
     from rich.text import Text
 
-    from jcfl.runs.reproducing.tables import shipped
-
+    tables = listed()
     table = Table(box=None, header_style="bold", pad_edge=False)
-    budgets = list(dict.fromkeys(name for one in shipped().values() for name in one.given.budgets))
+    budgets = list(dict.fromkeys(name for one in tables.values() for name in one["hours"]))
     for title in ("table", "", *(f"{name}, h" for name in budgets)):
         table.add_column(title, justify="right" if title.endswith(", h") else "left")
-    for name, one in shipped().items():
-        hours = [f"{one.given.budgets[budget].hours:g}" if budget in one.given.budgets else "–" for budget in budgets]
-        table.add_row(*map(Text, (name, f"{one.given.printed.source}: {one.given.printed.caption}", *hours)))
+    for name, one in tables.items():
+        hours = [f"{one['hours'][budget]:g}" if budget in one["hours"] else "–" for budget in budgets]
+        table.add_row(*map(Text, (name, f"{one['source']}: {one['caption']}", *hours)))
     return table

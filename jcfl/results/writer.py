@@ -53,6 +53,27 @@ def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
                     place.rmdir()
 
 
+@contextmanager
+def prepared(folder: Path | None) -> Iterator[None]:
+    """Make a folder for what is written into it later. If nothing is, all is left as it was found.
+
+    Raises:
+        Unwritable: it cannot be made.
+    """
+    if folder is None:
+        yield
+        return
+    made = missing(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it has files now
+            for place in made:
+                place.rmdir()
+
+
 def missing(folder: Path) -> list[Path]:
     """What has to be made for a folder to be there, the innermost first."""
     with writing(folder):

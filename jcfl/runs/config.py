@@ -219,6 +219,8 @@ def source_text(source: str | Path) -> tuple[str, str]:
     """The text of a configuration file or preset, and its name for error messages."""
     if not isinstance(source, str | Path):
         raise InputError(f"expected a federation, a mapping, a file or a preset's name, got {shown(source)}")
+    if not str(source):
+        raise InputError("expected a file or a preset's name, got an empty text")
     path = Path(source)
     if os.path.isfile(path):  # `Path.is_file` raises if the text is too long for a name
         try:

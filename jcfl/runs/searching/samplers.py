@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,13 @@ def grid(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sample
     Raises:
         InputError: there are more points than trials.
     """
-    steps = 1
-    while math.prod(len(axis.places(steps + 1)) for axis in axes.values()) <= trials and steps < trials:
-        steps += 1
-    places = [axis.places(steps) for axis in axes.values()]
-    points = math.prod(map(len, places))
-    if points > trials:
-        raise InputError(f"the grid has {points} points; expected at most trials={trials}; give more, or fewer values")
-    yield [at(axes, chosen) for chosen in itertools.product(*places)]
+    points = lambda steps: math.prod(axis.number(steps) for axis in axes.values())
+    steps = max(1, bisect_right(range(1, trials + 1), trials, key=points))
+    if points(steps) > trials:
+        raise InputError(
+            f"the grid has {points(steps)} points; expected at most trials={trials}; give more, or fewer values"
+        )
+    yield [at(axes, chosen) for chosen in itertools.product(*(axis.places(steps) for axis in axes.values()))]
 
 
 def random(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler:

@@ -42,9 +42,13 @@ class Range(NamedTuple):
         found = float(np.clip(float(f"{np.exp(found) if self.log else found:.{DIGITS}g}"), self.low, self.high))
         return round(found) if self.whole else found
 
+    def number(self, most: int) -> int:
+        """How many places `places` has."""
+        return min(most, int(self.high - self.low) + 1) if self.whole else most
+
     def places(self, most: int) -> list[float]:
         """At most `most` places in equal steps, whole numbers each once."""
-        number = min(most, int(self.high - self.low) + 1) if self.whole else most
+        number = self.number(most)
         return np.linspace(0, 1, number).tolist() if number > 1 else [0.5]
 
 
@@ -60,6 +64,10 @@ class Values(NamedTuple):
     def at(self, place: Any) -> Any:
         """The value at a place, counted from 0."""
         return self.values[place]
+
+    def number(self, most: int) -> int:
+        """How many places there are."""
+        return len(self.values)
 
     def places(self, most: int) -> list[int]:
         """All places."""
