@@ -8,7 +8,8 @@
     python benchmarks/methods.py --data-dir FOLDER attacks
     python benchmarks/methods.py choice
 
-Every seed is another federation, another start and another order of examples. Seconds are the processor's, compilation
+Every seed is another federation, another start and another order of examples; `starts` trains several times on each
+federation. Seconds are the processor's, compilation
 included, so that other work on the machine does not count. `attacks`, `rates`, `starts` and `thresholds` are in files
 of their names, the figure of `collapse` is in collapse.py, and what all studies have in common in study.py.
 """
@@ -143,7 +144,7 @@ def sizes(labels: np.ndarray, k: int) -> list[int]:
 
 
 @app.command()
-def starts(context: typer.Context, starts: int = 10, warmup: int = 12) -> None:
+def starts(context: typer.Context, starts: Annotated[int, typer.Option(min=2)] = 10, warmup: int = 12) -> None:
     """How far runs from different initial models are apart, with CAM and without; `starts` runs of each federation."""
     from starts import answer
 
@@ -152,10 +153,10 @@ def starts(context: typer.Context, starts: int = 10, warmup: int = 12) -> None:
 
 @app.command()
 def rates(context: typer.Context, warmup: int = 12) -> None:
-    """How fast the squared gradient shrinks with rounds, beside the rates that are proved."""
+    """How fast the squared gradient shrinks with rounds, beside the thesis's rates; `rounds` count from the warm-up."""
     from rates import answer
 
-    answer(context.obj(rounds=112), warmup)
+    answer(context.obj(rounds=100), warmup)
 
 
 @app.command()

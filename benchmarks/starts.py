@@ -68,8 +68,8 @@ def deviation(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def compared(plain: Sequence[Sequence[float]], cam: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
     """The ratio of both deviations, its 95 % bootstrap interval, and the p-value of Brown and Forsythe's test.
 
-    All are NaN where the runs of a method are equal. Resampling draws initial models, the same ones for both, inside
-    each federation. The test takes the distances from the median of the federation.
+    Resampling draws initial models, the same ones for both, inside each federation; resamples of equal runs are left
+    out. The test takes distances from the federation's median, and does not know that both methods share their seeds.
     """
     both = np.stack([plain, cam])  # [2, federations, starts]
     rng, (_, federations, starts) = np.random.default_rng(0), both.shape
@@ -78,7 +78,7 @@ def compared(plain: Sequence[Sequence[float]], cam: Sequence[Sequence[float]]) -
     apart = np.abs(both - np.median(both, -1, keepdims=True)).reshape(2, -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.divide(*deviation(both)[::-1])
-        low, high = np.percentile(resampled[:, 1] / resampled[:, 0], [2.5, 97.5])
+        low, high = np.nanpercentile(resampled[:, 1] / resampled[:, 0], [2.5, 97.5])
         return float(ratio), float(low), float(high), float(stats.f_oneway(*apart).pvalue)
 
 

@@ -144,6 +144,7 @@ def test_starts_compares_the_deviations_inside_a_federation(ask, tmp_path):
     cells = [f"{100 * mean:.2f} ± {100 * by:.2f}" for mean, by in zip(means, deviations, strict=True)]
     assert f"| IFCA | {cells[0]} | {cells[1]} | {deviations[1] / deviations[0]:.2f} |" in text
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    assert np.isfinite(starts.compared(plain, cam)).all()
     runs = np.random.default_rng(0).normal([[0.0], [5.0]], 1.0, (2, 40))  # federations differ in their means, too
     ratio, low, high, p = starts.compared(runs.tolist(), (3 * runs).tolist())
     assert (ratio, low, high) == pytest.approx((3, 3, 3)) and p < 1e-6
@@ -152,7 +153,7 @@ def test_starts_compares_the_deviations_inside_a_federation(ask, tmp_path):
 def test_rates_are_of_the_mean_over_the_method_s_own_rounds(ask, tmp_path):
     import rates
 
-    text, found = ask("--only", "WeCFL, CAM", "--seeds", "1", "--rounds", "4", "rates", "--warmup", "1")
+    text, found = ask("--only", "WeCFL, CAM", "--seeds", "1", "--rounds", "3", "rates", "--warmup", "1")
     (mean,) = found["WeCFL, CAM"]
     assert len(mean) == 3 and np.isfinite(mean).all()
     assert text.splitlines()[-1].startswith(f"| WeCFL, CAM | {mean[0]:.3f} | {mean[2]:.3f} | ")

@@ -263,11 +263,16 @@ def test_tuning_that_does_not_match_is_refused(settings, said, tmp_path):
 def test_a_run_whose_last_evaluations_are_lost_is_not_complete(tmp_path):
     write(tmp_path / "a_b", 0.9)
     lines = (tmp_path / "a_b" / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["round"] < 8]
-    (tmp_path / "a_b" / "metrics.jsonl").write_text("".join(kept), "utf-8")
+    rounds = [json.loads(line)["round"] for line in lines]
+    seed = json.loads(lines[-1])["seed"]
     (tmp_path / "a_b" / "checksums.json").unlink()  # which would say it, too
-    (run,) = plotting.histories([tmp_path / "a_b"])
-    assert kept and numbers.state(run) == ("unfinished", f"metrics up to round {run.rounds.max()} of 8")
+    for kept, said in (
+        ([line for line, round in zip(lines, rounds, strict=True) if round < 8], "metrics up to round 6 of 8"),
+        (lines[:-1], f"no metrics of seed {seed} after round 8"),
+    ):
+        (tmp_path / "a_b" / "metrics.jsonl").write_text("".join(kept), "utf-8")
+        (run,) = plotting.histories([tmp_path / "a_b"])
+        assert numbers.state(run) == ("unfinished", said)
 
 
 def test_files_are_written(two, tmp_path, capsys):

@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib import font_manager
 from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.text import Text
@@ -537,9 +537,17 @@ def test_what_does_not_fit_is_a_notice(one, tmp_path):
         plotting.save(plotting.curves(one), tmp_path / "small", ["png"], width=0.5, font_size=40)
 
 
-def test_fonts_are_on_this_machine_and_the_first_is_on_every_one():
-    first, *others = style.STYLE["font.family"]
-    assert first == "DejaVu Sans" and {first, *others} <= set(font_manager.get_font_names())
+def test_other_fonts_are_those_of_the_machine_in_the_usual_weight():
+    there = [("Noto Sans JP", 400), ("Malgun Gothic", "bold"), ("Unknown", 400), ("Noto Sans SC", "normal")]
+    found = style.fonts(SimpleNamespace(name=name, weight=weight) for name, weight in there)
+    assert found == ["DejaVu Sans", "Noto Sans SC", "Noto Sans JP"]
+
+
+def test_only_characters_of_the_usual_font_are_text_in_a_pdf(one):
+    shown = plotting.curves([dataclasses.replace(results.load(one), name=name) for name in ("one", "two")])
+    assert style.is_usual(shown)
+    shown.suptitle("\u8054\u90a6")  # "federated" in Chinese
+    assert not style.is_usual(shown)
 
 
 def test_width_and_font_are_those_asked_for(one, tmp_path):

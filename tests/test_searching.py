@@ -135,7 +135,7 @@ def test_a_search_chooses_on_validation_and_goes_on(tmp_path):
 
 def test_what_diverged_and_what_was_tried_before():
     given = GIVEN | {"trials": 6, "train": {"epochs": 9}}
-    found = jcfl.tune(federation(), {"train.lr": ["1e-1", 3e38]}, **given)  # YAML reads 1e-1 as text
+    found = jcfl.tune(federation(), {"train.lr": ["1e-1", "1e-1", 3e38]}, **given)  # YAML reads it as text
     assert {row["values"]["train.lr"]: np.isnan(row["score"]) for row in found.rows()} == {0.1: False, 3e38: True}
     assert len(found.trials) == 6 and len({id(trial.history) for trial in found.trials}) == 2
     assert found.configurations()["fedavg"].chosen_by.values == {"train.lr": 0.1}

@@ -43,9 +43,9 @@ def without_votes(method: Method, clusters: float) -> dict[str, float]:
     """The costs of one run alone, as if private layers were sent too.
 
     A client stores and receives the models it trains or chooses from, and computes a pass for each model it trains.
-    Loss terms add the models that are sent for them, and the passes of the client's data through these. A model that
-    several of them need is sent once, and so is ω where it is trained or its logits are added. Descriptions are not
-    counted; a client sends them once, or some numbers for each layer.
+    Loss terms add the models that are sent for them, and a pass for each of these models that the client's data go
+    through. A model that several terms need is sent once, and so is ω where it is trained or its logits are added.
+    Descriptions are not counted; a client sends them once, or some numbers for each layer.
     """
     train = method.train
     if method.answer.model == "majority" or not train.active:
@@ -57,7 +57,7 @@ def without_votes(method: Method, clusters: float) -> dict[str, float]:
     passes = sum(clusters - 1 if term.sends == "all" else 1.0 for term in train.terms if term.passes)
     return {
         "storage": models + common + 2 * train.correction + train.control,
-        "communication": (0.0 if method.group.alone else models) + common + train.correction + train.control,
+        "communication": (models - trained * method.group.alone) + common + train.correction + train.control,
         "computation": trained + method.trains_shared + train.correction + passes,
     }
 

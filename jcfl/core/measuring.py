@@ -146,7 +146,7 @@ def partial_diversities(context: Context, client: Client, state: State, federati
 def squared_gradient_shared(context: Context, state: State, federation: Federation) -> Array:
     """‖∇ℒ‖² by the global model of a method with CAM; ℒ is the mean loss of clients (Ma 2023, eqs. 7.17, 7.27). []
 
-    As in the other measures, a client counts by its training examples; the thesis prints a plain mean.
+    Deviations: as in the other measures, a client counts by its training examples; the thesis prints a plain mean.
     """
     labels, loss = present_labels(state, federation), summed_loss(context, state)
 
@@ -157,7 +157,7 @@ def squared_gradient_shared(context: Context, state: State, federation: Federati
 
     each = chunks.over_clients(one, federation, jnp.arange(labels.size), min(context.resources.chunk, labels.size))
     weights = jnp.where(labels >= 0, federation.train.size, 0).astype(each.dtype)
-    return jnp.square(ratio(weights @ each, weights.sum())).sum()
+    return jnp.square(trees.mean(ratio(weights, weights.sum()), trees.where_weighted(weights, each))).sum()
 
 
 def summed_loss(context: Context, state: State) -> Callable[[Any, Any, Array, Clients], Array]:

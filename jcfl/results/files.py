@@ -28,7 +28,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or str(error)
         if isinstance(error, FileExistsError | NotADirectoryError):  # of which the system does not say where
-            files = [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]
+            files = [place for place in (path, *path.parents) if os.path.lexists(place) and not place.is_dir()]
             why = f"{shortened(files[0])} is a file, not a folder" if files else why
         raise Unwritable(f"{shortened(path)} cannot be written: {why}") from None
 

@@ -179,7 +179,7 @@ class Folder:
 
     def hint(self, name: str) -> str:
         """What to do about a file that is damaged."""
-        return f"; `jcfl run --resume {as_argument(shortened(self.path))}` writes it again" if name in AGAIN else ""
+        return f"; `jcfl run --resume {as_argument(self.path)}` writes it again" if name in AGAIN else ""
 
     def content(self, name: str) -> bytes:
         """The bytes of a file as they were written.

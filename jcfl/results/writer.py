@@ -69,8 +69,8 @@ def prepared(folder: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # it has files now
-            for place in made:
+        for place in made:
+            with contextlib.suppress(OSError):  # it has files now
                 place.rmdir()
 
 

@@ -23,7 +23,7 @@ from jcfl.runs.config import FILLED_IN, Config
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
-from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler
+from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler, steps_and_points
 from jcfl.runs.searching.space import Axis, Space, spaces
 from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
@@ -225,17 +225,24 @@ def searched(
         raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
     config = config_and_objects(what, dict(given))[0]
     rungs(config, trials, halving)  # which refuses what cannot be halved
-    refuse_beyond_memory(f"a search of {trials} trials", trials * len(config.methods) * POINT, "give fewer trials")
     search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers)
+    most = [steps_and_points(axes, trials)[1] if sampler == "grid" else trials for axes in search.spaces.values()]
+    refuse_beyond_memory(f"a search of {max(most)} trials", sum(most) * POINT, "give fewer trials")
     ends(search)  # which refuses a value that an option does not have
     return search
 
 
 def ends(search: Search) -> list[Point]:
-    """Points at the ends of what is searched, of each option by itself, by which a wrong value is found at first."""
-    at = lambda title, key, axis: points_of(search, title, [{key: axis.at(place)} for place in axis.places(2)])
-    found = [(title, at(title, key, axis)) for title, space in search.spaces.items() for key, axis in space.items()]
-    return [point._replace(name=f"{title}-{point.name}") for title, some in found for point in some]
+    """Points at both ends of each range and at each listed value, one option at a time, the others at their defaults.
+
+    By them a wrong value is found before anything trains.
+    """
+    found = []
+    for title, space in search.spaces.items():
+        tried = [{key: axis.at(place)} for key, axis in space.items() for place in axis.places(2)]
+        made = (points_of(search, title, [values])[0] for values in tried)  # each by itself: two may be equal
+        found += [point._replace(name=f"{title}-end-{number}") for number, point in enumerate(made)]
+    return found
 
 
 def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[Point]:

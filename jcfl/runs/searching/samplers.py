@@ -18,18 +18,22 @@ Sampler = Generator[Asked, Sequence[float], None]
 """Yields what to try, and is sent the scores, of which higher ones are better and NaN is a run that diverged."""
 
 
+def steps_and_points(axes: Mapping[str, Axis], trials: int) -> tuple[int, int]:
+    """How many equal steps a grid makes of each range, and how many points it has then."""
+    points = lambda steps: math.prod(axis.number(steps) for axis in axes.values())
+    steps = max(1, bisect_right(range(1, trials + 1), trials, key=points))
+    return steps, points(steps)
+
+
 def grid(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler:
     """All values, and ranges in as many equal steps as the number of trials allows.
 
     Raises:
         InputError: there are more points than trials.
     """
-    points = lambda steps: math.prod(axis.number(steps) for axis in axes.values())
-    steps = max(1, bisect_right(range(1, trials + 1), trials, key=points))
-    if points(steps) > trials:
-        raise InputError(
-            f"the grid has {points(steps)} points; expected at most trials={trials}; give more, or fewer values"
-        )
+    steps, points = steps_and_points(axes, trials)
+    if points > trials:
+        raise InputError(f"the grid has {points} points; expected at most trials={trials}; give more, or fewer values")
     yield [at(axes, chosen) for chosen in itertools.product(*(axis.places(steps) for axis in axes.values()))]
 
 

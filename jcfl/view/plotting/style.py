@@ -43,24 +43,39 @@ LINE = 0.15
 
 FORMATS = ("png", "pdf", "svg")
 
-FONTS = (
+USUAL = "DejaVu Sans"
+"""The font of all figures. It comes with matplotlib, so that a figure is the same on every machine."""
+
+OTHERS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
+    "Noto Sans CJK KR",
+    "Noto Sans SC",
+    "Noto Sans JP",
+    "Noto Sans KR",
     "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
     "PingFang SC",
     "Hiragino Sans",
     "Microsoft YaHei",
     "Malgun Gothic",
     "Arial Unicode MS",
 )
-"""Fonts for the characters that DejaVu Sans does not have, such as Chinese ones, where a machine has them."""
+"""Fonts for characters that the usual one does not have, such as Chinese ones."""
 
-REGULAR = {one.name for one in font_manager.fontManager.ttflist if one.weight in (400, "normal", "regular")}
-"""The machine's fonts of the usual weight; matplotlib writes a warning if a figure names another one."""
+
+def fonts(there: Iterable[Any]) -> list[str]:
+    """The usual font, and those of `OTHERS` that a machine has in the usual weight; matplotlib warns of other weights.
+
+    Args:
+        there: the machine's fonts, each with a `name` and a `weight`.
+    """
+    regular = {one.name for one in there if one.weight in (400, "normal", "regular")}
+    return [USUAL, *(name for name in OTHERS if name in regular)]
+
 
 STYLE: dict[Any, Any] = {
-    # The first font comes with matplotlib, so that a figure is the same on every machine.
-    "font.family": ["DejaVu Sans", *(name for name in FONTS if name in REGULAR)],
+    "font.family": fonts(font_manager.fontManager.ttflist),
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -291,14 +306,23 @@ def save(
     return files
 
 
+def is_usual(shown: Figure) -> bool:
+    """Whether the usual font has every character of a figure."""
+    known = font_manager.get_font(font_manager.findfont(USUAL)).get_charmap()
+    written = "".join(text.get_text() for text in cast(list[Text], shown.findobj(Text)))
+    return all(ord(one) in known for one in set(written) - {"\n"})
+
+
 def encoded(shown: Figure, kind: str, dpi: float | None = None) -> bytes:
     """A figure as the bytes of a file, the same bytes every time. What matplotlib warns of is a notice of one line."""
     buffer = io.BytesIO()
     dates = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    # As text, matplotlib writes fonts with outlines of PostScript, such as Noto Sans CJK, in a way that not all read.
+    outlines: dict[Any, Any] = {} if is_usual(shown) else {"pdf.fonttype": 3}
+    with matplotlib.rc_context(STYLE | outlines), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
         shown.savefig(buffer, format=kind, dpi=dpi or STYLE["savefig.dpi"], metadata=dates[kind])
-    for text in dict.fromkeys(str(one.message) for one in said):
+    for text in dict.fromkeys(" ".join(str(one.message).split()) for one in said):
         warnings.warn(f"the figure may not look as intended: {text}", Notice, stacklevel=2)
     return buffer.getvalue()
 

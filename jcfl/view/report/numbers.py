@@ -73,6 +73,9 @@ def state(run: History) -> tuple[str, str] | None:
     # It was continued for more rounds, and stopped; or a part of its metrics was lost.
     if run.summary.get("rounds", rounds) != rounds or last < (rounds or 0):
         return "unfinished", f"metrics up to round {last} of {rounds}"
+    for i, seed in enumerate(run.seeds):
+        if all(np.isnan(values[i, -1:]).all() for values in run.scores.values()):
+            return "unfinished", f"no metrics of seed {seed} after round {last}"
     return None
 
 
