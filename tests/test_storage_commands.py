@@ -122,7 +122,7 @@ def call(capsys, tmp_path, monkeypatch):
             "/proc/x cannot be written: No such file",
             marks=pytest.mark.skipif(not Path("/proc").is_dir(), reason="this system has no /proc"),
         ),
-        ("file/x", "file/x cannot be written: Not a directory"),
+        ("file/x", "file/x cannot be written: file is a file, not a folder"),
         ("file", "file is a file"),
     ],
 )
