@@ -177,6 +177,7 @@ def test_a_table_is_the_same_by_workers(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made.yaml").write_text(MADE)
+    (tmp_path / "empty").mkdir()
     words = ["reproduce", str(tmp_path / "made.yaml"), "--data-dir", str(tmp_path / "empty"), "--json"]
     ours, rows = [], []
     for place, more in (("alone", []), ("shared", ["--workers", "2"])):
