@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from matplotlib.axes import Axes
+from study import drawing
 
-from jcfl.view.plotting.style import COLOURS, MARKERS, PAGE, STYLE
+from jcfl.view.plotting.style import COLOURS, MARKERS
 
 LOOKS = {"": ("IFCA", -0.17), ", CAM": ("IFCA with CAM", 0.17)}
 """The name and the place of a row's points, by what its title has after the number of clusters."""
@@ -31,20 +32,12 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
             each round, the largest first, and those of the true groups.
         file: the figure's file.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     numbers = sorted({clusters(title) for title in found})
-    with matplotlib.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, len(numbers), figsize=(PAGE, 2.5), squeeze=False)
-        for axis, k in zip(axes[0], numbers, strict=True):
+    with drawing(file, len(numbers)) as axes:
+        for axis, k in zip(axes, numbers, strict=True):
             panel(axis, {title: one for title, one in found.items() if clusters(title) == k}, k)
-        axes[0, 0].set_ylabel("clients in the cluster")
-        axes[0, -1].legend(loc="upper right")
-        figure.savefig(file, dpi=200)
-        pyplot.close(figure)
+        axes[0].set_ylabel("clients in the cluster")
+        axes[-1].legend(loc="upper right")
 
 
 def panel(axis: Axes, found: Mapping[str, Any], k: int) -> None:

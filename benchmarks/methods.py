@@ -9,9 +9,9 @@
     python benchmarks/methods.py choice
 
 Every seed is another federation, another start and another order of examples; `starts` trains several times on each
-federation. Seconds are the processor's, compilation
-included, so that other work on the machine does not count. `attacks`, `rates`, `starts` and `thresholds` are in files
-of their names, the figure of `collapse` is in collapse.py, and what all studies have in common in study.py.
+federation. Seconds are the processor's, compilation included, so that other work on the machine does not count.
+`attacks`, `rates`, `starts` and `thresholds` are in files of their names, the figure of `collapse` is in collapse.py,
+and what all studies have in common in study.py.
 """
 
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ def starts(context: typer.Context, starts: Annotated[int, typer.Option(min=2)] =
 
 @app.command()
 def rates(context: typer.Context, warmup: int = 12) -> None:
-    """How fast the squared gradient shrinks with rounds, beside the thesis's rates; `rounds` count from the warm-up."""
+    """How fast the squared gradient shrinks with rounds, beside the thesis's rates; `rounds` begin after a warm-up."""
     from rates import answer
 
     answer(context.obj(rounds=100), warmup)

@@ -19,12 +19,12 @@ import clustering
 import numpy as np
 import typer
 from matplotlib.axes import Axes
-from study import heading, row
+from study import drawing, heading, row
 
 from jcfl.runs.environment import use_cache
 from jcfl.runs.reproducing.judging import interval
 from jcfl.runs.sweeping import sweep
-from jcfl.view.plotting.style import COLOURS, MARKERS, STYLE
+from jcfl.view.plotting.style import COLOURS, MARKERS, PAGE
 
 FIGURES = Path(__file__).parent / "figures"
 BASE: dict[str, Any] = {
@@ -276,16 +276,9 @@ def intervals(axis: Axes, rows: list[tuple[str, str, tuple[float, float, float]]
 
 def kept(name: str, found: Any, draw: Callable[[list[Axes]], Any], panels: int) -> None:
     """Write what was found as JSON, and its figure."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     FIGURES.joinpath(f"question-{name}.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    with matplotlib.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, panels, figsize=(3.5 if panels == 1 else 7, 2.6), squeeze=False)
-        draw(list(axes[0]))
-        figure.savefig(FIGURES / f"question-{name}.png", dpi=200)
+    with drawing(FIGURES / f"question-{name}.png", panels, (PAGE / 2 if panels == 1 else PAGE, 2.6)) as axes:
+        draw(axes)
 
 
 if __name__ == "__main__":

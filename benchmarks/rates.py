@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from study import Study, heading, row
+from study import Study, drawing, heading, row
 
 from jcfl.results import History
-from jcfl.view.plotting.style import COLOURS, DASHES, PAGE, STYLE
+from jcfl.view.plotting.style import COLOURS, DASHES, PAGE
 
 RATES = {"WeCFL": -1.0, "WeCFL, CAM": -0.5, "IFCA, CAM": -0.5}
 """The power of the number of rounds with which the thesis lets the mean shrink: Remark 3.4.15 and Theorem 7.3.6."""
@@ -77,13 +77,7 @@ def slope(mean: np.ndarray) -> float:
 
 def draw(found: Mapping[str, Any], file: Path) -> None:
     """Write the figure: the mean of each method by the number of rounds, with both rates beside them."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    with matplotlib.rc_context(STYLE | {"text.parse_math": True}):
-        figure, axis = pyplot.subplots(figsize=(PAGE / 2, 2.5))
+    with drawing(file, 1, (PAGE / 2, 2.5), {"text.parse_math": True}) as (axis,):
         for turn, (title, runs) in enumerate(found.items()):
             mean = np.mean(runs, 0)
             look: dict[str, Any] = {"color": COLOURS[turn], "linestyle": DASHES[turn]}
@@ -96,8 +90,6 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
             axis.annotate(name, (rounds[1], top * rounds[1] ** power), fontsize=7, color="#5F5F5F")
         axis.set(xlabel="rounds T", ylabel="mean squared gradient")
         axis.legend(loc="upper right")
-        figure.savefig(file, dpi=200)
-        pyplot.close(figure)
 
 
 def main(file: Annotated[Path, typer.Argument(help="What `methods.py rates` wrote.")]) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 import typer
 from matplotlib.axes import Axes
 from scipy import stats
-from study import Study, heading, row
+from study import Study, drawing, heading, row
 
-from jcfl.view.plotting.style import COLOURS, MARKERS, PAGE, STYLE
+from jcfl.view.plotting.style import COLOURS, MARKERS
 
 METHODS = ("IFCA", "FeSEM", "WeCFL")
 METRICS = {"accuracy_micro": ("accuracy, %", 100), "ari": ("adjusted Rand index", 1)}
@@ -60,9 +60,9 @@ def told(values: Sequence[Sequence[float]], unit: float) -> str:
     return f"{unit * np.mean(values):.2f} ± {unit * deviation(np.asarray(values)):.2f}"
 
 
-def deviation(values: np.ndarray, axis: int = -1) -> np.ndarray:
+def deviation(values: np.ndarray) -> np.ndarray:
     """The root of the mean sample variance inside a federation. [..., federations, starts] -> [...]"""
-    return np.sqrt(values.var(axis=axis, ddof=1).mean(-1))
+    return np.sqrt(values.var(axis=-1, ddof=1).mean(-1))
 
 
 def compared(plain: Sequence[Sequence[float]], cam: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
@@ -84,19 +84,11 @@ def compared(plain: Sequence[Sequence[float]], cam: Sequence[Sequence[float]]) -
 
 def draw(found: Mapping[str, Any], file: Path) -> None:
     """Write the figure: a panel for each metric, a point for each run, a column for each method and federation."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    with matplotlib.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, len(METRICS), figsize=(PAGE, 2.5))
+    with drawing(file, len(METRICS)) as axes:
         for axis, (metric, (name, unit)) in zip(axes, METRICS.items(), strict=True):
             panel(axis, found[metric], unit)
             axis.set_ylabel(name)
         axes[-1].legend(loc="best")
-        figure.savefig(file, dpi=200)
-        pyplot.close(figure)
 
 
 def panel(axis: Axes, found: Mapping[str, Sequence[Sequence[float]]], unit: float) -> None:

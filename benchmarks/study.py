@@ -1,20 +1,23 @@
-"""What the studies of methods.py have in common: a dataset's clients, a run on them, rows of a table."""
+"""What the studies of methods.py have in common: a dataset's clients, a run on them, rows of a table, a figure."""
 
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from jcfl import data
 from jcfl.data import Examples
 from jcfl.results import History
 from jcfl.runs.experiment import run
 from jcfl.types import Federation
+from jcfl.view.plotting.style import PAGE, STYLE
 
 TRAIN = {"lr": 0.05, "steps": 5, "batch_size": 32}
 
@@ -65,6 +68,30 @@ def drawn(rng: np.random.Generator, examples: Examples, number: int) -> Examples
     """A random part of some examples, in their order."""
     rows = np.sort(rng.permutation(len(examples))[:number])
     return Examples(examples.x[rows], examples.y[rows])
+
+
+@contextmanager
+def drawing(
+    file: Path, panels: int, size: tuple[float, float] = (PAGE, 2.5), style: Mapping[str, Any] | None = None
+) -> Iterator[list[Axes]]:
+    """The panels of a figure, side by side, to draw in; at the end the figure is written.
+
+    Args:
+        file: the figure's file.
+        panels: how many there are.
+        size: inches.
+        style: settings of matplotlib that differ from those of jcfl's own figures.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context(STYLE | dict(style or {})):
+        figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False)
+        yield list(axes[0])
+        figure.savefig(file, dpi=200)
+        pyplot.close(figure)
 
 
 def heading(names: Sequence[str]) -> str:

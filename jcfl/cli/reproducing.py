@@ -55,8 +55,11 @@ def reproduce(
     console = bars.screen()
     if as_list and table is not None:
         raise InputError(f"--list lists all tables; leave out {table!r}")
+    if as_list and as_json:
+        print(json.dumps(listed(), indent=2))
+        return
     if as_list:
-        print(json.dumps(listed(), indent=2)) if as_json else console.print(listing(), highlight=False)
+        console.print(listing(), highlight=False)
         return
     if table is None:
         raise InputError("which table? `jcfl reproduce --list` lists all tables")

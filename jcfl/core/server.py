@@ -183,7 +183,7 @@ def stepped(
 def with_new_controls(state: State, cohort: Cohort, federation: Federation, change: Models) -> State:
     """The clusters' control variates after a round (Karimireddy et al. 2020, Alg. 1, line 17).
 
-    N, by which changes are divided, counts clients that arrive in a later round, whose control variates are 0 so far.
+    N, by which the changes are divided, also counts clients that arrive in later rounds; theirs are still 0.
 
     Args:
         change: how the control variates of the cohort's clients have changed. [s, ...]

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,8 +49,7 @@ def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
             with contextlib.suppress(OSError):  # somebody else has begun to use it
                 for file in folder.iterdir():
                     file.unlink()
-                for place in made:
-                    place.rmdir()
+            remove_empty(made)
 
 
 @contextmanager
@@ -69,9 +68,14 @@ def prepared(folder: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        for place in made:
-            with contextlib.suppress(OSError):  # it has files now
-                place.rmdir()
+        remove_empty(made)
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Delete those of some folders that are empty, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it has files
+            folder.rmdir()
 
 
 def missing(folder: Path) -> list[Path]:

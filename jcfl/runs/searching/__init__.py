@@ -228,7 +228,6 @@ def searched(
     search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers)
     most = [steps_and_points(axes, trials)[1] if sampler == "grid" else trials for axes in search.spaces.values()]
     refuse_beyond_memory(f"a search of {max(most)} trials", sum(most) * POINT, "give fewer trials")
-    ends(search)  # which refuses a value that an option does not have
     return search
 
 
@@ -254,10 +253,10 @@ def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[
 
 def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress | None) -> Tuning:
     """A search that has come to its end, in a folder that this process has claimed; see `tune`."""
-    if folder is not None:
-        refuse_other(folder, search.record())
     usual = [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces]
     whole = Points({}, [*usual, *ends(search)])
+    if folder is not None:
+        refuse_other(folder, search.record())
     report = on_progress or (lambda progress: None)
     quietly = lambda progress: report(progress._replace(scores={}))  # which are on test examples too
     training = Training(whole, folder, quietly, allow_versions, "tune")

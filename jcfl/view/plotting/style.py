@@ -317,13 +317,18 @@ def encoded(shown: Figure, kind: str, dpi: float | None = None) -> bytes:
     """A figure as the bytes of a file, the same bytes every time. What matplotlib warns of is a notice of one line."""
     buffer = io.BytesIO()
     dates = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    # As text, matplotlib writes fonts with outlines of PostScript, such as Noto Sans CJK, in a way that not all read.
-    outlines: dict[Any, Any] = {} if is_usual(shown) else {"pdf.fonttype": 3}
+    # With the font type of STYLE, matplotlib embeds a font of PostScript outlines, such as Noto Sans CJK, in a form
+    # that some readers refuse.
+    outlines: dict[Any, Any] = {"pdf.fonttype": 3} if kind == "pdf" and not is_usual(shown) else {}
     with matplotlib.rc_context(STYLE | outlines), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         shown.savefig(buffer, format=kind, dpi=dpi or STYLE["savefig.dpi"], metadata=dates[kind])
-    for text in dict.fromkeys(" ".join(str(one.message).split()) for one in said):
-        warnings.warn(f"the figure may not look as intended: {text}", Notice, stacklevel=2)
+    for one in said:
+        if issubclass(one.category, UserWarning):
+            text = " ".join(str(one.message).split())
+            warnings.warn(f"the figure may not look as intended: {text}", Notice, stacklevel=2)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return buffer.getvalue()
 
 
