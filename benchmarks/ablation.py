@@ -18,12 +18,14 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import typer
+from study import GRID, drawing, numbers
 
 from jcfl import registry, trees
 from jcfl.errors import InputError
 from jcfl.runs import config, plan
 from jcfl.runs.environment import use_cache
 from jcfl.runs.sweeping import Sweep, sweep
+from jcfl.view.plotting.style import PAGE
 
 DESCRIBE = ("gradient", "update", "model", "subspace", "moments", "labels")
 COMPARE = ("cosine", "l1", "l2", "principal_angles")
@@ -127,37 +129,28 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Two grids, ARI and accuracy, of describe and compare against group; the cost beside every description."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     pairs = list(dict.fromkeys((row["describe"], row["compare"]) for row in rows))
-    numbers = {row["describe"]: row["numbers"] for row in rows}
+    sizes = {row["describe"]: row["numbers"] for row in rows}
     groups = [group for group in GROUP if any(row["group"] == group for row in rows)]
-    figure, axes = pyplot.subplots(1, 2, figsize=(8.5, 0.9 + 0.27 * len(pairs)), sharey=True, layout="constrained")
-    for axis, score, title in zip(axes, ("ari", "accuracy_micro"), ("ARI", "accuracy, %"), strict=True):
-        grid = np.full((len(pairs), len(groups)), np.nan)
-        for row in rows:
-            value = row[score] * (100 if score == "accuracy_micro" else 1)
-            grid[pairs.index((row["describe"], row["compare"])), groups.index(row["group"])] = value
-        low, high = (0, 1) if score == "ari" else (np.nanmin(grid), np.nanmax(grid))
-        image = axis.imshow(grid, aspect="auto", cmap="cividis", vmin=low, vmax=high)
-        for (i, j), value in np.ndenumerate(grid):
-            dark = value < low + 0.6 * (high - low)
-            text = "refused" if np.isnan(value) else f"{value:.2f}" if score == "ari" else f"{value:.1f}"
-            shade = "0.5" if np.isnan(value) else "white" if dark else "black"
-            axis.text(j, i, text, ha="center", va="center", fontsize=7.5, color=shade)
-        axis.set_xticks(range(len(groups)), groups, fontsize=8)
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(length=0)
-        for spine in axis.spines.values():
-            spine.set_visible(False)
-        figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02).ax.tick_params(labelsize=7)
-    names = [f"{describe}, {compare} ({numbers[describe]:,})" for describe, compare in pairs]
-    axes[0].set_yticks(range(len(pairs)), names, fontsize=8)
-    axes[0].set_ylabel("describe, compare (numbers a client)", fontsize=8)
-    figure.savefig(path, dpi=160)
+    written = {
+        "ari": lambda value: f"{value:.2f}".replace("-0.00", "0.00"),
+        "accuracy_micro": lambda value: f"{value:.1f}",
+    }
+    with drawing(path, 2, (PAGE, 0.7 + 0.2 * len(pairs)), GRID) as axes:
+        for axis, score, title in zip(axes, written, ("ARI", "accuracy, %"), strict=True):
+            grid = np.full((len(pairs), len(groups)), np.nan)
+            for row in rows:
+                value = row[score] * (100 if score == "accuracy_micro" else 1)
+                grid[pairs.index((row["describe"], row["compare"])), groups.index(row["group"])] = value
+            low, high = (0, 1) if score == "ari" else (np.nanmin(grid), np.nanmax(grid))
+            image = numbers(axis, grid, written[score], low, high)
+            axis.set_xticks(range(len(groups)), groups)
+            axis.set_title(title)
+            axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02).outline.set_visible(False)
+        names = [f"{describe}, {compare} ({sizes[describe]:,})" for describe, compare in pairs]
+        axes[0].set_yticks(range(len(pairs)), names)
+        axes[0].set_ylabel("describe, compare (numbers a client)")
+        axes[1].set_yticks([])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from study import GRID, drawing, numbers
 
 from jcfl.runs.environment import use_cache
 from jcfl.runs.sweeping import Sweep, sweep
+from jcfl.view.plotting.style import PAGE
 
 ATTACKS = ("label_flip", "sign_flip", "scaled", "gaussian", "little_is_enough", "inner_product")
 OPTIONS: dict[str, dict[str, Any]] = {"gaussian": {"sigma": 0.1}}
@@ -120,50 +122,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each attack: honest accuracy against the share of attackers, a line for each defence."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    """A panel for each attack: the accuracy of honest clients, by defence and by the share of attackers."""
     attacks = [attack for attack in ATTACKS if any(row["attack"] == attack for row in rows)]
+    mean = {(row["defence"], row["attack"], row["share"]): 100 * np.mean(row["accuracy"]) for row in rows}
+    shares = [0.0, *SHARES]
     columns = min(3, len(attacks))
-    lines = -(-len(attacks) // columns)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=(3 * columns, 2.3 * lines + 0.7), sharex=True, sharey=True, squeeze=False
-    )
-    colours = ["black", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#8c564b"]
-    marks = "os^vD<>PX"
-    for axis, attack in zip(axes.flat, attacks, strict=False):
-        for place, defence in enumerate(DEFENCES):
-            mine = [
-                row
-                for row in rows
-                if row["defence"] == defence and (row["attack"] == attack or row["attack"] == "none")
-            ]
-            mine.sort(key=lambda row: row["share"])
-            values = [100 * np.array(row["accuracy"]) for row in mine]
-            axis.errorbar(
-                [100 * row["share"] + 0.5 * (place - 4) for row in mine],
-                [value.mean() for value in values],
-                [value.std(ddof=1) if len(value) > 1 else 0 for value in values],
-                color=colours[place],
-                marker=marks[place],
-                markersize=3.5,
-                linewidth=1,
-                elinewidth=0.6,
-                label=defence,
-            )
-        axis.set_title(attack.replace("_", " "), fontsize=9)
-        axis.set_xticks([0, 10, 20, 30, 40])
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("attackers, % of the clients", fontsize=9)
-    figure.supylabel("accuracy of honest clients, %", fontsize=9)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncol=5, fontsize=8, frameon=False, loc="upper center")
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.5 / (2.3 * lines + 0.7)))
-    figure.savefig(path, dpi=160)
+    with drawing(path, len(attacks), (PAGE, 0.3 + 1.9 * -(-len(attacks) // columns)), GRID, columns) as axes:
+        for place, (axis, attack) in enumerate(zip(axes, attacks, strict=True)):
+            told = lambda defence, share, attack=attack: mean[defence, attack if share else "none", share]
+            grid = np.array([[told(defence, share) for share in shares] for defence in DEFENCES])
+            numbers(axis, grid, lambda value: f"{value:.0f}", 0, 100)
+            axis.set_title(attack.replace("_", " "))
+            axis.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
+            axis.set_yticks(range(len(DEFENCES)), list(DEFENCES) if place % columns == 0 else [""] * len(DEFENCES))
+        axes[0].figure.supxlabel("attackers, % of the clients")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ Rounds = Annotated[int, typer.Option(min=2, help="Rounds that are trained, each 
 Hidden = Annotated[int, typer.Option(help="Width of the MLP.")]
 Share = Annotated[float, typer.Option(help="Share of the clients in a round.")]
 Method = Annotated[str, typer.Option(help="fedavg, ifca, …")]
+Epochs = Annotated[int, typer.Option(help="Epochs of local training, in batches of 32.")]
 
 app = typer.Typer(add_completion=False)
 
@@ -82,6 +83,7 @@ def states(
     hidden: Hidden = 2048,
     share: Share = 0.1,
     method: Method = "fesem",
+    epochs: Epochs = 1,
     both: Annotated[bool, typer.Option("--beside", help="Also with the models in memory.")] = False,
 ) -> None:
     """Train a method whose clients each keep a model, the models on the host: in memory, or in a file if too large."""
@@ -96,7 +98,7 @@ def states(
     places = ("device", "host") if both else ("host",)
     kinds = {"in memory" if kind == "device" else "on the host": kind for kind in places}
     found = {
-        name: measured(federation, rounds, hidden, share, method, engine="general", client_states=kind)
+        name: measured(federation, rounds, hidden, share, method, epochs, engine="general", client_states=kind)
         for name, kind in kinds.items()
     }
     show(compared(found), load)
@@ -124,11 +126,11 @@ def written(place: Path, gb: float) -> Iterator[tuple[Path, float]]:
 
 
 def measured(
-    federation: Federation, rounds: int, hidden: int, share: float, method: str, **settings: Any
+    federation: Federation, rounds: int, hidden: int, share: float, method: str, epochs: int = 1, **settings: Any
 ) -> dict[str, Any]:
     """The mean time of a round, the median with its evaluation, the accuracy at last, and the memory of a run."""
     ends: list[float] = []
-    model, train = {"name": "mlp", "hidden": hidden}, {"lr": 0.1, "epochs": 1, "batch_size": 32}
+    model, train = {"name": "mlp", "hidden": hidden}, {"lr": 0.1, "epochs": epochs, "batch_size": 32}
     given = {"method": method, "model": model, "train": train, "participation": share}
     with own_memory() as peak:
         found = run(

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
 
 from jcfl import data
 from jcfl.data import Examples
@@ -72,15 +73,20 @@ def drawn(rng: np.random.Generator, examples: Examples, number: int) -> Examples
 
 @contextmanager
 def drawing(
-    file: Path, panels: int, size: tuple[float, float] = (PAGE, 2.5), style: Mapping[str, Any] | None = None
+    file: Path,
+    panels: int,
+    size: tuple[float, float] = (PAGE, 2.5),
+    style: Mapping[str, Any] | None = None,
+    columns: int | None = None,
 ) -> Iterator[list[Axes]]:
-    """The panels of a figure, side by side, to draw in; at the end the figure is written.
+    """The panels of a figure to draw in; at the end the figure is written.
 
     Args:
         file: the figure's file.
         panels: how many there are.
         size: inches.
         style: settings of matplotlib that differ from those of jcfl's own figures.
+        columns: how many panels are side by side; by default all of them.
     """
     import matplotlib
 
@@ -88,10 +94,41 @@ def drawing(
     from matplotlib import pyplot
 
     with matplotlib.rc_context(STYLE | dict(style or {})):
-        figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False)
-        yield list(axes[0])
+        columns = columns or panels
+        figure, axes = pyplot.subplots(-(-panels // columns), columns, figsize=size, squeeze=False)
+        for left in axes.flat[panels:]:
+            left.remove()
+        yield list(axes.flat[:panels])
         figure.savefig(file, dpi=200)
         pyplot.close(figure)
+
+
+GRID = {
+    "axes.grid": False,
+    "axes.spines.left": False,
+    "axes.spines.bottom": False,
+    "figure.labelsize": 8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+"""The style of a figure of `numbers`."""
+
+
+def numbers(axis: Axes, grid: np.ndarray, text: Callable[[float], str], low: float, high: float) -> AxesImage:
+    """Draw numbers in coloured cells, and `refused` where a number is NaN.
+
+    Args:
+        grid: the numbers. [rows, columns]
+        text: how a number is written.
+        low: the number of the darkest colour.
+        high: the number of the brightest one.
+    """
+    image = axis.imshow(grid, aspect="auto", cmap="cividis", vmin=low, vmax=high)
+    for (i, j), value in np.ndenumerate(grid):
+        shade = "0.5" if np.isnan(value) else "white" if value < low + 0.6 * (high - low) else "black"
+        written = "refused" if np.isnan(value) else text(value)
+        axis.text(j, i, written, ha="center", va="center", fontsize=6.5, color=shade)
+    return image
 
 
 def heading(names: Sequence[str]) -> str:

@@ -164,6 +164,29 @@ def test_rates_are_of_the_mean_over_the_method_s_own_rounds(ask, tmp_path):
     assert rates.means(1.0 * rounds, counted)[:3].tolist() == [21, 21.5, 22]
 
 
+def test_grids_of_numbers_show_those_of_the_file(monkeypatch, tmp_path):
+    """Of the combinations, a NaN is a combination that was refused; of the defences, a panel is an attack."""
+    monkeypatch.syspath_prepend(FOLDER)
+    import ablation
+    import defences
+    import study
+
+    shown, numbers = [], study.numbers
+    keep = lambda axis, grid, text, *range: shown.append((grid, text)) or numbers(axis, grid, text, *range)
+    for module, name in ((ablation, "ablation-mnist"), (defences, "defences-fedavg")):
+        rows = json.loads((FOLDER / "figures" / f"{name}.json").read_text("utf-8"))
+        monkeypatch.setattr(module, "numbers", keep)
+        module.draw(rows, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    (ari, text), *others = shown
+    assert ari.shape == (16, 4) and np.isnan(ari).sum() == 1 and text(-1e-9) == "0.00" and text(-0.12) == "-0.12"
+    assert len(others) == 1 + 6
+    scaled, text = others[3]
+    (krum,) = (row for row in rows if (row["defence"], row["attack"], row["share"]) == ("Krum", "scaled", 0.4))
+    assert scaled.shape == (9, 5) and text(scaled[4, 4]) == f"{100 * np.mean(krum['accuracy']):.0f}"
+    assert np.ptp([grid[:, 0] for grid, _ in others[1:]], 0).max() == 0, "without attackers all panels say the same"
+
+
 def test_choice_says_what_and_how_sure(ask):
     text, found = ask("--seeds", "1", "--only", "ifca, accuracy", "choice", "--largest", "2")
     told = found["ifca, accuracy"]
