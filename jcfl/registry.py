@@ -77,14 +77,19 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
     when a cell is run twice. A method's function checks its options also where a user's program calls it.
 
     Raises:
-        InputError: there is no such kind, an option has no annotation, or another module has registered this name.
+        InputError: there is no such kind, the name is no text, what is registered cannot be called, an option has no
+            annotation, or another module has registered this name.
     """
     if kind == "score":
         raise InputError(f"score {name!r}: expected jcfl.metrics.register_score, which registers scores")
     if kind not in KINDS + INTERNAL:
         raise unknown("kind of piece", kind, KINDS)
+    if not isinstance(name, str) or not name:
+        raise InputError(f"the name of a {kind}: expected text, got {shown(name)}")
 
     def put(function: Function) -> Function:
+        if not callable(function):
+            raise InputError(f"{kind} {name!r}: expected a function or a class, got {shown(function)}")
         refuse_bare(f"{kind} {name!r}", function)
         table = _TABLES.setdefault(kind, {})
         if name in table and table[name].__module__ != function.__module__:

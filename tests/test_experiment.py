@@ -1,5 +1,6 @@
 """Runs: what they measure, write, survive, and go on from; on an algorithm so small that nothing waits."""
 
+import copy
 import json
 import signal
 import sys
@@ -302,6 +303,35 @@ def test_a_history_shows_its_last_scores_and_becomes_a_table(compared, monkeypat
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pip install pandas"):
         found.to_dataframe()
+
+
+def test_a_history_is_asked_for_its_scores_and_compared_by_identity(compared):
+    found, federation = compared[0], tiny.federation()
+    assert "accuracy_micro" in found and "accuracy" not in found and list(found) == list(found.scores)
+    again = copy.deepcopy(found)
+    assert found != again and [again, found].index(found) == 1 and len({found, again}) == 2
+    assert federation != replace(federation) and len({federation, replace(federation)}) == 2
+
+
+def test_a_history_shares_no_memory_with_the_federation():
+    made = jcfl.data.from_clients(np.ones((16, 4)), np.arange(16) % 2, np.repeat([*"abcd"], 4))
+    history = jcfl.run(made, method="fedavg", model="linear", rounds=0)
+    history.clients[0] = "z"
+    assert made.clients.tolist() == [*"abcd"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("jax_disable_jit", True), ("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise")],
+)
+def test_settings_of_jax_that_rounds_cannot_have_are_refused(setting, value):
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        with pytest.raises(InputError, match=rf"{setting} is {value!r}, and jcfl needs"):
+            walked(rounds=1)
+    finally:
+        jax.config.update(setting, before)
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):

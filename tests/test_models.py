@@ -356,6 +356,18 @@ def test_a_loss_of_the_users_own_is_kept():
     assert task(nn.Dense(3), (4,), 3, loss=squared).loss is squared
 
 
+class Rounded(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x).astype(int)
+
+
+class Counted(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) * self.param("times", lambda key: jnp.ones((), int))
+
+
 class Growing(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -365,6 +377,11 @@ class Growing(nn.Module):
 
 BAD = {
     "logits of 3 classes": lambda: task(nn.Dense(4), (4,), 3),
+    "logits: expected float32 or another float, got int32": lambda: task(Rounded(), (4,), 3),
+    "logits: expected float32 or another float, got complex64": lambda: task(
+        nn.Sequential([nn.Dense(3), lambda x: x * 1j]), (4,), 3
+    ),
+    "parameter times: expected float32 or another float, got int32": lambda: task(Counted(), (4,), 3),
     "got tuple": lambda: task(nn.Sequential([nn.Dense(3), lambda x: (x, x)]), (4,), 3),
     "use_running_average": lambda: task(nn.Sequential([nn.Dense(3), nn.BatchNorm()]), (4,), 3),
     "an instance": lambda: task(Modern(nnx.Rngs(0)), (4,), 3),

@@ -360,12 +360,37 @@ def test_a_scenario_returns_a_partition(change, said):
         (lambda clients: np.ones(3), r"TypeError: expected a number, got an array of the shape \(3,\)"),
         (lambda clients: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda clients: "high", "ValueError: could not convert"),
+        (lambda clients: np.complex64(1j), "TypeError: expected a number, got a complex one"),
     ],
 )
 def test_a_score_is_a_number(value, said):
     register_score("own_score", better="higher")(value)
     with pytest.raises(InputError, match=f"score 'own_score': {said}"):
         jcfl.run(tiny.federation(), **RUN, method="fedavg")
+
+
+def test_a_score_that_is_true_is_one():
+    register_score("own_score")(lambda clients: bool(clients.labels.max() < 9))
+    assert jcfl.run(tiny.federation(), **RUN, method="fedavg")["own_score"].tolist() == [[1.0, 1.0]]
+
+
+def test_an_add_on_that_fails_leaves_the_message_of_the_one_asked_for():
+    """To name the add-ons that a method takes, every one is tried."""
+    register("addon", "own")(lambda method: method.group.nothing)
+    with pytest.raises(InputError, match=r"fedavg takes (?!.*\bown\b)"):
+        jcfl.run(tiny.federation(), **RUN, method={"name": "fedavg", "addons": ["con_para"]})
+
+
+@pytest.mark.parametrize(("slots", "said"), [(0, "at least 1"), (2.0, "whole number"), (None, "whole number")])
+@pytest.mark.parametrize("when", [Once(), Every()])
+def test_slots_of_ones_own_grouping_are_a_number_of_clusters(slots, said, when):
+    class Own(Halves):
+        def slots(self, context):
+            return slots
+
+    method = replace(ONCE, group=Own(), compare=Far(), when=when)
+    with pytest.raises(InputError, match=rf"group 'halves': slots: expected a whole number, at least 1, got {slots}"):
+        jcfl.run(tiny.federation(), **RUN, method=method)
 
 
 def test_a_field_that_is_no_option_is_refused():

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 from scipy.spatial.distance import squareform
 from sklearn.decomposition import PCA
 
+import jcfl
 from jcfl import cli, results
 from jcfl.errors import InputError, Notice
 from jcfl.view import plotting
@@ -104,6 +105,18 @@ def test_unknown_scores_figures_and_options_are_refused(one, several):
         plotting.flow(one, seed=9)
     with pytest.raises(InputError, match="shows one run"):
         plotting.embedding([one, one])
+
+
+def test_one_score_may_be_given_by_its_name_alone(one, several):
+    assert [axis.get_ylabel() for axis in plotting.curves(one, "purity").axes] == ["purity"]
+    assert [axis.get_ylabel() for axis in plotting.effect(several, scores="purity").axes] == ["purity"]
+
+
+@pytest.mark.parametrize("runs", [None, 3])
+@pytest.mark.parametrize("draw", [plotting.curves, jcfl.explain, lambda runs: plotting.save(runs, "f.png")])
+def test_what_is_no_run_and_no_figure_is_refused(draw, runs):
+    with pytest.raises(InputError, match=rf"expected (histories or folders|a figure), got {runs}"):
+        draw(runs)
 
 
 def test_a_score_is_offered_by_its_title(tmp_path):

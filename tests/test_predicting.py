@@ -82,6 +82,22 @@ def test_an_example_that_is_not_finite_is_named():
         predicting.examples(federation, x)
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1e300, "expected finite numbers, got NaN or infinity in example 1"),
+        (1j, "expected finite numbers, got complex128"),
+        (np.ma.masked, "expected finite numbers, got masked values in example 1"),
+    ],
+)
+def test_what_is_not_finite_as_the_federation_has_it_is_named(value, said):
+    federation = tiny.federation()
+    x = np.ma.zeros((3, *federation.x.shape[1:]), complex if isinstance(value, complex) else float)
+    x[1, 0] = value
+    with pytest.raises(InputError, match=said):
+        predicting.examples(federation, x)
+
+
 def test_what_cannot_be_predicted_is_refused(tmp_path):
     history = jcfl.run(ROTATED, method="fedavg", out=tmp_path / "a")
     pixels = np.zeros((2, 8, 8, 1), np.uint8)
@@ -97,11 +113,13 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
         ((pixels, 6), "from 0 to 5, got 6"),
         ((pixels, [0, 1, 2]), "each of the 2 examples"),
         ((pixels, "0"), "each of the 2 examples"),
+        ((np.ma.masked_equal(pixels, 0), 0), "got masked values in example 0"),
     ):
         with pytest.raises(InputError, match=says):
             history.predict(*given)
-    with pytest.raises(InputError, match="no seed 7; there are 0"):
-        history.predict(pixels, 0, seed=7)
+    for seed in (7, np.array([0, 1])):
+        with pytest.raises(InputError, match=r"no seed .*; there are 0"):
+            history.predict(pixels, 0, seed=seed)
     with pytest.raises(InputError, match="resume=True"):
         jcfl.results.load(tmp_path / "a").predict(pixels, 0)
     again = jcfl.run(tmp_path / "a" / "config.yaml", out=tmp_path / "a", resume=True)

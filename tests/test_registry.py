@@ -66,6 +66,17 @@ def test_a_misspelled_kind_is_refused():
         registry.register("score", "q")
 
 
+@pytest.mark.parametrize("name", ["", 3, None])
+def test_a_name_is_text(name):
+    with pytest.raises(InputError, match=f"the name of a model: expected text, got {name!r}"):
+        registry.register("model", name)
+
+
+def test_what_is_registered_can_be_called():
+    with pytest.raises(InputError, match="model 'q': expected a function or a class, got 3"):
+        registry.register("model", "q")(3)
+
+
 @pytest.mark.parametrize(
     ("default", "example"),
     [(2, "k: int = 2"), (0.5, "k: float = 0.5"), ("a", "k: str = 'a'"), (None, "k: int | None = None")],

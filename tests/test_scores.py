@@ -137,6 +137,26 @@ def test_a_metric_is_known_by_its_title(text, meant):
     assert metrics.by_title(text, metrics.score_names()) == meant
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("err", {"better": "min"}, "score 'err': better: expected 'higher', 'lower' or None, got 'min'"),
+        ("err", {"unit": "m"}, "score 'err': unit: expected '', '%', 'clients', 'clusters' or 'rounds', got 'm'"),
+        ("err", {"places": "terminal"}, r"score 'err': places: expected a tuple of 'terminal', .*, got 'terminal'"),
+        ("err", {"over": ("nowhere",)}, r"score 'err': over: expected a tuple of 'present', .*, got \('nowhere',\)"),
+        ("err", {"over": 3}, "score 'err': over: expected a tuple of 'present'"),
+        ("seed", {}, "score 'seed': files have something else under this name"),
+        ("labels", {}, "score 'labels': files have something else under this name"),
+        ("", {}, "a score's name: expected text, got ''"),
+        (3, {}, "a score's name: expected text, got 3"),
+    ],
+)
+def test_a_score_that_files_or_sweeps_could_not_hold_is_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        metrics.register_score(name, **options)(lambda clients: 0.0)
+    assert name not in metrics.scores()
+
+
 def test_clients_are_scored_from_their_arrival_to_their_last_round():
     """After 3 rounds, 0 to 2, a client that arrives in round 3 comes next, and one that left in 3 was in round 2."""
     never = 2**31 - 1

@@ -107,7 +107,7 @@ def federation():
 GIVEN = {"model": {"name": "linear"}, "method": "fedavg", "rounds": 2, "evaluate_every": 2, "budget": 2**30}
 
 
-def test_a_search_chooses_on_validation_and_goes_on(tmp_path):
+def test_a_search_chooses_on_validation_and_goes_on(tmp_path, capsys):
     out, over = tmp_path / "tune", {"train.lr": None}
     found = jcfl.tune(federation(), over, trials=3, out=out, **GIVEN)
     assert found.compilations == 1
@@ -121,7 +121,8 @@ def test_a_search_chooses_on_validation_and_goes_on(tmp_path):
     assert plotting.search(found.rows(), found.by).axes[0].get_lines()[1].get_ydata()[-1] == max(scores)
     again = jcfl.tune(federation(), over, trials=3, out=out, **GIVEN)
     assert again.compilations == 0 and again.rows() == found.rows()
-    more = jcfl.tune(federation(), over, trials=5, out=out, **GIVEN)
+    more = jcfl.tune(federation(), over, trials=5, out=out, progress=True, **GIVEN)
+    assert "tune" in capsys.readouterr().err
     assert more.compilations == 1 and [row["score"] for row in more.rows()][:3] == scores
     assert json.loads((out / "tune.json").read_text())["results"] == more.rows()
     assert list(load(out).others) == [f"fedavg-{number:03d}" for number in (2, 3, 4, 5)]

@@ -240,6 +240,12 @@ def test_a_value_that_cannot_be_trained_on_is_named_with_its_client(make, change
         ({"clients": 7}, "clients' ids have the shape"),
         ({"clients": [[1]] * 30}, r"clients' ids have the shape \(30, 1\)"),
         ({"clients": [float("nan"), *range(29)]}, "example 0 has no client: its id is nan"),
+        ({"x": np.ma.masked_greater(given()["x"], 0.5)}, r"examples have masked values, such as at \(\d+, \d\)"),
+        (
+            {"y": np.ma.masked_array(given()["y"], [False] * 7 + [True] * 23)},
+            r"labels have masked values, such as at 7",
+        ),
+        ({"clients": np.ma.masked_array(CLIENTS, [True] + [False] * 29)}, "ids have masked values, such as at 0"),
         ({"groups": 3}, "1 groups for 3 clients"),
         ({"groups": [0, 1, 0.5]}, r"group 0\.5 of client 'zoe'"),
         ({"groups": [0, -2, 0]}, "group -2 of client 'bob' is out of range -1"),
@@ -254,6 +260,24 @@ def test_a_value_that_cannot_be_trained_on_is_named_with_its_client(make, change
 def test_arguments_of_other_kinds_are_refused(make, change, said):
     with pytest.raises(InputError, match=said):
         make(**given() | change)
+
+
+def test_an_array_without_masked_values_is_an_array():
+    made = from_arrays(**given() | {"x": np.ma.masked_greater(given()["x"], 2)})
+    np.testing.assert_array_equal(made.train.x.sum(), from_arrays(**given()).train.x.sum())
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (["zoe", "bob", "ann"], [2, 1, 0]),  # as `table.drop_duplicates("who").set_index("who")["group"]` has it
+        ([0, 1, 2], [0, 1, 2]),  # no ids: one group after another, in the order of the ids
+        (["zoe", "bob", "eve"], [0, 1, 2]),
+    ],
+)
+def test_groups_of_pandas_are_found_by_their_ids(index, expected):
+    made = from_clients(**given(), groups=pd.Series([0, 1, 2], index))
+    assert made.clients.tolist() == ["ann", "bob", "zoe"] and made.groups.tolist() == expected
 
 
 TEXTS = np.array(["dog", "ant", "cat"])[Y]

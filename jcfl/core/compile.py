@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from jcfl.core import clients, measuring, parts, phases, rounds, terms
+from jcfl.core import clients, measuring, parts, phases, returned, rounds, terms
 from jcfl.core.aggregates import Fair, Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
@@ -111,7 +111,7 @@ def check(method: Method, context: Context) -> None:
         InputError: the message names the answers and says why.
     """
     train, aggregate, name = method.train, method.aggregate, method.name
-    method.group.slots(context)  # refuses clusters that do not fit
+    returned.count(method.group.slots(context), f"group {method.group.name!r}: slots")
     refuse_uncovered(method, context)
     refuse_rules(method, context)
     if aggregate.exclude and method.group.alone and not method.trains_shared:

@@ -51,6 +51,17 @@ def array(found: Any, shape: Sequence[Any], kinds: Sequence[Any], what: str) -> 
     return jnp.asarray(found)
 
 
+def count(found: Any, what: str) -> int:
+    """A number of things that a piece returned.
+
+    Raises:
+        InputError: it is no whole number, or less than one.
+    """
+    if not isinstance(found, int | np.integer) or isinstance(found, bool) or found < 1:
+        raise InputError(f"{what}: expected a whole number, at least 1, got {shown(found)}")
+    return int(found)
+
+
 def piece(found: Any, of: type[Kind], what: str) -> Kind:
     """The piece that a registered function returned.
 

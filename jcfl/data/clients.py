@@ -47,7 +47,7 @@ def from_clients(
         y_test: [n'] their labels.
         clients_test: [n'] their clients.
         test_fraction: this part.
-        groups: the true group of every client, by its name or in the clients' order.
+        groups: the true group of every client: a mapping or a pandas Series by its name, or in the clients' order.
         classes: the number of classes; by default the largest label plus one.
         name: the name of the federation.
         min_examples: the smallest number of (training, test) examples of a client.
@@ -82,7 +82,7 @@ def from_clients(
         clients,
         (x_test, y_test, clients_test) if all(given) else test_fraction,
         classes=classes,
-        groups=_in_order(names, groups) if isinstance(groups, Mapping) else groups,
+        groups=_in_order(names, groups),
         seed=options.get("seed", 0),
         name=name,
         where=name,
@@ -120,7 +120,16 @@ def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) 
     return made.replace(x=x, y=labels, mean=made.mean[:1], std=made.std[:1], **splits)
 
 
-def _in_order(names: list[Any], groups: Mapping[Any, int]) -> list[int]:
+def _in_order(names: list[Any], groups: Any) -> Any:
+    """The groups in the clients' order, where they are given by name; else as they are.
+
+    A pandas Series has them by name if its index has every client.
+    """
+    if callable(getattr(groups, "to_dict", None)) and getattr(groups, "ndim", 0) == 1:
+        by_name = groups.to_dict()
+        groups = by_name if by_name.keys() >= {*names} else groups
+    if not isinstance(groups, Mapping):
+        return groups
     missing = [name for name in names if name not in groups]
     if missing:
         raise InputError(f"groups: no group for {len(missing)} of {len(names)} clients, such as {missing[0]!r}")

@@ -266,8 +266,12 @@ def array(values: Any, what: str, where: str | Path) -> np.ndarray:
     """What was given as an array.
 
     Raises:
-        InputError: lists of different lengths, or anything else that is no array.
+        InputError: lists of different lengths, or anything else that is no array; a value that is masked.
     """
+    if np.ma.is_masked(values):
+        place = ", ".join(map(str, np.argwhere(np.ma.getmaskarray(values))[0]))
+        place = place if np.ndim(values) == 1 else f"({place})"
+        raise InputError(f"{where}: {what} have masked values, such as at {place}; fill them in, or leave them out")
     try:
         return np.asarray(values)
     except Exception as error:  # what was given may be of any class, which converts itself

@@ -95,6 +95,8 @@ def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:
 def number(name: str, function: Function, clients: Evaluation) -> Any:
     """What a score's function returns for some clients: an integer, or a float in single precision; NaN for None.
 
+    True is one, and False is zero.
+
     Raises:
         Unmeasured: it raises an error, or returns no single number.
     """
@@ -102,7 +104,10 @@ def number(name: str, function: Function, clients: Evaluation) -> Any:
         value = function(clients)
         if np.ndim(value):
             raise TypeError(f"expected a number, got an array of the shape {np.shape(value)}")
-        return value if isinstance(value, int | np.integer) else np.float32(value)
+        if isinstance(value, complex | np.complexfloating):
+            raise TypeError("expected a number, got a complex one")
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        return value if whole else np.float32(value)
     except Exception as error:  # another author's function may raise anything
         raise Unmeasured(f"score {name!r}: {type(error).__name__}: {error}") from error
 

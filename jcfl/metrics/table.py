@@ -7,9 +7,12 @@ in all of them.
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from jcfl.metrics.evaluation import Evaluation
+
+Better = Literal["higher", "lower"]
+"""Which values of a score are better."""
 
 Place = Literal["terminal", "report", "report, held out", "curves", "clusters", "effect", "quality"]
 """Where scores are shown: in the terminal's last table, in a report's table (of the clients that train, and of those
@@ -36,6 +39,9 @@ Unit = Literal["", "%", "clients", "clusters", "rounds"]
 OVER: tuple[Over, ...] = ("present", "held out", "validation")
 """What a score is taken over unless it says otherwise."""
 
+TAKEN = ("seed", "round", "labels", "counts", "losses", "accuracy_clients", "clusterability_clusters")
+"""The names under which an evaluation's line and arrays have something else than a score."""
+
 Function = Callable[[Evaluation], float]
 
 _TABLE: dict[str, "Score"] = {}
@@ -59,7 +65,7 @@ class Score:
     title: str = ""  #: in full, as on the axis of a plot
     short: str = ""  #: as the head of a column
     unit: Unit = ""  #: "%": a share, shown times 100; "clients", "clusters", "rounds": a whole number of them
-    better: Literal["higher", "lower"] | None = None  #: None: neither
+    better: Better | None = None  #: None: neither
     over: tuple[Over, ...] = OVER
     places: tuple[Place, ...] = ()
     function: Function | None = None
@@ -97,7 +103,7 @@ def register_score(
     title: str = "",
     short: str = "",
     unit: Unit = "",
-    better: Literal["higher", "lower"] | None = None,
+    better: Better | None = None,
     over: tuple[Over, ...] = OVER,
     places: tuple[Place, ...] = EVERYWHERE,
 ) -> Callable[[Function], Function]:
@@ -122,13 +128,38 @@ def register_score(
         over: the clients it is taken over; over those held out its key begins with `held_out_`, on validation examples
             with `validation_`.
         places: the tables and plots that show it.
+
+    Raises:
+        ValueError: the name is no text, or stands for something else in files; another argument has no such value.
     """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a score's name: expected text, got {name!r}")
+    if name in TAKEN or name.startswith("model_"):
+        raise ValueError(f"score {name!r}: files have something else under this name; choose another one")
+    refuse_others(name, "unit", (unit,), get_args(Unit), unit)
+    refuse_others(name, "better", (better,), (*get_args(Better), None), better)
+    for what, values, known in (("over", over, get_args(Over)), ("places", places, get_args(Place))):
+        listed = values if isinstance(values, tuple | list) else (values, "")
+        refuse_others(name, what, listed, known, values, "a tuple of ")
 
     def put(function: Function) -> Function:
         add(Score(name, title, short, unit, better, over, places, function, first_line(function)))
         return function
 
     return put
+
+
+def refuse_others(
+    name: str, what: str, values: Iterable[Any], known: tuple[Any, ...], given: Any, of: str = ""
+) -> None:
+    """Refuse an argument of `register_score` if some of its values are not known.
+
+    Raises:
+        ValueError: the line names the values that are.
+    """
+    if any(value not in known for value in values):
+        *rest, last = map(repr, known)
+        raise ValueError(f"score {name!r}: {what}: expected {of}{', '.join(rest)} or {last}, got {given!r}")
 
 
 def add(one: Score) -> None:

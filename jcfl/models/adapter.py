@@ -131,6 +131,8 @@ def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, 
         raise InputError("it has no parameters")
     if min(sizes) == 0:
         raise InputError("the examples are too small: a layer is left without inputs")
+    for path, leaf in jax.tree.leaves_with_path(model["params"]):
+        refuse_other_than_floats(f"parameter {jax.tree_util.keystr(path, simple=True, separator='.')}", leaf)
     x, key, mask = example(shape)
     calls: Calls = []
     on_call = lambda entry, layer, x: calls.append((entry, is_dense(layer)))
@@ -138,10 +140,21 @@ def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, 
     if getattr(logits, "shape", None) != (x.shape[0], classes):
         got = f"shape {logits.shape[1:]} an example" if hasattr(logits, "shape") else type(logits).__name__
         raise InputError(f"expected logits of {classes} classes an example, got {got}")
+    refuse_other_than_floats("logits", logits)
     _, after = jax.eval_shape(runner.run, model, x, key, mask)
     if shapes(after) != shapes(model):
         raise InputError("a step of training changes the structure of its variables")
     return model, calls
+
+
+def refuse_other_than_floats(what: str, found: Any) -> None:
+    """Refuse logits or a parameter that gradients cannot be taken of.
+
+    Raises:
+        InputError: the line has its type.
+    """
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        raise InputError(f"{what}: expected float32 or another float, got {found.dtype}")
 
 
 def example(shape: tuple[int, ...]) -> tuple[Any, Any, Any]:

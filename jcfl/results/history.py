@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,13 @@ class Record:
         return json.dumps(writable({"seed": self.seed, "round": self.round, **self.scores})) + "\n"
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class History:
     """All evaluations of a run, in NumPy.
 
     `history["accuracy_micro"]` has this metric of every seed at every evaluated round, `[seeds, e]`; it is NaN for
-    rounds that a seed has not reached. `list(history.scores)` are the names of all metrics.
+    rounds that a seed has not reached. `list(history)` are the names of all metrics. Two histories are equal if they
+    are the same object.
     """
 
     name: str  #: the name of the method or of a sweep's point; of a run that was loaded, the name of its folder
@@ -110,6 +111,14 @@ class History:
             raise KeyError(f"no score {score!r}{hint} are {', '.join(self.scores)}")
         return self.scores[score]
 
+    def __contains__(self, score: object) -> bool:
+        """Whether there is a metric of this name."""
+        return score in self.scores
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all metrics."""
+        return iter(self.scores)
+
     def predict(self, x: Any, clients: Any, *, seed: int | None = None) -> np.ndarray:
         """The classes that clients predict for examples of theirs, as they predict for their test examples at the end.
 
@@ -148,7 +157,7 @@ class History:
                 f"{self.name}: this history has no models; `jcfl.run('DIR/config.yaml', out='DIR', resume=True)` of a "
                 "complete run trains nothing and has them"
             )
-        if seed is not None and seed not in self.seeds:
+        if seed is not None and not (np.ndim(seed) == 0 and seed in self.seeds):
             raise InputError(f"{self.name}: no seed {seed!r}; there are {', '.join(map(str, self.seeds))}")
         return self.predictor(self.state, 0 if seed is None else self.seeds.index(seed), x, clients)
 
@@ -239,7 +248,7 @@ def history(
                 if record and key in record.arrays:
                     arrays[key][i, j] = record.arrays[key]
     each = arrays["labels"], arrays["accuracy_clients"], groups, arrays["clusterability_clusters"]
-    return History(name, seeds, np.array(kept, int), scores, *each, models, clients=np.asarray(clients))
+    return History(name, seeds, np.array(kept, int), scores, *each, models, clients=np.array(clients))
 
 
 def deviation(values: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ def refuse_taken(folder: Path) -> None:
     """Refuse a folder that cannot become a run's."""
     with writing(folder):
         if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file; --out expects a folder")
+            raise InputError(f"{folder} is a file; expected a folder")
         if any((folder / name).exists() for name in NAMES):
-            go_on = f"go on with it by --resume {as_argument(folder)}"
+            go_on = f"go on with it by --resume {as_argument(folder)} (in Python by resume=True)"
             raise InputError(f"{folder} already holds a run; {go_on}, or choose another folder")

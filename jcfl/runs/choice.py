@@ -200,6 +200,6 @@ def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
     least = 3 if criterion == "distance" else 1
     if len(ks) < least or ks[0] < 1 or ks[-1] > clients:
         raise InputError(
-            f"ks (--k): expected at least {least} different numbers from 1 to {clients}, the clients sampled, got {ks}"
+            f"ks: expected at least {least} different numbers from 1 to {clients}, the clients sampled, got {ks}"
         )
     return ks

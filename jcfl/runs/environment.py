@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jcfl import registry
+from jcfl.errors import InputError
 from jcfl.version import __version__
 
 PACKAGES = ("jcfl", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -46,6 +47,30 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return __version__
+
+
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "jax_disable_jit": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
+    "jax_numpy_rank_promotion": ("allow", "warn"),
+}
+"""Settings of JAX with the values by which rounds can be compiled and run."""
+
+HINTS = {"jax_disable_jit": "; a piece prints with jax.debug.print, also where it is compiled"}
+"""What a user may have wanted of another value."""
+
+
+def refuse_settings() -> None:
+    """Refuse settings of JAX with which no run can be trained.
+
+    Raises:
+        InputError: the line names the setting.
+    """
+    for name, values in NEEDED.items():
+        value = getattr(jax.config, name, values[0])
+        if value not in values:
+            value = getattr(value, "value", value)  # of an enumeration
+            raise InputError(f"{name} is {value!r}, and jcfl needs {values[0]!r}{HINTS.get(name, '')}")
 
 
 def use_cache() -> None:

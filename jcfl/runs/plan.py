@@ -23,7 +23,7 @@ from jcfl.runs import accounting, automatic, devices, hosts, schedules
 from jcfl.runs.answers import refuse_replaced, with_answers, without
 from jcfl.runs.config import Config, checked, unchecked
 from jcfl.runs.devices import bytes_of
-from jcfl.runs.environment import made_by
+from jcfl.runs.environment import made_by, refuse_settings
 from jcfl.runs.faults import attacked, faults_of, without_effect
 from jcfl.runs.needs import Needs, StateBytes, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import (
@@ -116,6 +116,7 @@ def with_decisions(config: Config, objects: Objects, lanes: int | None) -> Plan:
 
 def settled(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
     """The plan of a configuration that leaves nothing open; see `planned`."""
+    refuse_settings()
     if hosts.several():
         hosts.agree(common(config))
     before = max((one.devices or 1 for one in (config.tuned or {}).values()), default=1)
@@ -326,7 +327,7 @@ def takes(method: Value, extras: Sequence[Mapping[str, Any]], context: Context) 
     """Whether a method with these add-ons compiles."""
     try:
         compile(addons.extended(method, extras), context)
-    except (InputError, TypeError):  # an add-on of a user's may have an option that is required
+    except Exception:  # an add-on of a user's may have an option that is required, or raise anything
         return False
     return True
 

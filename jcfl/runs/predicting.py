@@ -109,6 +109,7 @@ def examples(federation: Federation, x: Any) -> np.ndarray:
     """New examples, if they are like the federation's own. [n, ...]"""
     own, form = federation.x, ", ".join(map(str, federation.x.shape[1:]))
     try:
+        mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(1, bool)
         x = np.asarray(x)
     except ValueError:
         raise InputError(f"predict: expected examples of shape [n, {form}], got examples of several shapes") from None
@@ -121,15 +122,31 @@ def examples(federation: Federation, x: Any) -> np.ndarray:
     if x.ndim != own.ndim or x.shape[1:] != own.shape[1:]:
         got = [*x.shape] if x.ndim else shown(x.item())
         raise InputError(f"predict: expected examples of shape [n, {form}], got {got}")
+    refuse(mask, "masked values")
     are_pixels = np.issubdtype(own.dtype, np.integer)
     if are_pixels and not (np.issubdtype(x.dtype, np.integer) and x.min() >= 0 and x.max() <= 255):
         raise InputError(f"predict: the federation's examples are pixels from 0 to 255 (uint8), got {x.dtype}")
-    if not are_pixels and not np.issubdtype(x.dtype, np.number):
+    if not are_pixels and not (np.issubdtype(x.dtype, np.floating) or np.issubdtype(x.dtype, np.integer)):
         raise InputError(f"predict: expected finite numbers, got {x.dtype}")
-    if not are_pixels and not np.isfinite(x).all():
-        worst = int(np.argmin(np.isfinite(x).reshape(len(x), -1).all(1)))
-        raise InputError(f"predict: expected finite numbers, got NaN or infinity in example {worst}")
-    return x.astype(own.dtype)
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        x = x.astype(own.dtype)
+    refuse(~np.isfinite(x), "NaN or infinity")
+    return x
+
+
+def refuse(wrong: np.ndarray, what: str) -> None:
+    """Refuse new examples with a wrong value.
+
+    Args:
+        wrong: which values are. [n, ...] bool
+        what: what they are, for the error.
+
+    Raises:
+        InputError: the line names the first such example.
+    """
+    if wrong.any():
+        worst = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
+        raise InputError(f"predict: expected finite numbers, got {what} in example {worst}")
 
 
 def owners(federation: Federation, clients: Any, n: int) -> np.ndarray:

@@ -77,7 +77,7 @@ class Ids:
         return hash(Ids)
 
 
-class Federation(struct.PyTreeNode):
+class Federation(struct.PyTreeNode, eq=False):
     """A pool of examples, and the examples of each client.
 
     The leaves are NumPy arrays while a federation is built and JAX arrays once it is placed on a device. The examples

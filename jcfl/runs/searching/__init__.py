@@ -18,7 +18,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, claimed
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
-from jcfl.runs import loop, sweeping
+from jcfl.runs import bars, loop, sweeping
 from jcfl.runs.config import FILLED_IN, Config
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
@@ -157,6 +157,7 @@ def tune(
     workers: int | str | None = None,
     allow_versions: bool = False,
     on_progress: OnProgress | None = None,
+    progress: bool | None = None,
     **given: Any,
 ) -> Tuning:
     """Search the options of a method, and of those compared with it, with the same number of trials for each.
@@ -179,6 +180,7 @@ def tune(
         workers: the number of processes that train trials at a time, as for `jcfl.sweep`; needs `out`.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called with a `Progress` about once a second; it has no scores.
+        progress: whether a bar is shown, as for `jcfl.run`.
         **given: the configuration's keys, as for `jcfl.run`: method, compare, train, rounds, seeds, …
 
     Returns:
@@ -197,8 +199,11 @@ def tune(
     if halving > 1 and out is None:
         raise InputError("halving needs out=…: a folder for the checkpoints from which trials go on")
     folder = destination(out) if out is not None else None
-    with claimed(folder, new=False) if folder is not None else nullcontext():
-        return carried_out(search, folder, allow_versions, on_progress)
+    with (
+        claimed(folder, new=False) if folder is not None else nullcontext(),
+        bars.shown(progress, on_progress, ["tune"]) as watch,
+    ):
+        return carried_out(search, folder, allow_versions, watch)
 
 
 def searched(

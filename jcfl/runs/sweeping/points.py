@@ -132,7 +132,7 @@ def all_values(grid: Mapping[str, Sequence[Any]], entries: Sequence[Any]) -> lis
             raise InputError(f"a sweep goes over keys such as method.tau, got {shown(key)}")
     refuse_endless([grid, *entries], "the values of the sweep")
     if not grid and not entries:
-        raise InputError("nothing to sweep over; give a key and its values, such as --over method.lam=0,0.05,0.5")
+        raise InputError("nothing to sweep over; give a key and its values, such as method.lam=0,0.05,0.5")
     count = math.prod(map(len, grid.values())) * max(len(entries), 1)
     refuse_beyond_memory(f"a sweep of {count} points", count * POINT, "give fewer values")
     crossed = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

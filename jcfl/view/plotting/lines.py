@@ -32,7 +32,7 @@ SEEDS = ("scenario.seed",)
 
 
 @figure(single=False)
-def curves(runs: Sequence[History], scores: Sequence[str] | None = None, columns: int | None = None) -> Figure:
+def curves(runs: Sequence[History], scores: Sequence[str] | str | None = None, columns: int | None = None) -> Figure:
     """Scores against rounds: the mean over seeds, and a band of one sample standard deviation around it.
 
     Args:
@@ -40,7 +40,7 @@ def curves(runs: Sequence[History], scores: Sequence[str] | None = None, columns
         scores: the scores, one panel each; by default those that the table of scores names for this figure.
         columns: panels in a row.
     """
-    return against_rounds(runs, scores or shown_scores(runs, "curves"), columns)
+    return against_rounds(runs, listed(scores) or shown_scores(runs, "curves"), columns)
 
 
 @figure(single=False)
@@ -84,7 +84,10 @@ def quality(runs: Sequence[History], columns: int | None = None) -> Figure:
 
 @figure(single=False)
 def effect(
-    runs: Sequence[History], key: str | None = None, scores: Sequence[str] | None = None, columns: int | None = None
+    runs: Sequence[History],
+    key: str | None = None,
+    scores: Sequence[str] | str | None = None,
+    columns: int | None = None,
 ) -> Figure:
     """Last scores against an option that differs between runs, with one line for each value of a second one.
 
@@ -105,7 +108,9 @@ def effect(
     if key not in varied:
         raise unknown("option that differs between the runs:", key, varied)
     hues = apart_from(key, [options(results.settings(run)) for run in runs])
-    scores = [name for name in scores or shown_scores(runs, "effect") if any(has_score(run, name) for run in runs)]
+    scores = [
+        name for name in listed(scores) or shown_scores(runs, "effect") if any(has_score(run, name) for run in runs)
+    ]
     shown, axes = panels(len(scores), columns, 2.2)
     for score, axis in zip(scores, axes, strict=True):
         for index, name in enumerate(dict.fromkeys(hues)):
@@ -160,6 +165,11 @@ def privacy(
         decades(axis)
     legend_above(shown, axes)
     return shown
+
+
+def listed(scores: Sequence[str] | str | None) -> Sequence[str]:
+    """The scores asked for, where one may be given by its name alone."""
+    return [scores] if isinstance(scores, str) else scores or ()
 
 
 def against_rounds(

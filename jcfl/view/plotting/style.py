@@ -20,6 +20,7 @@ from pydantic import Field
 
 from jcfl import results
 from jcfl.errors import InputError, Notice, unknown
+from jcfl.errors import shown as told
 from jcfl.results import History
 
 Number = Annotated[int, Field(ge=1)]
@@ -136,7 +137,9 @@ def figure(single: bool) -> Callable[[Callable[..., Figure]], Callable[..., Figu
 
 def histories(runs: Any) -> list[History]:
     """Histories from one or several histories or folders. The runs that were compared with a run follow it."""
-    given = [runs] if isinstance(runs, History | str | Path) else list(runs)
+    given = [runs] if isinstance(runs, History | str | Path) else runs
+    if not isinstance(given, Iterable):
+        raise InputError(f"expected histories or folders, got {told(runs)}")
     whole = [item if isinstance(item, History) else results.load(item) for item in given]
     found = {id(one): one for item in whole for one in (item, *item.others.values())}
     if not found:
@@ -287,7 +290,12 @@ def save(
         formats: any of png, pdf, svg; by default the ending of `path`, or png and pdf if it has none of these.
         width: inches of the figure, such as those of a paper's column; its shape stays.
         font_size: points of most of its text; smaller and larger text is scaled alike.
+
+    Raises:
+        InputError: it is no figure, or there is no such format.
     """
+    if not isinstance(shown, Figure):
+        raise InputError(f"expected a figure, got {told(shown)}")
     if width is not None:
         shown.set_size_inches(shown.get_size_inches() * width / shown.get_size_inches()[0])
     if font_size is not None:
