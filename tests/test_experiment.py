@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import flax.linen as nn
@@ -206,6 +207,30 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, monkeypatch, seeds_in_one, 
         resumed = walked(**given, out=out, resume=True)
         same_files(tmp_path / "whole", out)
         assert resumed.rounds.tolist() == [0, 5, 10, 12]
+
+
+def test_what_all_seeds_wrote_is_not_written_again_by_each(tmp_path, monkeypatch):
+    """With seeds one after another; clusters.npz takes long here, as with thousands of clients."""
+    written = {"rewrite": 0, "clusters": 0}
+
+    def counted(name, seconds):
+        write = getattr(results.Folder, name)
+
+        def slowly(self, given):
+            written[name] += 1
+            time.sleep(seconds)
+            write(self, given)
+
+        monkeypatch.setattr(results.Folder, name, slowly)
+
+    counted("rewrite", 0)
+    counted("clusters", 0.2)
+    walked(seeds=6, seeds_in_one=False, out=tmp_path / "run")
+    assert written["rewrite"] == 1 and written["clusters"] <= 3
+    monkeypatch.undo()
+    walked(seeds=6, out=tmp_path / "together")
+    one, other = (results.load(tmp_path / name) for name in ("run", "together"))
+    np.testing.assert_array_equal(one.labels, other.labels)
 
 
 def test_a_finished_run_can_be_prolonged(tmp_path):

@@ -1,12 +1,19 @@
 """Clusters explained, by made-up runs whose stability, labels, pixels and moves are known."""
 
+import itertools
+import tracemalloc
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jcfl
-from jcfl import results
+from jcfl import metrics, results
 from jcfl.errors import InputError
 from jcfl.view import plotting
+from jcfl.view.plotting import explaining
 from jcfl.view.plotting.explaining import association, changed, effect
 from jcfl.view.report import apart, page
 from tests import folders
@@ -40,6 +47,47 @@ def test_a_new_number_is_no_change():
     assert not changed(before, np.array([1, 1, 1, 5, 5, 5, 0])).any()
     assert changed(before, np.array([1, 1, 5, 5, 5, 5, 5])).tolist() == [False, False, True, *[False] * 4]
     assert changed(before, np.array([2] * 7)).sum() == 3
+
+
+@given(st.lists(st.tuples(st.integers(-1, 5), st.integers(-1, 5)), min_size=1, max_size=12))
+def test_no_numbering_makes_fewer_clients_change(pairs):
+    before, after = np.array(pairs).T
+    found = changed(before, after)
+    both = (before >= 0) & (after >= 0)
+    assert not found[~both].any()
+    least = min(
+        (both & (np.array([*numbering, -1])[after] != before)).sum() for numbering in itertools.permutations(range(6))
+    )
+    assert found.sum() == least
+
+
+def test_numbers_of_clusters_take_no_memory():
+    labels = np.arange(100) * 10_000
+    tracemalloc.start()
+    try:
+        assert changed(labels, np.roll(labels, 1)).tolist() == [False] * 100
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_agreement_of_seeds_is_measured_where_labels_change(monkeypatch):
+    """A hundred evaluations of forty seeds, whose clusters change once."""
+    labels = np.zeros((40, 100, 6), int)
+    labels[:, 50:, ::2] = 1
+    labels[7, :, 0] = 1
+    run, counted, ari = SimpleNamespace(labels=labels, seeds=[*range(40)], rounds=[*range(100)]), [], metrics.ari
+    monkeypatch.setattr(metrics, "ari", lambda *pair: counted.append(pair) or ari(*pair))
+    found = explaining.stability(run)
+    assert len(counted) <= 2 * explaining.MOST_PAIRS + 3 * 40
+    assert found.seeds[0] == pytest.approx(found.seeds[49]) and 0.9 < found.seeds[0] < 1
+    np.testing.assert_allclose(found.before[:, 1:].mean(0), [1.0] * 49 + [found.before[:, 50].mean()] + [1.0] * 49)
+
+
+def test_clients_that_train_alone_have_no_clusters_to_explain(tmp_path):
+    alone = np.tile(np.arange(folders.CLIENTS), (len(folders.ROUNDS), 1))
+    one = results.load(folders.run(tmp_path / "alone", labels=alone))
+    assert apart.tables([one], ["alone"]) == []
 
 
 def test_clusters_are_told_apart_by_their_labels_and_pixels(path):

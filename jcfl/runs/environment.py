@@ -1,5 +1,6 @@
 """What a run depends on besides its configuration: package versions, the device, the cache of compiled programs."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -41,6 +42,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES} | {name: number for name, _, number in plugins}
 
 
+@functools.cache  # reading an installed package's description takes a millisecond, and a sweep asks at every point
 def version(package: str) -> str:
     """The version of an installed package; jcfl's own version where jcfl runs without being installed."""
     try:

@@ -73,7 +73,7 @@ class LoopSettings:
     on_records: Callable[[list[Record]], None] = lambda records: None
     on_block: Callable[[int], None] = lambda round: None
     on_failed: Callable[[dict[int, TrainingError]], None] = lambda failed: stop_at(failed)  # by lane
-    before_saving: Callable[[], None] = lambda: None
+    before_saving: Callable[[bool], None] = lambda at_end: None  # gets whether training has come to its end
     checkpoints: Store | None = None
     checkpoint_every: float | Literal["never"] = 60.0  # seconds
     stop: threading.Event = field(default_factory=threading.Event)
@@ -128,7 +128,7 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
             settings.on_block(round)
             if round < settings.rounds and over_hosts(watch.due()):
                 watch.save(round, state)
-        watch.save(round, state)
+        watch.save(round, state, at_end=True)
     finally:
         settings.clock.wall += watch.seconds()
     return state
@@ -151,10 +151,10 @@ class Stopwatch:
         every = self.settings.checkpoint_every
         return every != "never" and time.perf_counter() - self.saved > max(every, 20 * self.cost)
 
-    def save(self, round: int, state: Running) -> None:
+    def save(self, round: int, state: Running, at_end: bool = False) -> None:
         """Write the state, after the evaluations that belong to it."""
         start = time.perf_counter()
-        self.settings.before_saving()
+        self.settings.before_saving(at_end)
         if self.settings.checkpoints is None or self.settings.checkpoint_every == "never":
             return
         self.settings.checkpoints.save(round, self.joined(state), self.seconds())

@@ -86,9 +86,9 @@ def train_batch(
         for index, run in enumerate(runs):
             run.take(records[index * n : (index + 1) * n])
 
-    def save() -> None:
+    def save(at_end: bool) -> None:
         for run in runs:
-            run.save()
+            run.save(at_end)
 
     def fail(failed: dict[int, TrainingError]) -> None:
         for lane, error in failed.items():

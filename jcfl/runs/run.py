@@ -2,8 +2,10 @@
 
 import functools
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -25,6 +27,9 @@ from jcfl.runs.plan import Plan
 from jcfl.runs.provenance import provenance, refuse_other
 from jcfl.runs.trackers import Tracking
 from jcfl.types import Algorithm
+
+SELDOM = 20
+"""How many times as long as clusters.npz took to write it is not written again at the end of seeds."""
 
 Clients = Callable[[], Mapping[str, np.ndarray]]
 """What makes the arrays of federation.npz."""
@@ -58,6 +63,8 @@ class Run:
         self.state: Any = None
         self.epsilon = functools.cache(self.epsilon)  # of a round, whatever the seed
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
+        self.is_written = False  # whether metrics.jsonl has `records` and nothing else
+        self.next_save = 0.0  # seconds of the clock after which clusters.npz is written again at the end of seeds
 
     def batches(self) -> list[list[int]]:
         """The seeds that are trained together."""
@@ -119,7 +126,8 @@ class Run:
             if left:
                 told = f"{self.folder.path}: evaluations after rounds {left} are left out, as in a run of"
                 warnings.warn(f"{told} {self.plan.config.rounds} rounds from the start", Notice, stacklevel=2)
-            self.records = [record for record in self.records if record.round in self.due]
+            due = set(self.due)
+            self.records = [record for record in self.records if record.round in due]
         self.tracking.begin(self.plan.config)
 
     def replan(self, plan: Plan) -> None:
@@ -133,9 +141,10 @@ class Run:
 
     def rewind(self, seeds: Sequence[int], round: int) -> None:
         """Forget what these seeds measured after the round they go on from."""
-        self.records = [record for record in self.records if record.seed not in seeds or record.round <= round]
-        if self.folder is not None:
-            self.folder.rewrite(self.records)
+        kept = [record for record in self.records if record.seed not in seeds or record.round <= round]
+        if self.folder is not None and (len(kept) < len(self.records) or not self.is_written):
+            self.folder.rewrite(kept)  # for the first time: the file may have lines that came after a checkpoint
+        self.records, self.is_written = kept, True
 
     def take(self, records: Sequence[Record]) -> None:
         """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
@@ -168,10 +177,19 @@ class Run:
         if record.models and self.folder is not None:
             self.folder.models(record)
 
-    def save(self) -> None:
-        """Write what goes before a checkpoint."""
-        if self.folder is not None:
-            self.folder.clusters(self.history_so_far())
+    def save(self, at_end: bool = False) -> None:
+        """Write what goes before a checkpoint.
+
+        Args:
+            at_end: whether some seeds have come to their end. That is seldom written, because it takes as long as all
+                seeds together need, and the checkpoint has these seeds' labels.
+        """
+        start = time.perf_counter()
+        if self.folder is None or (at_end and start < self.next_save):
+            return
+        self.folder.clusters(self.history_so_far())
+        now = time.perf_counter()
+        self.next_save = now + SELDOM * (now - start)
 
     def history_so_far(self) -> History:
         """The history until now."""
@@ -206,9 +224,9 @@ class Run:
     def order(self) -> None:
         """Bring metrics.jsonl into the order of a run that was never stopped: seeds that train together by rounds."""
         batch = {seed: index for index, seeds in enumerate(self.batches()) for seed in seeds}
-        places = [(batch[record.seed], record.round, record.seed) for record in self.records]
-        if places != sorted(places) and self.folder is not None:
-            self.records = [self.records[places.index(place)] for place in sorted(places)]
+        place = lambda record: (batch[record.seed], record.round, record.seed)
+        if self.folder is not None and any(place(one) > place(other) for one, other in pairwise(self.records)):
+            self.records.sort(key=place)
             self.folder.rewrite(self.records)
 
     def clusters(self) -> float:

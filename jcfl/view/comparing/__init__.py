@@ -97,7 +97,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     competes = np.array([may_be_best(name, one.alone) for one in block.entries])
     worth = np.where(competes, sign(name) * means, -np.inf)
     best = list(last)[int(np.argmax(worth))]
-    behind, apart = differences(block, name, best), differences(block, name, baseline)
+    behind, apart = tests(block, name, best), differences(block, name, baseline)
     spent = np.array([one.bytes[:, -1].mean() for one in block.entries])
     pareto = statistics.front(spent, worth) & competes
     held = clients(block)
@@ -155,9 +155,17 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def is_best(difference: dict[str, Any] | None) -> bool:
-    """Whether a method does not differ significantly from the best one; that has no difference from itself."""
-    return difference is None or difference["p_holm"] >= statistics.LEVEL
+def is_best(behind: tuple[statistics.Outcome | None, float] | None) -> bool:
+    """Whether a method does not differ significantly from the best one; that is not tested against itself."""
+    return behind is None or bool(behind[1] >= statistics.LEVEL)
+
+
+def tests(block: Block, name: str, baseline: str) -> dict[str, tuple[statistics.Outcome | None, float]]:
+    """The tests of all other methods against one over seeds, by method, each with p corrected for their number."""
+    last = {one.method: one.scores[name][:, -1] for one in block.entries}
+    base = last.pop(baseline)
+    outcomes, corrected = statistics.paired_tests([statistics.gap(own, base) for own in last.values()])
+    return {method: (one, p) for method, one, p in zip(last, outcomes, corrected, strict=True)}
 
 
 def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, Any]]:
@@ -171,9 +179,7 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
     entries = {one.method: one for one in block.entries}
     held, base = clients(block), entries.pop(baseline)
     gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
-    tests, corrected = statistics.paired_tests(
-        [statistics.gap(one.scores[name][:, -1], base.scores[name][:, -1]) for one in entries.values()]
-    )
+    outcomes = tests(block, name, baseline)
     weights = WEIGHTS[name](of_clients(block, base.examples)) if name in WEIGHTS else None
     return {
         method: {
@@ -186,7 +192,8 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
             "p": one and one.p,
             "p_holm": one and float(p),
         }
-        for (method, gap), one, p in zip(gaps.items(), tests, corrected, strict=True)
+        for method, gap in gaps.items()
+        for one, p in [outcomes[method]]
     }
 
 

@@ -16,7 +16,9 @@ from jcfl.view.plotting.style import histories, matched, ranked
 class Stability(NamedTuple):
     """The stability of clusters. A value that is not defined is NaN."""
 
-    seeds: np.ndarray  #: [e] the adjusted Rand index (ARI) between the clusters of two seeds, mean over pairs of seeds
+    #: [e] the adjusted Rand index (ARI) between the clusters of two seeds, mean over all pairs of seeds, or over 100
+    #: pairs drawn at random if there are more
+    seeds: np.ndarray
     before: np.ndarray  #: [seeds, e] the ARI between an evaluation and the one before it; NaN at the first
     #: [seeds, e] the share of clients, in [0, 1], that changed their cluster since the evaluation before; NaN at the
     #: first one
@@ -91,16 +93,31 @@ def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
     return Explanation(stability(found), clusters, moves(labels, found, facts), share(counts))
 
 
+MOST_PAIRS = 100
+"""The most pairs of seeds whose clusters are compared; of more pairs so many are drawn."""
+
+
 def stability(run: History) -> Stability:
     """The stability of a run's clusters, over seeds and over rounds."""
-    pairs = list(itertools.combinations(run.labels, 2))
-    between = [[metrics.ari(one, other) for one, other in zip(*pair, strict=True)] for pair in pairs]
-    before = [[metrics.ari(*pair) for pair in itertools.pairwise(own)] for own in run.labels]
+    pairs = list(itertools.combinations(range(len(run.seeds)), 2))
+    if len(pairs) > MOST_PAIRS:
+        pairs = np.random.default_rng(0).permutation(pairs)[:MOST_PAIRS].tolist()
+    between = [agreement(run.labels[one], run.labels[other]) for one, other in pairs]
+    before = [agreement(own[:-1], own[1:]) for own in run.labels]
     churn = [[changed_share(*pair) for pair in itertools.pairwise(own)] for own in run.labels]
     seeds = np.array(between).mean(0) if pairs else np.full(len(run.rounds), np.nan)
     first = np.full((len(run.seeds), 1), np.nan)
     later = (len(run.seeds), len(run.rounds) - 1)
     return Stability(seeds, *(np.hstack([first, np.reshape(values, later)]) for values in (before, churn)))
+
+
+def agreement(one: np.ndarray, other: np.ndarray) -> list[float]:
+    """The ARI of two rows of labels at each evaluation, measured anew only where a label has changed. [e, m] each."""
+    found: list[float] = []
+    for turn, pair in enumerate(zip(one, other, strict=True)):
+        same = turn > 0 and np.array_equal(pair, (one[turn - 1], other[turn - 1]))
+        found.append(found[-1] if same else metrics.ari(*pair))
+    return found
 
 
 def changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -346,10 +346,9 @@ def ranked(labels: np.ndarray) -> np.ndarray:
     >>> ranked(np.array([[7, 7, 3, 9], [3, 7, 3, -1]])).tolist()
     [[1, 1, 0, 2], [0, 1, 0, -1]]
     """
-    known = np.unique(labels[labels >= 0])
-    last = [int((labels[-1] == label).sum()) for label in known]
-    ever = [int((labels == label).sum()) for label in known]
-    order = sorted(range(len(known)), key=lambda i: (-last[i], -ever[i], known[i]))
+    known, ever = np.unique(labels[labels >= 0], return_counts=True)
+    last = np.bincount(labels[-1][labels[-1] >= 0], minlength=int(known.max(initial=0)) + 1)[known]
+    order = np.lexsort((known, -ever, -last))
     table = np.full(int(known.max(initial=-1)) + 2, -1)
     table[known[order]] = np.arange(len(known))
     return table[labels]
@@ -360,8 +359,10 @@ def matched(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
     names, group = np.unique(groups, return_inverse=True)
-    k = max(int(labels.max(initial=0)) + 1, len(names))
-    table = np.zeros((len(names), k))
-    np.add.at(table, (group[labels >= 0], labels[labels >= 0]), 1)
+    used = np.unique(labels[labels >= 0])
+    free = np.setdiff1d(np.arange(len(used) + len(names)), used)[: max(len(names) - len(used), 0)]
+    numbers = np.sort(np.concatenate([used, free]))  # unused ones too, if there are more groups than clusters
+    table = np.zeros((len(names), len(numbers)))
+    np.add.at(table, (group[labels >= 0], np.searchsorted(numbers, labels[labels >= 0])), 1)
     table[names < 0] = 0
-    return np.where(groups < 0, -1, linear_sum_assignment(-table)[1][group])
+    return np.where(groups < 0, -1, numbers[linear_sum_assignment(table, maximize=True)[1]][group])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jcfl.results import History
-from jcfl.view.plotting import DETAILED
+from jcfl.view.plotting import DETAILED, has_clusters
 from jcfl.view.plotting.explaining import Cluster, Explanation, Move, explained
 
 NAMED = 3
@@ -18,9 +18,8 @@ MOST = 20
 
 def tables(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, Any]]:
     """What explains the clusters of each run that has some: its `title`, `stable` in words, `clusters` and `moves`."""
-    found = [
-        (title, run, explained(run)) for title, run in zip(titles, runs, strict=True) if run.labels.max(initial=0) > 0
-    ]
+    clustered = [(title, run) for title, run in zip(titles, runs, strict=True) if has_clusters(run)]
+    found = [(title, run, explained(run)) for title, run in clustered[:DETAILED]]
     return [
         {
             "title": title if len(runs) > 1 else "",
@@ -29,7 +28,7 @@ def tables(runs: Sequence[History], titles: Sequence[str]) -> list[dict[str, Any
             "moves": moves_table(one.moves[:MOST]),
             "moved": len(one.moves),
         }
-        for title, run, one in found[:DETAILED]
+        for title, run, one in found
         if one is not None
     ]
 
