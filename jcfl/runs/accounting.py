@@ -4,6 +4,7 @@ Neighbouring federations differ in all data of one client, which replaces other 
 then changes by at most two clips, so the noise in units of that change is half of the noise in units of the clip.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -109,10 +110,19 @@ def epsilon(counts: Mapping[tuple[float, Cohort | None], int], delta: float) -> 
     exact = dp_accounting.get_epsilon_gaussian(1 / math.sqrt(whole), delta) if whole else 0.0
     if all(cohort is None for _, cohort in counts):
         return float(exact)
+    total = np.sum([count * divergences(*release) for release, count in counts.items()], 0)
+    return float(min(exact, rdp.compute_epsilon(ORDERS, total, delta)[0]))
+
+
+@functools.cache
+def divergences(multiplier: float, cohort: Cohort | None) -> np.ndarray:
+    """The Rényi divergence of one release at each of `ORDERS`; those of several releases are added up. [orders]"""
+    import dp_accounting
+    from dp_accounting import rdp
+
+    event = dp_accounting.GaussianDpEvent(multiplier)
+    if cohort is not None:
+        event = dp_accounting.SampledWithoutReplacementDpEvent(cohort.available, cohort.sampled, event)
     accountant = rdp.RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    for (multiplier, cohort), count in counts.items():
-        event = dp_accounting.GaussianDpEvent(multiplier)
-        if cohort is not None:
-            event = dp_accounting.SampledWithoutReplacementDpEvent(cohort.available, cohort.sampled, event)
-        accountant.compose(event, count)
-    return float(min(exact, accountant.get_epsilon(delta)))
+    accountant.compose(event)
+    return accountant.rdp
