@@ -131,12 +131,13 @@ def _lots(rng: np.random.Generator, dataset: Dataset, whole: Lot, clients: int, 
 
 def _cut(rows: np.ndarray, of_class: Sequence[np.ndarray], shares: np.ndarray) -> list[np.ndarray]:
     """Each client's rows: of every class the rows that follow those of the client before, in the dataset's order."""
-    found: list[list[np.ndarray]] = [[] for _ in range(shares.shape[1])]
-    for own, share in zip(of_class, shares, strict=True):
-        size = np.rint(len(own) * share).astype(int)
-        for lot, end, number in zip(found, np.cumsum(size), size, strict=True):
-            lot.append(own[end - number : end])
-    return [np.concatenate([rows[:0], *lot]) for lot in found]
+    clients = np.arange(shares.shape[1])
+    sizes = (np.rint(len(own) * share).astype(int) for own, share in zip(of_class, shares, strict=True))
+    owners = [np.repeat(clients, size)[: len(own)] for own, size in zip(of_class, sizes, strict=True)]
+    owner = np.concatenate([clients[:0], *owners])
+    taken = np.concatenate([rows[:0], *(own[: len(part)] for own, part in zip(of_class, owners, strict=True))])
+    ends = np.cumsum(np.bincount(owner, minlength=len(clients)))
+    return np.split(taken[owner.argsort(kind="stable")], ends[:-1])
 
 
 def _drawn(dataset: Dataset, lots: Sequence[Lot], groups: np.ndarray) -> Draws:
