@@ -77,8 +77,7 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
     when a cell is run twice. A method's function checks its options also where a user's program calls it.
 
     Raises:
-        InputError: there is no such kind, the name is no text, what is registered cannot be called, an option has no
-            annotation, or another module has registered this name.
+        InputError: the kind, the name, the function or an option is wrong, or another module has registered this name.
     """
     if kind == "score":
         raise InputError(f"score {name!r}: expected jcfl.metrics.register_score, which registers scores")
@@ -88,8 +87,6 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
         raise InputError(f"the name of a {kind}: expected text, got {shown(name)}")
 
     def put(function: Function) -> Function:
-        if not callable(function):
-            raise InputError(f"{kind} {name!r}: expected a function or a class, got {shown(function)}")
         refuse_bare(f"{kind} {name!r}", function)
         table = _TABLES.setdefault(kind, {})
         if name in table and table[name].__module__ != function.__module__:
@@ -103,11 +100,13 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
 
 
 def refuse_bare(what: str, function: Callable[..., Any]) -> None:
-    """Refuse an option without an annotation, by which its values would be checked, and a field that is no option.
+    """Refuse what cannot be called, an option without an annotation to check its values by, and positional fields.
 
     Raises:
         InputError: the line has an annotation that may fit, or says how the field becomes an option.
     """
+    if not callable(function):
+        raise InputError(f"{what}: expected a function or a class, got {shown(function)}")
     for option in inspect.signature(function).parameters.values():
         if inspect.isclass(function) and option.kind is option.POSITIONAL_OR_KEYWORD:
             raise InputError(f"{what}: field {option.name!r} is no option; use @dataclass(frozen=True, kw_only=True)")

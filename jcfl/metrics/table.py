@@ -40,7 +40,7 @@ OVER: tuple[Over, ...] = ("present", "held out", "validation")
 """What a score is taken over unless it says otherwise."""
 
 TAKEN = ("seed", "round", "labels", "counts", "losses", "accuracy_clients", "clusterability_clusters")
-"""The names under which an evaluation's line and arrays have something else than a score."""
+"""Names that `metrics.jsonl` and the arrays of an evaluation use for something else than a score."""
 
 Function = Callable[[Evaluation], float]
 

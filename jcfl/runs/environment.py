@@ -59,7 +59,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
 """Settings of JAX with the values by which rounds can be compiled and run."""
 
 HINTS = {"jax_disable_jit": "; a piece prints with jax.debug.print, also where it is compiled"}
-"""What a user may have wanted of another value."""
+"""What to do in place of another value, by setting."""
 
 
 def refuse_settings() -> None:

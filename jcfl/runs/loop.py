@@ -25,6 +25,10 @@ BLOCK = 1.0
 """How many seconds a block of rounds should take, so that progress can be shown after each."""
 
 
+SELDOM = 20
+"""Between two writes of a file there is at least so many times the time of a write: it takes a twentieth at most."""
+
+
 class Progress(NamedTuple):
     """How far a run has come."""
 
@@ -149,7 +153,7 @@ class Stopwatch:
     def due(self) -> bool:
         """Whether a checkpoint is due. Checkpoints take at most a twentieth of the time, however large states are."""
         every = self.settings.checkpoint_every
-        return every != "never" and time.perf_counter() - self.saved > max(every, 20 * self.cost)
+        return every != "never" and time.perf_counter() - self.saved > max(every, SELDOM * self.cost)
 
     def save(self, round: int, state: Running, at_end: bool = False) -> None:
         """Write the state, after the evaluations that belong to it."""

@@ -109,8 +109,7 @@ def examples(federation: Federation, x: Any) -> np.ndarray:
     """New examples, if they are like the federation's own. [n, ...]"""
     own, form = federation.x, ", ".join(map(str, federation.x.shape[1:]))
     try:
-        mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(1, bool)
-        x = np.asarray(x)
+        mask, x = np.ma.getmask(x), np.asarray(x)
     except ValueError:
         raise InputError(f"predict: expected examples of shape [n, {form}], got examples of several shapes") from None
     if not x.size:
@@ -126,7 +125,7 @@ def examples(federation: Federation, x: Any) -> np.ndarray:
     are_pixels = np.issubdtype(own.dtype, np.integer)
     if are_pixels and not (np.issubdtype(x.dtype, np.integer) and x.min() >= 0 and x.max() <= 255):
         raise InputError(f"predict: the federation's examples are pixels from 0 to 255 (uint8), got {x.dtype}")
-    if not are_pixels and not (np.issubdtype(x.dtype, np.floating) or np.issubdtype(x.dtype, np.integer)):
+    if not are_pixels and x.dtype.kind not in "iuf":
         raise InputError(f"predict: expected finite numbers, got {x.dtype}")
     with np.errstate(over="ignore"):  # what becomes infinite is refused
         x = x.astype(own.dtype)

@@ -21,15 +21,12 @@ from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
 from jcfl.runs import accounting
 from jcfl.runs.config import Config
-from jcfl.runs.loop import Clock
+from jcfl.runs.loop import SELDOM, Clock
 from jcfl.runs.needs import due, last_turns
 from jcfl.runs.plan import Plan
 from jcfl.runs.provenance import provenance, refuse_other
 from jcfl.runs.trackers import Tracking
 from jcfl.types import Algorithm
-
-SELDOM = 20
-"""How many times as long as clusters.npz took to write it is not written again at the end of seeds."""
 
 Clients = Callable[[], Mapping[str, np.ndarray]]
 """What makes the arrays of federation.npz."""
@@ -64,7 +61,7 @@ class Run:
         self.epsilon = functools.cache(self.epsilon)  # of a round, whatever the seed
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
         self.is_written = False  # whether metrics.jsonl has `records` and nothing else
-        self.next_save = 0.0  # seconds of the clock after which clusters.npz is written again at the end of seeds
+        self.next_save = 0.0  # the time before which the end of some seeds does not write clusters.npz again
 
     def batches(self) -> list[list[int]]:
         """The seeds that are trained together."""
@@ -122,11 +119,11 @@ class Run:
             self.folder.begin(self.plan.config.text())
             self.folder.federation(clients)
             self.tracking.done = self.folder.sent() | {(record.seed, record.round) for record in self.records}
-            left = sorted({record.round for record in self.records} - set(self.due))
+            due = set(self.due)
+            left = sorted({record.round for record in self.records} - due)
             if left:
                 told = f"{self.folder.path}: evaluations after rounds {left} are left out, as in a run of"
                 warnings.warn(f"{told} {self.plan.config.rounds} rounds from the start", Notice, stacklevel=2)
-            due = set(self.due)
             self.records = [record for record in self.records if record.round in due]
         self.tracking.begin(self.plan.config)
 
@@ -143,7 +140,7 @@ class Run:
         """Forget what these seeds measured after the round they go on from."""
         kept = [record for record in self.records if record.seed not in seeds or record.round <= round]
         if self.folder is not None and (len(kept) < len(self.records) or not self.is_written):
-            self.folder.rewrite(kept)  # for the first time: the file may have lines that came after a checkpoint
+            self.folder.rewrite(kept)  # at first because a stopped run's file may have lines after its checkpoint
         self.records, self.is_written = kept, True
 
     def take(self, records: Sequence[Record]) -> None:
@@ -178,11 +175,11 @@ class Run:
             self.folder.models(record)
 
     def save(self, at_end: bool = False) -> None:
-        """Write what goes before a checkpoint.
+        """Write what goes before a checkpoint: clusters.npz, which has the labels of all seeds.
 
         Args:
-            at_end: whether some seeds have come to their end. That is seldom written, because it takes as long as all
-                seeds together need, and the checkpoint has these seeds' labels.
+            at_end: whether some seeds have ended. With many seeds this happens often, and each time all seeds would be
+                written. So it is left out if the last time was not long ago: the checkpoint has the new labels too.
         """
         start = time.perf_counter()
         if self.folder is None or (at_end and start < self.next_save):

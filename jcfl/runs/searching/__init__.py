@@ -256,14 +256,13 @@ def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[
     return points(search.what, chosen, **{**search.given, **own}).points
 
 
-def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress | None) -> Tuning:
+def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress) -> Tuning:
     """A search that has come to its end, in a folder that this process has claimed; see `tune`."""
     usual = [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces]
     whole = Points({}, [*usual, *ends(search)])
     if folder is not None:
         refuse_other(folder, search.record())
-    report = on_progress or (lambda progress: None)
-    quietly = lambda progress: report(progress._replace(scores={}))  # which are on test examples too
+    quietly = lambda progress: on_progress(progress._replace(scores={}))  # which are on test examples too
     training = Training(whole, folder, quietly, allow_versions, "tune")
     if not training.check():
         raise InputError(f"tune needs validation examples; {sweeping.ASK}")

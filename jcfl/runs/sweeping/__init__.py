@@ -153,7 +153,7 @@ def carried_out(
     folder: Path | None,
     resume: bool,
     allow_versions: bool,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
     workers: Workers | None = None,
 ) -> Sweep:
     """A sweep that has been trained, in a folder that this process has claimed; see `sweep`."""
@@ -165,7 +165,7 @@ def carried_out(
     whole = whole._replace(by=by if by is not None else whole.by)
     if whole.by is not None:
         refuse_score(whole.by)
-    training = Training(whole, folder, on_progress or (lambda progress: None), allow_versions)
+    training = Training(whole, folder, on_progress, allow_versions)
     by = chosen_score(whole.by, training.check())
     if training.files is not None:
         training.files.renew()

@@ -179,12 +179,11 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
     entries = {one.method: one for one in block.entries}
     held, base = clients(block), entries.pop(baseline)
     gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
-    outcomes = tests(block, name, baseline)
     weights = WEIGHTS[name](of_clients(block, base.examples)) if name in WEIGHTS else None
     return {
         method: {
-            "mean": float(gap.mean()),
-            "seeds": statistics.interval(gap),
+            "mean": float(gaps[method].mean()),
+            "seeds": statistics.interval(gaps[method]),
             "clients": None
             if weights is None
             else statistics.interval(of_clients(block, held[method] - held[baseline]), weights),
@@ -192,8 +191,7 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
             "p": one and one.p,
             "p_holm": one and float(p),
         }
-        for method, gap in gaps.items()
-        for one, p in [outcomes[method]]
+        for method, (one, p) in tests(block, name, baseline).items()
     }
 
 

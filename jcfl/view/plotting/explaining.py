@@ -12,6 +12,9 @@ from jcfl.results import History
 from jcfl.view.plotting.cosines import full_matrix, labels_of
 from jcfl.view.plotting.style import histories, matched, ranked
 
+MOST_PAIRS = 100
+"""The most pairs of seeds whose clusters are compared. If there are more pairs, these are drawn at random."""
+
 
 class Stability(NamedTuple):
     """The stability of clusters. A value that is not defined is NaN."""
@@ -91,10 +94,6 @@ def explain(run: History | Path | str, seed: int | None = None) -> Explanation:
     kinds = [int(kind) for kind in np.unique(labels[-1]) if kind >= 0]
     clusters = [cluster(kind, labels[-1], facts) for kind in kinds]
     return Explanation(stability(found), clusters, moves(labels, found, facts), share(counts))
-
-
-MOST_PAIRS = 100
-"""The most pairs of seeds whose clusters are compared; of more pairs so many are drawn."""
 
 
 def stability(run: History) -> Stability:
