@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from jcfl import registry
 from jcfl.errors import InputError
-from jcfl.models import Network, build, task
+from jcfl.models import Network, build, cross_entropy, task
 
 KEY = jax.random.key(0)
 COUNTS = [
@@ -349,6 +350,22 @@ def test_modules_are_told_of_training_and_masks():
     assert (logits[1] == 0).all() and (logits[0] != 0).any()
     assert after["other"]["calls"] == 1 and after["other"]["calls"].dtype == jnp.int32
     assert (one.apply(after, x)[0] != 0).any(1).all()
+
+
+def test_the_loss_is_that_of_integer_labels_and_a_class_of_no_probability_leaves_it_finite():
+    """One-hot labels times logarithms would be 0 · ∞ where a model rules a class out by a logit of −∞."""
+    logits = np.random.default_rng(0).normal(0, 30, (6, 4)).astype(np.float32)
+    y = np.array([0, 3, 2, 1, 0, 2])
+    for ruled_out in (False, True):
+        logits[:, 1] = np.where(ruled_out & (y != 1), -np.inf, logits[:, 1])
+        mean = lambda loss, logits: loss(logits, y).mean()
+        own, known = (
+            jax.value_and_grad(partial(mean, loss))(logits)
+            for loss in (cross_entropy, optax.softmax_cross_entropy_with_integer_labels)
+        )
+        np.testing.assert_allclose(own[0], known[0], rtol=1e-6)
+        np.testing.assert_allclose(own[1], known[1], atol=1e-6)
+        assert np.isfinite(own[1]).all()
 
 
 def test_a_loss_of_the_users_own_is_kept():

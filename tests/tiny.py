@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from sklearn.datasets import load_digits
 
 from jcfl import registry
@@ -16,6 +15,7 @@ from jcfl.core.context import Context
 from jcfl.core.context import context as make_context
 from jcfl.core.method import Method
 from jcfl.fast.factored import Factored
+from jcfl.models import cross_entropy
 from jcfl.runs.plan import compiled_with_addons
 from jcfl.types import NEVER, Federation, Split, Task
 
@@ -84,7 +84,7 @@ def task(hidden: int = 6) -> Task:
         last = model["params"]["head"]
         return features(model, x) @ last["kernel"] + last["bias"], model
 
-    return Task(init, apply, features, optax.softmax_cross_entropy_with_integer_labels, ("head",), "tiny")
+    return Task(init, apply, features, cross_entropy, ("head",), "tiny")
 
 
 class Setting(NamedTuple):

@@ -59,6 +59,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
 
+    @partial(jax.jit, inline=True)  # traced once for all who ask for the state's shapes, and for the programs
     def init(key: Key, federation: Federation) -> State:
         return grouping.init(first_state(method, context, tied, kept, tables, key), federation)
 
