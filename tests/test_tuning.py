@@ -33,7 +33,9 @@ def seconds(monkeypatch, tmp_path):
     """Every run is long; a trial takes no time and finds the seconds of this mapping, by what is not the constants'."""
     monkeypatch.setattr(tuning, "SHORTEST", 0.0)
     monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
-    monkeypatch.setattr(tuning, "spare_devices", lambda plan, title: 1)  # whatever other tests made of this process
+    monkeypatch.setattr(
+        tuning, "spare_devices", lambda plan, title, work: 1
+    )  # whatever other tests made of this process
     monkeypatch.setitem(factored.PACE, "cpu", (0.35, 1.0))  # on which the meaning of FULL rests
     found = {}
 
@@ -243,11 +245,12 @@ from tests import test_tuning, tiny
 devices.cores = tuning.devices.cores = lambda: 2
 jcfl.use_cores()
 assert jax.device_count() == 2
-tuning.WORTH = 0
 settings = test_tuning.MLP | {"engine": "general"}
-for method, devices in [("fedavg", 2), ("ifca", 2), ("stocfl", 1), ("ditto", 1)]:
-    plan = tuning.of_method(tuning.tuned(test_tuning.plan(**settings, method=method)), method)
-    assert plan.context.resources.devices == devices, (method, plan.context.resources)
+expected = [("fedavg", 4, 2), ("ifca", 4, 2), ("stocfl", 4, 1), ("stocfl", 400, 2), ("cfl", 4, 1), ("ditto", 4, 1)]
+for method, rounds, devices in expected:
+    plan = test_tuning.plan(**settings | {"rounds": rounds}, method=method)
+    plan = tuning.of_method(tuning.tuned(plan), method)
+    assert plan.context.resources.devices == devices, (method, rounds, plan.context.resources)
 shared, alone = (jcfl.run(tiny.federation(), **settings, method="ifca", **more) for more in ({}, {"devices": 1}))
 np.testing.assert_array_equal(shared.labels, alone.labels)
 tiny.same(shared.state.clusters, alone.state.clusters, 1e-5)

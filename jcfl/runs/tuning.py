@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl.core import aggregates, rounds
-from jcfl.core.context import Context
+from jcfl.core.context import Context, model_bytes
 from jcfl.core.costs import operations_of_a_round
 from jcfl.core.engine import General
+from jcfl.core.method import Method
 from jcfl.core.streams import round_keys
 from jcfl.errors import InputError
 from jcfl.fast.factored import REFERENCES, Factored, tile_size
@@ -61,11 +62,16 @@ CLUSTERS, EACH = 4, 8
 BETTER = 0.95
 """A candidate is taken if it needs at most this share of the best time so far; less may be chance."""
 
-WORTH = 4e9
-"""The fewest operations in a round with which the cores of a CPU train clients apart from each other if not tried."""
+LITTLE = 0.05
+"""The most operations besides training, as a share of those of training, with which cores train clients apart from each
+other: each core does for itself what is not training. Down to softmax regression on 8 × 8 pixels, with rounds of half a
+millisecond, two Intel cores took 0.3 to 0.7 of the time of both cores in one program."""
 
 COPIED = 2**29
-"""The most bytes of examples and of states that each core holds for itself."""
+"""The most bytes of examples, states and descriptions that each core holds for itself."""
+
+COMPARED = "data", "upload"
+"""The sources of descriptions that are as long as models, and are compared."""
 
 
 class Measured(NamedTuple):
@@ -111,21 +117,21 @@ def choice(plan: Plan, title: str, work: float) -> Tuned:
     method = plan.algorithms[title].method
     if method is None or not method.train.active or method.train.chained or method.answer.vote is not None:
         return Tuned()
-    cores = spare_devices(plan, title)
-    first = Tuned(devices=cores) if cores > 1 and work >= WORTH else Tuned()
+    cores = spare_devices(plan, title, work)
+    first = Tuned(devices=cores) if cores > 1 else Tuned()
     if engine(as_tuned(plan, title, first)) != General.name:
         first = Tuned()
     rate = target().of(RATE) * (devices.cores() if target().is_cpu else 1)
     rounds_in_all = plan.config.rounds * plan.config.seeds
     if not plan.config.autotune or work / rate * rounds_in_all < SHORTEST:
         return first
-    trial = Trial(plan, title, work / rate)
+    trial = Trial(plan, title, work / rate, cores)
     file = stored(trial.key())
     if file is None:
-        return searched(trial, first, cores, rounds_in_all)
+        return searched(trial, first, rounds_in_all)
     with suppress(OSError, ValueError):  # there is none, or it is damaged
         return Tuned.model_validate_json(file.read_text("utf-8"))
-    best = searched(trial, first, cores, rounds_in_all)
+    best = searched(trial, first, rounds_in_all)
     with suppress(OSError, InputError):  # it cannot be kept, so the next run has trials of its own
         replace(file, lambda out: out.write(best.model_dump_json().encode()))
     return best
@@ -141,26 +147,54 @@ def engine(plan: Plan) -> str:
     return next(iter(plan.algorithms.values())).engine
 
 
-def spare_devices(plan: Plan, title: str) -> int:
+def spare_devices(plan: Plan, title: str, work: float) -> int:
     """How many devices a method's clients can be shared out among although the configuration names no number.
 
-    All devices compute what is not training once more. That is nothing beside training where clients are not described
-    by their data or their uploads. Seeds and points that run side by side have a core each already.
+    All devices compute once more what is not training, and hold the examples, the states and the descriptions. Seeds
+    and points that run side by side have a core each already.
+
+    Args:
+        work: operations of local training in a round.
     """
-    config, algorithm = plan.config, plan.algorithms[title]
+    config, method, context = plan.config, plan.algorithms[title].method, plan.context
     asked = config.devices is None and target().is_cpu and not config.seeds_in_one and not hosts.several()
-    copied = plan.needs.federation + plan.needs.states
-    cheap = algorithm.method.describe.source in ("nothing", "losses") and copied <= COPIED and not plan.needs.outside
-    many = min(jax.local_device_count(), devices.cores(), plan.context.population.cohort)
-    return many if asked and cheap and not algorithm.method.group.alone else 1
+    described = context.population.cohort * model_bytes(context.task) if method.describe.source in COMPARED else 0
+    copied = plan.needs.federation + plan.needs.states + described
+    little = operations_besides(method, context, work, config.rounds) <= LITTLE * work * config.rounds
+    many = min(jax.local_device_count(), devices.cores(), context.population.cohort)
+    return many if asked and little and copied <= COPIED and not plan.needs.outside and not method.group.alone else 1
+
+
+def operations_besides(method: Method, context: Context, work: float, rounds: int) -> float:
+    """About how many operations it takes to describe clients and to compare the descriptions, in all rounds.
+
+    Descriptions of data come from one gradient of each client, and each client meets every other one once. Uploads meet
+    each other or the clusters in every round.
+
+    Args:
+        work: operations of local training in a round.
+    """
+    population, numbers = context.population, model_bytes(context.task) // 4
+    if method.describe.source == "data":
+        examples = population.cohort * math.prod(context.trainer.rows_and_steps(population.width))
+        gradient = work * population.width / examples
+        return population.clients * (gradient + 2 * numbers * population.clients)
+    if method.describe.source == "upload":
+        met = max(population.cohort, method.group.slots(context))
+        return rounds * population.cohort * 2 * numbers * met
+    return 0.0
 
 
 class Trial:
     """The training of a part of one method's cohort, which can be compiled and timed as every `Tuned` says."""
 
-    def __init__(self, plan: Plan, title: str, expected: float):
-        """Take the plan's method `title`, whose rounds are expected to take so many seconds."""
-        self.plan, self.title, self.context = plan, title, plan.context
+    def __init__(self, plan: Plan, title: str, expected: float, cores: int = 1):
+        """Take the plan's method `title`, whose rounds are expected to take so many seconds.
+
+        Args:
+            cores: the devices that a CPU's clients can be shared out among.
+        """
+        self.plan, self.title, self.context, self.cores = plan, title, plan.context, cores
         self.method = plan.algorithms[title].method
         slots = min(self.method.group.slots(plan.context), CLUSTERS)
         self.state = zeros(jax.eval_shape(partial(first_state, plan.algorithms[title], slots), plan.federation))
@@ -177,7 +211,7 @@ class Trial:
         free = [
             config.engine,
             self.plan.chunk_is_free,
-            spare_devices(self.plan, self.title),
+            self.cores,
             convolution_is_free(config),
         ]
         parts = [machine, free, self.cohort, self.first[0].as_text()]
@@ -264,11 +298,10 @@ class Trial:
         return Measured(min(times) * each, size.temp_size_in_bytes if size is not None else 0)
 
 
-def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tuned:
+def searched(trial: Trial, first: Tuned, rounds_in_all: int) -> Tuned:
     """The best of the candidates that there is time to try, the constants' choice `first` among them.
 
     Args:
-        cores: the devices that a CPU's clients can be shared out among.
         rounds_in_all: of all seeds, from which the time for trials follows.
     """
     begin = time.perf_counter()
@@ -279,7 +312,7 @@ def searched(trial: Trial, first: Tuned, cores: int, rounds_in_all: int) -> Tune
     took = time.perf_counter() - begin
     all_of_run = least.seconds * trial.context.population.cohort / trial.cohort * rounds_in_all
     end = begin + min(SHARE * all_of_run, target().of(LONGEST))
-    for change in changes(trial, cores):
+    for change in changes(trial):
         tuned = change(best, least)
         if tuned is None or time.perf_counter() + took > end:
             continue
@@ -296,9 +329,9 @@ Change = Callable[[Tuned, Measured], Tuned | None]
 """A candidate, of the best one so far and what was measured of it; None where the change has no meaning for it."""
 
 
-def changes(trial: Trial, cores: int) -> Iterator[Change]:
+def changes(trial: Trial) -> Iterator[Change]:
     """The candidates, each as a change of the best one so far."""
-    config = trial.plan.config
+    config, cores = trial.plan.config, trial.cores
 
     def other_devices(best: Tuned, found: Measured) -> Tuned | None:
         return best.model_copy(update={"devices": 1 if (best.devices or 1) > 1 else cores}) if cores > 1 else None
