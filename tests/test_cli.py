@@ -265,7 +265,8 @@ sys.exit(status)
 
 
 def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path, monkeypatch):
-    words = [*SMALL, "method.name=fedavg", "rounds=1000", "evaluate_every=10"]
+    # One device: where other tests of this process have started JAX, it cannot take one for each core, as commands do.
+    words = [*SMALL, "method.name=fedavg", "rounds=1000", "evaluate_every=10", "devices=1"]
     environment = os.environ | {
         "JCFL_CACHE": jax.config.jax_compilation_cache_dir or str(tmp_path / "cache"),  # has the whole run's programs
         "PYTHONPATH": str(Path(jcfl.__file__).parents[1]),

@@ -74,7 +74,9 @@ def task(
     entries = classifier(model["params"], calls, head, name)
     first = first_dense(runner, model, shape) if isinstance(module, nn.Module) else None
     result = Task(
-        runner.init,
+        jax.jit(
+            runner.init, inline=True
+        ),  # traced once for all programs, and for all who ask for shapes; so is `apply`
         apply_function(runner),
         features_function(runner, entries, calls, features),
         loss,
