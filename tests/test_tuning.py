@@ -33,9 +33,7 @@ def seconds(monkeypatch, tmp_path):
     """Every run is long; a trial takes no time and finds the seconds of this mapping, by what is not the constants'."""
     monkeypatch.setattr(tuning, "SHORTEST", 0.0)
     monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
-    monkeypatch.setattr(
-        tuning, "spare_devices", lambda plan, title, work: 1
-    )  # whatever other tests made of this process
+    monkeypatch.setattr(tuning, "spare_devices", lambda *_: 1)  # whatever other tests made of this process
     monkeypatch.setitem(factored.PACE, "cpu", (0.35, 1.0))  # on which the meaning of FULL rests
     found = {}
 
@@ -245,6 +243,7 @@ from tests import test_tuning, tiny
 devices.cores = tuning.devices.cores = lambda: 2
 jcfl.use_cores()
 assert jax.device_count() == 2
+tuning.LEAST = 1
 settings = test_tuning.MLP | {"engine": "general"}
 expected = [("fedavg", 4, 2), ("ifca", 4, 2), ("stocfl", 4, 1), ("stocfl", 400, 2), ("cfl", 4, 1), ("ditto", 4, 1)]
 for method, rounds, devices in expected:

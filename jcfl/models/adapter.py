@@ -1,6 +1,5 @@
 """Any Flax module, linen or NNX, as a `Task`."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -74,10 +73,8 @@ def task(
     entries = classifier(model["params"], calls, head, name)
     first = first_dense(runner, model, shape) if isinstance(module, nn.Module) else None
     result = Task(
-        jax.jit(
-            runner.init, inline=True
-        ),  # traced once for all programs, and for all who ask for shapes; so is `apply`
-        apply_function(runner),
+        traced_once(runner.init),
+        traced_once(apply_function(runner)),
         features_function(runner, entries, calls, features),
         loss,
         entries,
@@ -186,10 +183,17 @@ def classifier(params: dict[str, Any], calls: Calls, head: str | Sequence[str] |
     return (last,) if last in params else tuple(params)
 
 
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, traced once for all of a run's programs and for all parts of jcfl that ask for shapes.
+
+    Its operations become a part of the program that calls it, as if it were called directly.
+    """
+    return jax.jit(function, inline=True)
+
+
 def apply_function(runner: Runner) -> Callable[..., tuple[Array, Model]]:
     """The function `Task.apply` of a module."""
 
-    @functools.partial(jax.jit, inline=True)
     def apply(model: Model, x: Array, *, key: Key | None = None, mask: Array | None = None) -> tuple[Array, Model]:
         return runner.run(model, x, key, mask)
 

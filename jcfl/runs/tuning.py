@@ -24,6 +24,7 @@ from jcfl.core import aggregates, rounds
 from jcfl.core.context import Context, model_bytes
 from jcfl.core.costs import operations_of_a_round
 from jcfl.core.engine import General
+from jcfl.core.memory import free_memory
 from jcfl.core.method import Method
 from jcfl.core.streams import round_keys
 from jcfl.errors import InputError
@@ -64,11 +65,15 @@ BETTER = 0.95
 
 LITTLE = 0.05
 """The most operations besides training, as a share of those of training, with which cores train clients apart from each
-other: each core does for itself what is not training. Down to softmax regression on 8 × 8 pixels, with rounds of half a
-millisecond, two Intel cores took 0.3 to 0.7 of the time of both cores in one program."""
+other: each core does for itself what is not training."""
+
+LEAST = 5e6
+"""The fewest operations of a core in a round, if cores train clients apart from each other: they wait for each other at
+its end. Two Intel cores with so many took half the time of both cores in one program (softmax regression on digits)."""
 
 COPIED = 2**29
-"""The most bytes of examples, states and descriptions that each core holds for itself."""
+"""The most bytes of examples, states and descriptions that each core holds for itself. All cores take at most half of
+the free memory for them."""
 
 COMPARED = "data", "upload"
 """The sources of descriptions that are as long as models, and are compared."""
@@ -161,15 +166,18 @@ def spare_devices(plan: Plan, title: str, work: float) -> int:
     described = context.population.cohort * model_bytes(context.task) if method.describe.source in COMPARED else 0
     copied = plan.needs.federation + plan.needs.states + described
     little = operations_besides(method, context, work, config.rounds) <= LITTLE * work * config.rounds
-    many = min(jax.local_device_count(), devices.cores(), context.population.cohort)
-    return many if asked and little and copied <= COPIED and not plan.needs.outside and not method.group.alone else 1
+    if not (asked and little and copied <= COPIED) or plan.needs.outside or method.group.alone:
+        return 1
+    most = jax.local_device_count(), devices.cores(), context.population.cohort, work // LEAST
+    return max(1, int(min(*most, free_memory() // (2 * copied))))
 
 
 def operations_besides(method: Method, context: Context, work: float, rounds: int) -> float:
     """About how many operations it takes to describe clients and to compare the descriptions, in all rounds.
 
     Descriptions of data come from one gradient of each client, and each client meets every other one once. Uploads meet
-    each other or the clusters in every round.
+    each other or the clusters in every round. If the server keeps what clients sent before, all of that meets the
+    clusters.
 
     Args:
         work: operations of local training in a round.
@@ -180,8 +188,9 @@ def operations_besides(method: Method, context: Context, work: float, rounds: in
         gradient = work * population.width / examples
         return population.clients * (gradient + 2 * numbers * population.clients)
     if method.describe.source == "upload":
-        met = max(population.cohort, method.group.slots(context))
-        return rounds * population.cohort * 2 * numbers * met
+        kept, slots = bool(method.group.keeps(method, context)), method.group.slots(context)
+        pairs = population.clients * slots if kept else population.cohort * max(population.cohort, slots)
+        return rounds * pairs * 2 * numbers
     return 0.0
 
 
@@ -208,12 +217,7 @@ class Trial:
     def key(self) -> str:
         """What decides a trial's outcome: the program by constants, what is free to change, machine and versions."""
         config, machine = self.plan.config, [target().name, target().platform, devices.cores(), versions()]
-        free = [
-            config.engine,
-            self.plan.chunk_is_free,
-            self.cores,
-            convolution_is_free(config),
-        ]
+        free = [config.engine, self.plan.chunk_is_free, self.cores, convolution_is_free(config)]
         parts = [machine, free, self.cohort, self.first[0].as_text()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
