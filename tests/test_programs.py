@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from jcfl.core import chunks, memory
 from jcfl.runs import compiling, plan, programs
@@ -150,7 +151,15 @@ def test_a_round_needs_no_copy_of_what_clients_outside_the_cohort_keep(method, t
     assert plan.bytes_of(state) > kernels > 4 * round_.memory_analysis().temp_size_in_bytes
 
 
-LARGE = {"data": "digits", "scenario": {"name": "iid", "clients": 2}, "model": {"name": "mlp", "hidden": 300}}
+class Waves(nn.Module):
+    """A network whose hidden layer XLA cannot make a part of the next product, as it does with ReLU on a CPU."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10, name="head")(jnp.sin(nn.Dense(300)(x.reshape(x.shape[0], -1))))
+
+
+LARGE = {"data": "digits", "scenario": {"name": "iid", "clients": 2}, "model": Waves()}
 
 
 @pytest.mark.parametrize(
