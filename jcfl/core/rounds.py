@@ -43,6 +43,7 @@ from jcfl.types import (
     State,
     Upload,
 )
+from jcfl.types.target import traced_once
 
 
 def algorithm(method: Method, context: Context) -> Algorithm:
@@ -59,7 +60,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     private = parts.names(context.task, method.train.private, "private")
     client = clients.client(method, context)
 
-    @partial(jax.jit, inline=True)  # traced once for all who ask for the state's shapes, and for the programs
+    @traced_once
     def init(key: Key, federation: Federation) -> State:
         return grouping.init(first_state(method, context, tied, kept, tables, key), federation)
 

@@ -1,6 +1,5 @@
 """Any Flax module, linen or NNX, as a `Task`."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from jcfl.models.first import first_dense
 from jcfl.models.linen import linen_runner
 from jcfl.models.runner import ROOT, Runner
 from jcfl.types import Array, Key, Model, Task
-from jcfl.types.target import target
+from jcfl.types.target import traced_once
 
 Calls = list[tuple[str, bool]]
 """For every layer called, in the order of the calls: the entry of the parameters it is part of, whether it is dense."""
@@ -183,16 +182,6 @@ def classifier(params: dict[str, Any], calls: Calls, head: str | Sequence[str] |
     layers = [entry for entry, _ in calls if entry in params]
     last = (dense or layers or [""])[-1]
     return (last,) if last in params else tuple(params)
-
-
-def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, traced once for all of a run's programs and for all parts of jcfl that ask for shapes.
-
-    Its operations become a part of the program that calls it, as if it were called directly. Each target has a trace of
-    its own, because convolutions run differently.
-    """
-    of_target = functools.cache(lambda target: jax.jit(lambda *given, **named: function(*given, **named), inline=True))
-    return lambda *given, **named: of_target(target())(*given, **named)
 
 
 def apply_function(runner: Runner) -> Callable[..., tuple[Array, Model]]:

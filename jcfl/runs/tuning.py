@@ -69,7 +69,7 @@ other: each core does for itself what is not training."""
 
 LEAST = 5e6
 """The fewest operations of a core in a round, if cores train clients apart from each other: they wait for each other at
-its end. Two Intel cores with so many took half the time of both cores in one program (softmax regression on digits)."""
+its end. With 9e6 (softmax regression on digits) two Intel cores took half the time of both cores in one program."""
 
 COPIED = 2**29
 """The most bytes of examples, states and descriptions that each core holds for itself. All cores take at most half of

@@ -1,7 +1,7 @@
 """The device that programs are made for: the one at hand, or one that is not there and only compiled for."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -61,3 +61,13 @@ def target() -> Target:
 def at_hand() -> Target:
     """JAX's default device; this starts JAX."""
     return Target(jax.local_devices()[0].device_kind, jax.default_backend())
+
+
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, traced once for all of a run's programs and for all parts of jcfl that ask for shapes.
+
+    Its operations become a part of the program that calls it, as if it were called directly. Each target has a trace of
+    its own, because some operations, such as convolutions, run differently.
+    """
+    of_target = functools.cache(lambda target: jax.jit(lambda *given, **named: function(*given, **named), inline=True))
+    return lambda *given, **named: of_target(target())(*given, **named)
