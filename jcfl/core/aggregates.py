@@ -5,21 +5,25 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 from pydantic import Field
 
 from jcfl.core import averaging, fair, returned, robust
-from jcfl.core.averaging import Averaging
+from jcfl.core.averaging import Averaging, sizes
 from jcfl.core.chain import chain
 from jcfl.core.chunks import class_counts
 from jcfl.core.context import Context
+from jcfl.core.growing import grown_mean, used_neurons
 from jcfl.core.local import Local
 from jcfl.core.matching import matched_mean
 from jcfl.core.method import Aggregate, Mean, Method, Piece, Rule, Weights
+from jcfl.core.quality import present_labels
 from jcfl.core.terms import number
 from jcfl.errors import InputError
 from jcfl.registry import register
-from jcfl.types import Array, Federation, Key, Models
+from jcfl.types import Array, Federation, Key, Models, State
 
 Bound = Callable[[Key, Federation, Array], Averaging]
 """An averaging rule for the clients `who` [s] of a federation, which draws at random from the key."""
@@ -39,7 +43,18 @@ Fairness = Annotated[
 Smoothness = Annotated[
     float | None, Field(gt=0, description="Lipschitz constant L of the clients' gradients; null: 1 / learning rate")
 ]
-Sigma = Annotated[float, Field(gt=0, description="spread of a client's weights around the cluster's")]
+Sigma = Annotated[float, Field(gt=0, description="standard deviation of a client's weights around the cluster's")]
+Growth = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        description="rate γ of new neurons in an Indian buffet process, for models with `spare` neurons; "
+        "null: as many neurons as before",
+    ),
+]
+Spread = Annotated[
+    float, Field(gt=0, description="standard deviation σ₀ of a cluster's weights around zero; used with growth")
+]
 Weighting = Annotated[Weights, Field(description="weights of clients: by their training examples, or equal")]
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the aggregate")]
 Optimizer = Annotated[
@@ -84,6 +99,12 @@ def bound(rule: Rule, context: Context) -> Bound | None:
         return averaged
 
     return averaging_of
+
+
+def measures(method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:
+    """What the averaging rules of a method measure at an evaluation, besides the scores of predictions."""
+    rules = [rule for rule in method.aggregate.other_rules if hasattr(rule, "measures")]
+    return {name: value for rule in rules for name, value in rule.measures(context, state, federation).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,19 +230,34 @@ class Matched(Piece):
 
     name: ClassVar[str] = "matched"
     sigma: Any = 1.0
+    growth: Any = None
+    spread: Any = 1.0
 
     def bind(self, context: Context) -> Bound:
-        """See `jcfl.core.matching.matched_mean`.
+        """See `jcfl.core.matching.matched_mean`, and `jcfl.core.growing.grown_mean` with `growth`.
 
         Raises:
             InputError: the network is not a chain of layers.
         """
         layers = chain(context.task, context.population.shape)
 
+        mean = matched_mean if self.growth is None else partial(grown_mean, growth=self.growth, spread=self.spread)
+
         def rule(key: Key, federation: Federation, who: Array) -> Averaging:
-            return partial(matched_mean, layers=layers, class_counts=class_counts(federation)[who], sigma=self.sigma)
+            return partial(mean, layers=layers, class_counts=class_counts(federation)[who], sigma=self.sigma)
 
         return rule
+
+    def measures(self, context: Context, state: State, federation: Federation) -> dict[str, Array]:
+        """With `growth`, the number of hidden neurons that a cluster's model uses, in the mean over clusters."""
+        if self.growth is None:
+            return {}
+        layers, labels = chain(context.task, context.population.shape)[:-1], present_labels(state, federation)
+        used = sum(
+            jax.vmap(lambda model, layer=layer: used_neurons(model, layer).sum())(state.clusters) for layer in layers
+        )
+        live = sizes(jnp.where(labels < 0, used.size, labels), used.size) > 0
+        return {"neurons": jnp.mean(used, where=live)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +359,8 @@ def fairly(
 
 
 @register("aggregate", "matched")
-def matched(*, weights: Weighting = "equally", sigma: Sigma = 1.0) -> Aggregate:
+def matched(
+    *, weights: Weighting = "equally", sigma: Sigma = 1.0, growth: Growth = None, spread: Spread = 1.0
+) -> Aggregate:
     """Neurons are matched before they are averaged (Wang et al. 2020, FedMA)."""
-    return Aggregate(weights=weights, rule=Matched(sigma=sigma))
+    return Aggregate(weights=weights, rule=Matched(sigma=sigma, growth=growth, spread=spread))

@@ -94,6 +94,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         if context.tests_shared and method.trains_shared:
             found["accuracy_shared"] = evaluation.shared_accuracy(context, state, federation)
         found |= measuring.measures(method, context, client, state, federation)
+        found |= aggregates.measures(method, context, state, federation)
         return found | grouping.measures(state, federation)
 
     evaluate = evaluation.evaluation(context.task, predict, measure)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jcfl.core.aggregates import Matched, Sigma, TrimmedMean
+from jcfl.core.aggregates import Growth, Matched, Sigma, Spread, TrimmedMean
 from jcfl.core.method import Aggregate, Method, Train, When
 from jcfl.core.neutral import Every
 from jcfl.core.terms import Distant, Proximal
@@ -93,15 +93,20 @@ def fesem_ma(
     represent: Represent = "whole",
     iterations: Iterations = 1,
     sigma: Sigma = 1.0,
+    growth: Growth = None,
+    spread: Spread = 1.0,
 ) -> Method:
     """FeSEM with matched neurons, in the distance to a centre and in its mean (Xie et al. 2020, §5.1; FedMA).
 
-    The last layer is averaged per class, weighted by class counts.
+    The last layer is averaged per class, weighted by class counts. With `growth`, layers get new neurons by the Indian
+    buffet process that the paper names as its prior (Yurochkin et al. 2019), and lose neurons that no client has. They
+    grow inside their widths: a model needs neurons that are not used at first, such as `mlp` with `spare=0.5`.
 
     Deviations:
-        The width is fixed; the paper's released code has no clustered version. The first clustering averages models by
-        position, because all clients have then trained from the same model and their neurons have the same order. So do
-        the centres between the assignments of one round, with `iterations` above 1.
+        Without `growth` the number of neurons is fixed; the paper's released code has no clustered version. The first
+        clustering averages models by position, because all clients have then trained from the same model and their
+        neurons have the same order. So do the centres between the assignments of one round, with `iterations` above 1.
+        The distance to a centre has no prior.
     """
     return Method(
         name="fesem_ma",
@@ -110,7 +115,7 @@ def fesem_ma(
         group=KMeans(clusters=clusters, iterations=iterations),
         when=Every(),
         train=Train(terms=(Proximal(lam),)),
-        aggregate=Aggregate(weights="equally", rule=Matched(sigma=sigma)),
+        aggregate=Aggregate(weights="equally", rule=Matched(sigma=sigma, growth=growth, spread=spread)),
     )
 
 

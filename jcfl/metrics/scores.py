@@ -274,6 +274,12 @@ add_measured("dropped_clients", "Clients whose upload was not finite and was lef
 add_measured(
     "reset_clusters", "Clusters whose model was not finite and was reset to that of the round before.", "clusters"
 )
+add_measured(
+    "neurons",
+    "Hidden neurons that a cluster's model uses, in the mean over clusters; with `growth`.",
+    "",
+    "neurons in use",
+)
 add_measured("excluded_hostile", "The share of the attackers that were excluded.", "%", "attackers excluded")
 add_measured("excluded_honest", "The share of the honest clients that were excluded.", "%", "honest clients excluded")
 

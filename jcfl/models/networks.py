@@ -32,6 +32,14 @@ How = Annotated[
 DENSE = (120, 84)
 """The dense layers of LeNet before the classifier."""
 Rate = Annotated[float, Field(ge=0, lt=1, description="share of units dropped between convolutions and dense layers")]
+Spare = Annotated[
+    float,
+    Field(
+        ge=0,
+        lt=1,
+        description="share of hidden neurons that are not used at first: their weights are zero, for `growth`",
+    ),
+]
 
 
 class Network(nn.Module):
@@ -51,10 +59,11 @@ class Network(nn.Module):
     dropout: float = 0.0
     initial: str = "lecun"
     convolution: Chosen = "auto"
+    spare: float = 0.0
 
     def setup(self) -> None:
         """The classifier, apart from the rest."""
-        self.head = nn.Dense(self.classes, **self.start())
+        self.head = nn.Dense(self.classes, **self.start(len(self.widths)))
 
     def __call__(self, x: Array, train: bool = False) -> Array:
         """The logits, [n, ...] -> [n, c]."""
@@ -76,17 +85,49 @@ class Network(nn.Module):
         x = x.reshape(x.shape[0], -1)
         x = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
         for i, width in enumerate(self.hidden):
-            x = nn.relu(nn.Dense(width, name=f"dense_{i}", **self.start())(x))
+            x = nn.relu(nn.Dense(width, name=f"dense_{i}", **self.start(len(self.filters) + i))(x))
         return x
 
     def convolved(self, i: int, width: int) -> nn.Conv:
         """The convolution after `i` others; before a pool it gives the pool's windows."""
         size, how = (self.kernel, self.kernel), convolution(self.convolution, windows=i in self.pooled)
-        return nn.Conv(width, size, padding=self.padding, name=f"conv_{i}", conv_general_dilated=how, **self.start())
+        return nn.Conv(width, size, padding=self.padding, name=f"conv_{i}", conv_general_dilated=how, **self.start(i))
 
-    def start(self) -> dict[str, Any]:
-        """How a layer's parameters begin."""
-        return {"kernel_init": INITIAL[self.initial], "param_dtype": jnp.result_type(float)}
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of neurons of every hidden layer."""
+        return (*self.filters, *self.hidden)
+
+    def start(self, i: int) -> dict[str, Any]:
+        """How the parameters of the layer after `i` others begin."""
+        initial = INITIAL[self.initial]
+        if self.spare:
+            used = [width - min(round(self.spare * width), width - 1) for width in self.widths]
+            before, own = [*zip(self.widths, used, strict=True)][max(i - 1, 0) : i], used[i] if i < len(used) else None
+            initial = thinned(initial, before[0] if before else None, own)
+        return {"kernel_init": initial, "param_dtype": jnp.result_type(float)}
+
+
+def thinned(initial: Callable[..., Any], before: tuple[int, int] | None, own: int | None) -> Callable[..., Any]:
+    """An initialiser of kernels [..., inputs, width] in which some neurons are not used: their weights are zero.
+
+    The other weights are drawn as for a network without these neurons.
+
+    Args:
+        initial: the initialiser of that network.
+        before: the neurons of the layer before, and how many of them are used; None for the first layer.
+        own: how many neurons of the layer are used; None for all.
+    """
+
+    def start(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        *outer, inputs, width = shape
+        block, kept = before or (inputs, inputs)  # flattened convolutions have a block of inputs for each position
+        used = width if own is None else own
+        values = initial(key, (*outer, inputs // block * kept, used), dtype).reshape(*outer, -1, kept, used)
+        room = [(0, 0)] * (len(outer) + 1) + [(0, block - kept), (0, width - used)]
+        return jnp.pad(values, room).reshape(*outer, inputs, width)
+
+    return start
 
 
 def images(x: Array) -> Array:
@@ -112,17 +153,20 @@ def mlp(
     *,
     hidden: Annotated[Width | tuple[Width, ...], Field(description="width of the hidden layer, or of each")] = 200,
     init: Init = "glorot",
+    spare: Spare = 0.0,
 ) -> Task:
     """Dense layers with ReLU; one hidden layer of 200, as IFCA's, or of 2048, as StoCFL's.
 
     784 inputs, 10 classes: 159,010 parameters with 200 hidden units, 1,628,170 with 2048.
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
-    return task(Network(classes, hidden=widths, initial=init), shape, classes, name="mlp")
+    return task(Network(classes, hidden=widths, initial=init, spare=spare), shape, classes, name="mlp")
 
 
 @register("model", "cnn_fashion")
-def cnn_fashion(shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto") -> Task:
+def cnn_fashion(
+    shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto", spare: Spare = 0.0
+) -> Task:
     """Two 5×5 convolutions of 16 and 32 with batch normalisation, and a classifier (thesis, Table A.1).
 
     28×28×1, 10 classes: 29,034 parameters.
@@ -130,11 +174,13 @@ def cnn_fashion(shape: Sequence[int], classes: int, *, init: Init = "lecun", con
     Deviations:
         The second normalisation has 32 channels, as its convolution; the table prints 16.
     """
-    return task(normalised(classes, init, convolution), shape, classes, name="cnn_fashion")
+    return task(normalised(classes, init, convolution, spare), shape, classes, name="cnn_fashion")
 
 
 @register("model", "cnn_tissue")
-def cnn_tissue(shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto") -> Task:
+def cnn_tissue(
+    shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto", spare: Spare = 0.0
+) -> Task:
     """Two 5×5 convolutions of 16 and 32 with batch normalisation, for TissueMNIST (thesis, Table A.4).
 
     28×28×1, 8 classes: 25,896 parameters.
@@ -142,12 +188,13 @@ def cnn_tissue(shape: Sequence[int], classes: int, *, init: Init = "lecun", conv
     Deviations:
         Images are padded by 2 before each convolution; otherwise there would not be the 7·7·32 inputs of the table.
     """
-    return task(normalised(classes, init, convolution), shape, classes, name="cnn_tissue")
+    return task(normalised(classes, init, convolution, spare), shape, classes, name="cnn_tissue")
 
 
-def normalised(classes: int, init: str, how: Chosen) -> Network:
+def normalised(classes: int, init: str, how: Chosen, spare: float) -> Network:
     """The network of the thesis' grey images."""
-    return Network(classes, filters=(16, 32), padding="SAME", pooled=(0, 1), norm=True, initial=init, convolution=how)
+    options: dict[str, Any] = {"initial": init, "convolution": how, "spare": spare}
+    return Network(classes, filters=(16, 32), padding="SAME", pooled=(0, 1), norm=True, **options)
 
 
 @register("model", "cnn_cifar")
@@ -158,6 +205,7 @@ def cnn_cifar(
     dense: Annotated[tuple[Width, ...], Field(description="widths of the dense layers before the classifier")] = DENSE,
     init: Init = "glorot",
     convolution: How = "auto",
+    spare: Spare = 0.0,
 ) -> Task:
     """LeNet for CIFAR: 5×5 convolutions of 6 and 16, dense layers of 120 and 84 (thesis, Table A.2).
 
@@ -165,11 +213,13 @@ def cnn_cifar(
 
     32×32×3, 10 classes: 62,006 parameters; 52,202 with one hidden layer of 120.
     """
-    return task(lenet(classes, init, convolution, tuple(dense)), shape, classes, name="cnn_cifar")
+    return task(lenet(classes, init, convolution, spare, tuple(dense)), shape, classes, name="cnn_cifar")
 
 
 @register("model", "cnn_path")
-def cnn_path(shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto") -> Task:
+def cnn_path(
+    shape: Sequence[int], classes: int, *, init: Init = "lecun", convolution: How = "auto", spare: Spare = 0.0
+) -> Task:
     """LeNet for PathMNIST's 28×28 images (thesis, Table A.3).
 
     28×28×3, 9 classes: 44,641 parameters.
@@ -177,16 +227,19 @@ def cnn_path(shape: Sequence[int], classes: int, *, init: Init = "lecun", convol
     Deviations:
         The first dense layer has the 256 inputs that 28×28 images give; the table prints CIFAR's 400.
     """
-    return task(lenet(classes, init, convolution), shape, classes, name="cnn_path")
+    return task(lenet(classes, init, convolution, spare), shape, classes, name="cnn_path")
 
 
-def lenet(classes: int, init: str, how: Chosen, dense: tuple[int, ...] = DENSE) -> Network:
+def lenet(classes: int, init: str, how: Chosen, spare: float, dense: tuple[int, ...] = DENSE) -> Network:
     """Two convolutions without padding, and dense layers."""
-    return Network(classes, filters=(6, 16), pooled=(0, 1), hidden=dense, initial=init, convolution=how)
+    options: dict[str, Any] = {"initial": init, "convolution": how, "spare": spare}
+    return Network(classes, filters=(6, 16), pooled=(0, 1), hidden=dense, **options)
 
 
 @register("model", "cnn_celeba")
-def cnn_celeba(shape: Sequence[int], classes: int, *, init: Init = "glorot", convolution: How = "auto") -> Task:
+def cnn_celeba(
+    shape: Sequence[int], classes: int, *, init: Init = "glorot", convolution: How = "auto", spare: Spare = 0.0
+) -> Task:
     """Four 3×3 convolutions of 32 with batch normalisation and a pool, and a classifier, for FedCelebA.
 
     The network of LEAF (Caldas et al. 2018, https://arxiv.org/abs/1812.01097), whose data Xie et al. (2020) use; their
@@ -203,13 +256,20 @@ def cnn_celeba(shape: Sequence[int], classes: int, *, init: Init = "glorot", con
         norm=True,
         initial=init,
         convolution=convolution,
+        spare=spare,
     )
     return task(network, shape, classes, name="cnn_celeba")
 
 
 @register("model", "cnn_femnist")
 def cnn_femnist(
-    shape: Sequence[int], classes: int, *, dropout: Rate = 0.5, init: Init = "glorot", convolution: How = "auto"
+    shape: Sequence[int],
+    classes: int,
+    *,
+    dropout: Rate = 0.5,
+    init: Init = "glorot",
+    convolution: How = "auto",
+    spare: Spare = 0.0,
 ) -> Task:
     """Two 3×3 convolutions of 32 and 64, a pool, dropout, a dense layer of 128 (StoCFL, §4 on FEMNIST).
 
@@ -220,7 +280,7 @@ def cnn_femnist(
         the paper says; its code drops 0.25 there and 0.5 before the classifier.
     """
     wide = {"filters": (32, 64), "kernel": 3, "pooled": (1,), "hidden": (128,)}
-    network = Network(classes, **wide, dropout=dropout, initial=init, convolution=convolution)
+    network = Network(classes, **wide, dropout=dropout, initial=init, convolution=convolution, spare=spare)
     return task(network, shape, classes, name="cnn_femnist")
 
 
@@ -235,6 +295,7 @@ def cnn_e(
     small: Annotated[bool, Field(description="two 3×3 convolutions of 8 and 16, and a dense layer of 64")] = False,
     init: Init = "glorot",
     convolution: How = "auto",
+    spare: Spare = 0.0,
 ) -> Task:
     """Two convolutions and three dense layers, or six and two for CIFAR-100 (Bhattacharya and Aridi, §4.2).
 
@@ -255,4 +316,5 @@ def cnn_e(
     else:
         layers = {"filters": (32, 32, 64, 64, 128, 128), "kernel": 3, "padding": "SAME", "pooled": (1, 3, 5)}
         layers |= {"norm": True, "hidden": (512,)}
-    return task(Network(classes, **layers, initial=init, convolution=convolution), shape, classes, name="cnn_e")
+    network = Network(classes, **layers, initial=init, convolution=convolution, spare=spare)
+    return task(network, shape, classes, name="cnn_e")
