@@ -284,6 +284,41 @@ def test_turns_are_refused_where_something_would_change_in_the_others_turn(chang
         compile(method, tiny.setting(**train).context)
 
 
+@pytest.mark.parametrize("extras", [(), ({"name": "cam", "warmup": 0},)], ids=["alone", "cam"])
+def test_fesem_by_share_takes_the_steps_of_the_thesis(extras):
+    """θ ← (1 − λ)θ + λΘ − η (n_i/n) ∇ℓ, where the weight of the term is λ/η (Ma 2023, eq. 7.13)."""
+    rate, pull, steps, data = 0.5, 0.2, 3, tiny.federation()
+    here = tiny.setting(lr=rate, epochs=None, steps=steps, extras=extras, batch_size="full")
+    found, usual = (
+        tiny.run(tiny.built("fesem", here, clusters=1, lam=pull / rate, by_share=by_share), 2)
+        for by_share in (True, False)
+    )
+    after = lambda states, turn: jax.tree.map(lambda leaf: leaf[turn], states)
+    centre = after(only_cluster(found), 1)
+    beside = after(found.shared, 1) if extras else None
+
+    @jax.jit
+    def trained(x, y, share):
+        def loss(params):
+            logits = here.task.apply({"params": params}, x)[0]
+            logits = logits + here.task.apply(beside, x)[0] if extras else logits
+            return here.task.loss(logits, y).mean()
+
+        params = centre["params"]
+        for _ in range(steps):
+            move = lambda old, to, slope: (1 - pull) * old + pull * to - rate * share * slope
+            params = jax.tree.map(move, params, centre["params"], jax.grad(loss)(params))
+        return params
+
+    for i, size in enumerate(data.train.size):
+        rows = data.train.owned(i)
+        want = trained(data.x[rows], data.y[rows], size / data.train.size.sum())
+        tiny.same(after(found.clients["model"]["params"], (2, i)), want, CLOSE)
+    if extras:  # ω takes whole steps
+        tiny.same(after(found.shared, 1), after(usual.shared, 1), CLOSE)
+    assert gap(after(found.clients["model"], 1), after(usual.clients["model"], 1)) > 0.05
+
+
 def test_shuffled_clients_have_the_unshuffled_average_in_fesem_ma():
     """Everybody's hidden neurons permuted at random: matched averaging undoes it, positions' averaging does not."""
     data = jax.device_put(tiny.federation())

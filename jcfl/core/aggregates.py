@@ -253,9 +253,8 @@ class Matched(Piece):
         if self.growth is None:
             return {}
         layers, labels = chain(context.task, context.population.shape)[:-1], present_labels(state, federation)
-        used = sum(
-            jax.vmap(lambda model, layer=layer: used_neurons(model, layer).sum())(state.clusters) for layer in layers
-        )
+        count = lambda model: sum((used_neurons(model, layer).sum() for layer in layers), jnp.int32(0))
+        used = jax.vmap(count)(state.clusters)  # [k]
         live = sizes(jnp.where(labels < 0, used.size, labels), used.size) > 0
         return {"neurons": jnp.mean(used, where=live)}
 

@@ -14,7 +14,7 @@ from jcfl.core.engine import Client
 from jcfl.core.local import Trainer
 from jcfl.core.memory import memories
 from jcfl.core.method import Mean, Method
-from jcfl.core.objective import Objective, Pull, Term, objective, own, shared
+from jcfl.core.objective import Objective, Pull, Term, objective, own, own_share, shared
 from jcfl.core.terms import Correction
 from jcfl.errors import InputError
 from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
@@ -58,7 +58,8 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
     """
     task = task or context.task
     train, added, usual = method.train, method.is_summed, trainer(method, context)
-    cluster_loss = objective(task, terms(method, task), partner=shared if added else None)
+    scale = own_share if train.by_share else None
+    cluster_loss = objective(task, terms(method, task), partner=shared if added else None, scale=scale)
     shared_loss = objective(task, shared_terms(method, task), partner=own if added else None)
     if train.models == "all":
         return soft.client(task, usual, context.resources.rows)
@@ -74,6 +75,8 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, mean, slope))
         if train.control:
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
+        if train.by_share:
+            sent = sent.replace(own=sent.own | {"share": data.size / jnp.asarray(sent.examples)})
         memory = sent.own.get("optimizer", (None, None))
         if trains == "shared":
             return Upload((), trained(local, shared_loss, sent.handed, None, sent, data, key)[0])

@@ -145,10 +145,17 @@ def check(method: Method, context: Context) -> None:
             f"such training keeps; got train={train}, answer={method.answer}"
         )
     if soft and (
-        train.terms or train.control or train.private or train.tied or method.trains_shared or aggregate.other_rules
+        train.terms
+        or train.control
+        or train.private
+        or train.tied
+        or train.by_share
+        or method.trains_shared
+        or aggregate.other_rules
     ):
         raise InputError(
-            f"{name}: training of all models takes no loss terms, parts, control variates, robust or fair rules"
+            f"{name}: training of all models takes no loss terms, parts, control variates, robust or fair rules, and "
+            "no losses scaled by shares"
         )
     if soft and method.answer.tune:
         raise InputError(

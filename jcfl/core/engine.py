@@ -208,11 +208,12 @@ def common_broadcast(state: State, federation: Federation) -> Broadcast:
     """
     shares = cluster_shares(state, federation)
     live = metrics.sizes(state.labels, shares.size) > 0
+    others: dict[str, Any] = {"live": live, "examples": federation.train.size.sum()}
     if isinstance(state.clusters, HostRows):
-        return Broadcast(jnp.int32(0), (), (), state.shared, shares, state.memory, live=live)
+        return Broadcast(jnp.int32(0), (), (), state.shared, shares, state.memory, **others)
     mean = trees.mean(shares / jnp.maximum(shares.sum(), 1e-30), state.clusters)
     mean = trees.select(shares.sum() > 0, mean, state.shared)
-    return Broadcast(jnp.int32(0), (), state.clusters, state.shared, shares, state.memory, live=live, mean=mean)
+    return Broadcast(jnp.int32(0), (), state.clusters, state.shared, shares, state.memory, mean=mean, **others)
 
 
 def broadcast(state: State, label: Array, row: Array, common: Broadcast) -> Broadcast:
@@ -341,7 +342,7 @@ def rounded(state: State, clusters: Models, common: Model) -> tuple[Models, Mode
 
 def train_chunk(client: Client, sent: Broadcast, data: Clients, keys: Key) -> Upload:
     """The uploads of one chunk [c, ...]: `client` is vmapped over what differs between clients."""
-    axes: Any = Broadcast(0, 0, None, None, None, None, None, 0, None, None, 0)  # pyright: ignore[reportArgumentType]
+    axes: Any = Broadcast(0, 0, None, None, None, None, None, 0, None, None, 0, examples=None)  # pyright: ignore
     return jax.vmap(client, (axes, 0, 0))(sent, data, keys)
 
 

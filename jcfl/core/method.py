@@ -121,6 +121,8 @@ class Train(Piece):
         correction: whether clients correct their gradients by the mean gradient of a sampled cohort (FedDANE).
         in_turn: whether the cluster models and ω are trained in turn, a round each, and not both in every round.
         chained: whether clients train one after another and hand the global model on.
+        by_share: whether the loss on a client's examples, not the terms, is multiplied by its share n_i/n of all
+            training examples, where it trains its cluster's model (Ma 2023, eq. 7.13).
         steps: if given, full-batch steps without momentum, in place of the trainer's schedule.
         active: whether anything is trained; if not, rounds only group.
     """
@@ -137,6 +139,7 @@ class Train(Piece):
     correction: bool = False
     in_turn: bool = False
     chained: bool = False
+    by_share: bool = False
     steps: Annotated[int, Field(ge=1)] | None = None
     active: bool = True
 
@@ -154,6 +157,7 @@ class Train(Piece):
         parts += ["gradients corrected by the mean gradient of a sample"] * self.correction
         parts += [f"{', '.join(self.tied)} averaged over all clients"] if self.tied else []
         parts += [f"{', '.join(self.private)} kept by the client"] if self.private else []
+        parts += ["losses scaled by the client's share of all examples"] * self.by_share
         parts += ["one client after another"] * self.chained
         parts += ["in turn with the global model"] * self.in_turn
         own = [str(term) for term in self.shared_terms if not term.is_off]

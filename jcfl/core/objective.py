@@ -19,10 +19,16 @@ SHORT = 1e-3
 """A vector of this length or less has no direction: its cosine with any other is 0, and so is the gradient."""
 
 
-def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None = None) -> Objective:
+def objective(
+    task: Task,
+    terms: Sequence[Term] = (),
+    partner: Reference | None = None,
+    scale: Callable[[Broadcast], Array] | None = None,
+) -> Objective:
     """The loss of a client's answer and of `terms`, as a function to differentiate by its first argument.
 
-    With a `partner` the answer is the sum of the model's logits and those of the partner's model, held fixed.
+    With a `partner` the answer is the sum of the model's logits and those of the partner's model, held fixed. With a
+    `scale` the loss of the answer is multiplied by it; the terms are not.
 
     Returns:
         `value(params, model, batch, sent, key) -> (loss [], model)`; the model comes back with updated statistics.
@@ -35,7 +41,8 @@ def objective(task: Task, terms: Sequence[Term] = (), partner: Reference | None 
             logits = logits + jax.lax.stop_gradient(task.apply(partner(sent), batch.x)[0])
         values = [returned.array(term(model, batch, sent), (), returned.NUMBERS, "a loss term") for term in terms]
         penalty = sum(values, 0.0)
-        return mean_loss(task, logits, batch) + penalty, after
+        loss = mean_loss(task, logits, batch)
+        return (loss if scale is None else scale(sent) * loss) + penalty, after
 
     return value
 
@@ -203,6 +210,11 @@ def center(sent: Broadcast) -> Model:
 def everything(model: Model) -> Any:
     """All parameters of a model."""
     return model["params"]
+
+
+def own_share(sent: Broadcast) -> Array:
+    """The client's share n_i/n of all training examples, which it finds before it trains. []"""
+    return sent.own["share"]
 
 
 def head(task: Task) -> Part:

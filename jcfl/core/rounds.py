@@ -248,7 +248,7 @@ def work_of(method: Method, context: Context, trains: clients.Trains) -> engine.
         trainer=clients.trainer(method, context),
         terms=clients.terms(method, context.task) + clients.shared_terms(method, context.task),
         shared=method.trains_shared,
-        alone=not (train.correction or train.control or train.private or train.models == "all")
+        alone=not (train.correction or train.control or train.private or train.by_share or train.models == "all")
         and not context.faults.reliability.is_partial,
         clips=method.aggregate.privacy is not None,
         apart=method.group.alone,

@@ -32,6 +32,10 @@ def fesem(
     refit: bool = False,
     shots: Shots = None,
     empty: Empty = "refill",
+    by_share: Annotated[
+        bool,
+        Field(description="a client's loss, without the term, is multiplied by its share of all training examples"),
+    ] = False,
 ) -> Method:
     """K-means on local models: clients join the nearest centre; centres are unweighted means; λ is a proximal term.
 
@@ -44,8 +48,8 @@ def fesem(
 
     Deviations:
         λ is the weight of a term of the loss, so a step moves by a share ηλ towards the centre. Ma (2023, eq. 7.13,
-        with CAM) prints a share λ: set λ/η for it, which is exact for SGD without momentum. Its factor n_i/n before the
-        gradient is left out.
+        with CAM) prints a share λ: set λ/η for it, which is exact for SGD without momentum. It also prints a factor
+        n_i/n before the gradient; set `by_share` for it. With m clients, gradients are m times smaller then.
     """
     return Method(
         name="fesem",
@@ -53,7 +57,7 @@ def fesem(
         compare=COMPARISONS[distance],
         group=KMeans(clusters=clusters, iterations=iterations, refit=refit, empty=empty),
         when=rounds(shots),
-        train=Train(terms=(Proximal(lam) if distance == "l2" else Distant(lam, distance),)),
+        train=Train(terms=(Proximal(lam) if distance == "l2" else Distant(lam, distance),), by_share=by_share),
         aggregate=Aggregate(weights="equally"),
     )
 
