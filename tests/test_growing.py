@@ -53,7 +53,7 @@ def moved(rng, model, kind, scale):
 def mean(kind: str):
     def found(labels, weights, uploads, default, counts, growth):
         return growing.grown_mean(
-            labels, weights, uploads, default, CHAINS[kind], counts, **OPTIONS | {"growth": growth}
+            labels, weights, uploads, default, layers=CHAINS[kind], class_counts=counts, **OPTIONS | {"growth": growth}
         )
 
     return jax.jit(found)
@@ -212,7 +212,9 @@ def sorted_neurons(found):
 @functools.cache
 def shallow():
     network, layers = Network(CLASSES, hidden=(6,), spare=0.5), (Layer("dense_0"), Layer("head"))
-    found = lambda *args: growing.grown_mean(*args[:4], layers, args[4], **dict(zip(OPTIONS, args[5:], strict=True)))
+    found = lambda *args: growing.grown_mean(
+        *args[:4], layers=layers, class_counts=args[4], **dict(zip(OPTIONS, args[5:], strict=True))
+    )
     return models.task(network, SHAPE, CLASSES), jax.jit(found)
 
 

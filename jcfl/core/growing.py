@@ -28,13 +28,13 @@ def grown_mean(
     weights: Array,
     uploads: Models,
     default: Models,
-    layers: Sequence[Layer],
-    class_counts: Array,
     *,
     growth: float | Array,
     spread: float | Array = 1.0,
     sigma: float | Array = 1.0,
     sigma_bias: float | Array = 1.0,
+    layers: Sequence[Layer],
+    class_counts: Array,
 ) -> Models:
     """`jcfl.core.matching.matched_mean` with layers that grow, and shrink again (Yurochkin et al. 2019, §3).
 
