@@ -97,6 +97,24 @@ def test_a_long_shared_start_does_not_eat_the_digits(metric):
     np.testing.assert_array_equal(kmeans.distances(points, centres, metric).argmin(1), expected.argmin(1))
 
 
+@pytest.mark.parametrize("width", [100, 160, 200, 399, 400])
+def test_distances_of_long_vectors_are_added_up_by_slabs(monkeypatch, width):
+    """Of a start that all vectors share no digits are lost, and one that is not finite stays so by itself."""
+    monkeypatch.setattr(kmeans, "LARGE", 12 * 150)
+    monkeypatch.setattr(kmeans, "SLAB", 160)
+    rng = np.random.default_rng(width)
+    shared = 10 * rng.normal(size=width)
+    points, centres = ((shared + 1e-3 * rng.normal(size=(rows, width))).astype(np.float32) for rows in (12, 3))
+    loops = "scan" in str(jax.make_jaxpr(kmeans.euclidean)(points, centres))
+    assert loops == (width >= 160)
+    expected = cdist(points.astype(float), centres.astype(float), "sqeuclidean")
+    np.testing.assert_allclose(kmeans.distances(points, centres), expected, rtol=2e-2)
+    points[4, width - 1] = np.nan
+    found = kmeans.distances(points, centres)
+    assert np.isnan(found[4]).all()
+    np.testing.assert_allclose(np.delete(found, 4, 0), np.delete(expected, 4, 0), rtol=2e-2)
+
+
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_a_centre_far_away_does_not_eat_the_digits(k):
     """Such as the model of a hostile client, or of one whose training diverges."""
