@@ -21,7 +21,7 @@ from jcfl.core.method import Aggregate, Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError
-from jcfl.methods import fedavg, ifca, local
+from jcfl.methods import fedavg, feddane, ifca, local, stocfl
 from jcfl.methods.addons import cam
 from jcfl.types import Broadcast, Clients
 from tests import plain, tiny
@@ -317,6 +317,17 @@ def test_fesem_by_share_takes_the_steps_of_the_thesis(extras):
     if extras:  # ω takes whole steps
         tiny.same(after(found.shared, 1), after(usual.shared, 1), CLOSE)
     assert gap(after(found.clients["model"], 1), after(usual.clients["model"], 1)) > 0.05
+
+
+def test_by_share_leaves_the_steps_of_a_chained_global_model_whole():
+    chained = stocfl(tau=0.3).with_train(chained=True)
+    whole, scaled = (
+        tiny.run(tiny.built(method, tiny.setting()), 1) for method in (chained, chained.with_train(by_share=True))
+    )
+    tiny.same(whole.shared, scaled.shared)
+    assert gap(whole.clusters, scaled.clusters) > 0.01
+    with pytest.raises(InputError, match="corrects whole gradients"):
+        tiny.built(feddane().with_train(by_share=True), tiny.setting())
 
 
 def test_shuffled_clients_have_the_unshuffled_average_in_fesem_ma():

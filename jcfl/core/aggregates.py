@@ -104,7 +104,7 @@ def bound(rule: Rule, context: Context) -> Bound | None:
 def measures(method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:
     """What the averaging rules of a method measure at an evaluation, besides the scores of predictions."""
     rules = [rule for rule in method.aggregate.other_rules if hasattr(rule, "measures")]
-    return {name: value for rule in rules for name, value in rule.measures(context, state, federation).items()}
+    return {name: value for rule in rules for name, value in rule.measures(method, context, state, federation).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +248,9 @@ class Matched(Piece):
 
         return rule
 
-    def measures(self, context: Context, state: State, federation: Federation) -> dict[str, Array]:
+    def measures(self, method: Method, context: Context, state: State, federation: Federation) -> dict[str, Array]:
         """With `growth`, the number of hidden neurons that a cluster's model uses, in the mean over clusters."""
-        if self.growth is None:
+        if self.growth is None or method.group.alone:
             return {}
         layers, labels = chain(context.task, context.population.shape)[:-1], present_labels(state, federation)
         count = lambda model: sum((used_neurons(model, layer).sum() for layer in layers), jnp.int32(0))

@@ -173,6 +173,11 @@ def check(method: Method, context: Context) -> None:
             f"{name}: clients that train one after another hand on one model of all, so it takes group 'together', or "
             f"a method that trains a global model beside the clusters'; got group {method.group.name!r}"
         )
+    if train.by_share and train.correction:
+        raise InputError(
+            f"{name}: the mean gradient of a sample corrects whole gradients, not those scaled by a client's share; "
+            "leave out by_share or correction"
+        )
     if train.chained and (train.private or train.control):
         raise InputError(f"{name}: clients that train one after another keep no parameters or control variates")
     if train.chained and looks_at_uploads(context.faults, method.aggregate.exclude):

@@ -208,7 +208,7 @@ def common_broadcast(state: State, federation: Federation) -> Broadcast:
     """
     shares = cluster_shares(state, federation)
     live = metrics.sizes(state.labels, shares.size) > 0
-    others: dict[str, Any] = {"live": live, "examples": federation.train.size.sum()}
+    others: dict[str, Any] = {"live": live, "examples": jnp.where(federation.held_out, 0, federation.train.size).sum()}
     if isinstance(state.clusters, HostRows):
         return Broadcast(jnp.int32(0), (), (), state.shared, shares, state.memory, **others)
     mean = trees.mean(shares / jnp.maximum(shares.sum(), 1e-30), state.clusters)

@@ -46,15 +46,18 @@ def grown_mean(
     Args:
         labels, weights, uploads, default, layers, class_counts, sigma, sigma_bias: as for `matched_mean`.
         growth: γ, the rate of new neurons. Larger than 0.
-        spread: σ₀, the standard deviation of a cluster's weights around zero.
+        spread: σ₀, the standard deviation of a cluster's weights around zero; of its biases, in proportion to
+            `sigma_bias`.
 
     Returns:
         the clusters' models. [k, ...]
 
     Deviations:
         The cluster's model of the round before counts as the first client, so that its neurons keep their places. With
-        no unused neurons left, a client's neurons have to be matched. Clients train the whole model of their cluster;
-        in the paper a client's network keeps its size.
+        no unused neurons left, a client's neurons have to be matched. Clients are matched once, in the order of their
+        numbers; the paper repeats this in random orders. Layers are matched from the input on, by incoming weights
+        (Wang et al. 2020). Clients train the whole model of their cluster; in the paper a client's network keeps its
+        size.
     """
     k, last = trees.count(default), layers[-1].name
     group = present_labels(labels, weights, k)

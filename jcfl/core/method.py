@@ -121,8 +121,8 @@ class Train(Piece):
         correction: whether clients correct their gradients by the mean gradient of a sampled cohort (FedDANE).
         in_turn: whether the cluster models and ω are trained in turn, a round each, and not both in every round.
         chained: whether clients train one after another and hand the global model on.
-        by_share: whether the loss on a client's examples, not the terms, is multiplied by its share n_i/n of all
-            training examples, where it trains its cluster's model (Ma 2023, eq. 7.13).
+        by_share: whether the loss on a client's examples, not the terms, is multiplied by its share n_i/n of the
+            training examples of all clients, sampled or not, where it trains its cluster's model (Ma 2023, eq. 7.13).
         steps: if given, full-batch steps without momentum, in place of the trainer's schedule.
         active: whether anything is trained; if not, rounds only group.
     """

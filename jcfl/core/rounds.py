@@ -268,7 +268,7 @@ def shared_link(method: Method, context: Context) -> engine.Link:
     if not clients.needs_shared_alone(method, context.task):
         return engine.link_beside_clusters(clients.client(method, context, trains="shared"))
     terms = tuple(term for term in train.shared_terms if not term.is_off)
-    lone = method.with_train(terms=terms, shared="mean", shared_terms=(), chained=False)
+    lone = method.with_train(terms=terms, shared="mean", shared_terms=(), chained=False, by_share=False)
     return engine.link_by(chain_engine(lone, context)[1], follows=False)
 
 

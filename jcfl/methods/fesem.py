@@ -109,7 +109,7 @@ def fesem_ma(
     Deviations:
         Without `growth` the number of neurons is fixed; the paper's released code has no clustered version. The first
         clustering averages models by position, because all clients have then trained from the same model and their
-        neurons have the same order. So do the centres between the assignments of one round, with `iterations` above 1.
+        neurons have the same order. With `iterations` above 1, so are the centres between two assignments of a round.
         The distance to a centre has no prior.
     """
     return Method(

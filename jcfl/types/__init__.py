@@ -246,7 +246,7 @@ class Broadcast(struct.PyTreeNode):
     mean: Model = ()  #: the mean of the cluster models, weighted by `shares`, if a loss term needs it
     server: Any = struct.field(default_factory=dict)  #: what the server keeps for the client's cluster, by name
     handed: Model = ()  #: the model of the client before it, where ω goes from one client to the next
-    examples: Array | tuple[()] = ()  #: [] int32, the training examples of all clients together
+    examples: Array | tuple[()] = ()  #: [] int32, the training examples of all clients that are not held out
 
 
 class Upload(struct.PyTreeNode):
