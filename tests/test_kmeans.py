@@ -97,22 +97,33 @@ def test_a_long_shared_start_does_not_eat_the_digits(metric):
     np.testing.assert_array_equal(kmeans.distances(points, centres, metric).argmin(1), expected.argmin(1))
 
 
-@pytest.mark.parametrize("width", [100, 160, 200, 399, 400])
-def test_distances_of_long_vectors_are_added_up_by_slabs(monkeypatch, width):
-    """Of a start that all vectors share no digits are lost, and one that is not finite stays so by itself."""
-    monkeypatch.setattr(kmeans, "LARGE", 12 * 150)
-    monkeypatch.setattr(kmeans, "SLAB", 160)
-    rng = np.random.default_rng(width)
-    shared = 10 * rng.normal(size=width)
-    points, centres = ((shared + 1e-3 * rng.normal(size=(rows, width))).astype(np.float32) for rows in (12, 3))
-    loops = "scan" in str(jax.make_jaxpr(kmeans.euclidean)(points, centres))
-    assert loops == (width >= 160)
-    expected = cdist(points.astype(float), centres.astype(float), "sqeuclidean")
-    np.testing.assert_allclose(kmeans.distances(points, centres), expected, rtol=2e-2)
-    points[4, width - 1] = np.nan
-    found = kmeans.distances(points, centres)
-    assert np.isnan(found[4]).all()
-    np.testing.assert_allclose(np.delete(found, 4, 0), np.delete(expected, 4, 0), rtol=2e-2)
+@pytest.mark.parametrize(("trim", "refill", "seeding"), [(0.0, True, "plus_plus"), (0.2, False, "random")])
+def test_runs_on_inner_products_find_what_runs_on_long_vectors_find(trim, refill, seeding):
+    """Also if all vectors share a long start, if some clients do not count, and if one is far away."""
+    rng, width = np.random.default_rng(4), 60
+    points = blobs(rng, 24, width) + 100 * rng.normal(size=width)
+    weights = rng.integers(0, 3, 24).astype(float)
+    points[5], weights[5] = 1e6, 0
+    options = {"iterations": 20, "restarts": 3, "trim": trim, "refill": refill, "seeding": seeding}
+    with jax.enable_x64(True):
+        short, whole = (
+            jax.jit(functools.partial(kmeans.fit, k=K, metric=metric, **options))(
+                jax.random.key(2), jnp.array(points), jnp.array(weights)
+            )
+            for metric in ("euclidean", kmeans.euclidean)
+        )
+    np.testing.assert_array_equal(short.labels, whole.labels)
+    for one, two in zip(short[1:], whole[1:], strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def test_long_vectors_are_multiplied_once():
+    """The runs' loop, over restarts, has no array of the vectors' length in it."""
+    points, weights = jnp.ones((6, 50)), jnp.ones(6)
+    found = jax.make_jaxpr(functools.partial(kmeans.fit, k=2, iterations=5))(jax.random.key(0), points, weights)
+    loops = [equation for equation in found.eqns if equation.primitive.name in ("while", "scan")]
+    assert loops
+    assert not any(50 in value.aval.shape for loop in loops for value in loop.invars)
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])

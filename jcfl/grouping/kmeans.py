@@ -1,7 +1,7 @@
 """K-means and its relatives on client vectors: k-medians, k-medoids, trimmed K-means, the layer distance."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from jax import lax
 
 from jcfl.trees import EXACT, number_of, steady_mean
 from jcfl.types import Array, Key
-from jcfl.types.target import target
 
 Metric = Literal["euclidean", "l1", "cosine"]
 Centre = Literal["mean", "median", "medoid"]
@@ -20,9 +19,9 @@ Rule = Callable[[Array], Array]
 """From the weights of each cluster's members, 0 for other clients, [k, m] to centres [k, d]. The centre of a cluster
 without members may be anything."""
 
-LARGE, SLAB = 2**22, 4096
-"""On a CPU, more numbers of points than `LARGE`, which caches do not hold, are read once, `SLAB` coordinates at a time.
-The three passes over all of them and the copy without their origin take two to three times as long."""
+OFTEN = 256
+"""For up to so many clients for each restart, all inner products are found before K-means. They take less time than its
+passes over long vectors, of which there are some ten for each restart."""
 COLUMNS = 1024  # coordinates whose medians are taken at a time, so that [k, m, d] is never held
 
 
@@ -71,6 +70,13 @@ def fit(
     Returns:
         what the best run found; centres are NaN, and distances infinite, if no run ended with a finite inertia.
     """
+    options: Any = {"iterations": iterations, "restarts": restarts, "seeding": seeding, "trim": trim, "refill": refill}
+    if metric == "euclidean" and centre == "mean" and points.shape[0] < min(points.shape[1], OFTEN * restarts):
+        # Means are weighted sums of points, so runs need the points' inner products alone, which are found once. A
+        # centre is then the vector of its weights in the sum.
+        units = jnp.eye(points.shape[0], dtype=points.dtype)
+        found = fit(key, units, weights, k, metric=distance_to_sums(points, weights), **options)
+        return found._replace(centres=jnp.matmul(found.centres, points, precision=EXACT))
     run = runner(points, weights, iterations, metric, centre, trim, refill)
 
     def attempt(turn: Array, best: Clustering) -> Clustering:
@@ -166,6 +172,26 @@ def distances(points: Array, centres: Array, metric: Metric | Distance = "euclid
     return metric(points, centres) if callable(metric) else METRICS[metric](points, centres)
 
 
+def distance_to_sums(points: Array, weights: Array) -> Distance:
+    """‖x − c‖² of all `points` [m, d] to weighted sums of them, which are given by their weights. [m, m], [k, m]
+
+    Args:
+        weights: as for `fit`. [m]
+
+    Returns:
+        a metric; its first argument is the identity, because every point is a sum of itself alone. The weights of a sum
+        add up to one.
+    """
+    points = points - steady_mean(points, weights > 0)  # see `euclidean`
+    products = jnp.matmul(points, points.T, precision=EXACT)  # [m, m]
+
+    def distance(units: Array, sums: Array) -> Array:
+        inner = jnp.matmul(sums, products, precision=EXACT)  # [k, m]
+        return jnp.maximum(products.diagonal()[:, None] + (sums * inner).sum(1) - 2 * inner.T, 0)
+
+    return distance
+
+
 def of_rows(metric: Metric | Distance, shape: tuple[int, ...]) -> Metric | Distance:
     """A metric of descriptions of some shape, such as bases [d, p], as one of rows that hold their numbers. [m, d p]"""
     if not callable(metric) or len(shape) == 1:
@@ -178,24 +204,9 @@ def euclidean(points: Array, centres: Array) -> Array:
     # The vectors of client models are long, and their differences are small. A mean of the centres is subtracted before
     # the square is expanded, so that the differences keep their digits; also if one of the centres is far away.
     origin = steady_mean(centres, jnp.isfinite(centres).all(1))
-    width, last = points.shape[1], points.shape[1] - SLAB
-    if not (target().is_cpu and points.size > LARGE and last >= 0):
-        return jnp.maximum(expanded(points - origin, centres - origin), 0)
-
-    def add(i: Array, total: Array) -> Array:
-        """The part of one slab. The last one begins earlier if it would not be whole, and leaves out what was added."""
-        start = jnp.minimum(i * SLAB, last)
-        new = start + jnp.arange(SLAB) >= i * SLAB
-        slab = lambda rows: lax.dynamic_slice_in_dim(rows, start, SLAB, 1)
-        return total + expanded(*(jnp.where(new, slab(rows) - slab(origin), 0) for rows in (points, centres)))
-
-    zero = jnp.zeros((points.shape[0], centres.shape[0]), jnp.result_type(points, centres))
-    return jnp.maximum(lax.fori_loop(0, -(-width // SLAB), add, zero), 0)
-
-
-def expanded(points: Array, centres: Array) -> Array:
-    """‖x‖² + ‖c‖² − 2⟨x, c⟩, [m, k]."""
-    return (points**2).sum(1)[:, None] + (centres**2).sum(1) - 2 * jnp.matmul(points, centres.T, precision=EXACT)
+    points, centres = points - origin, centres - origin
+    square = (points**2).sum(1)[:, None] + (centres**2).sum(1) - 2 * jnp.matmul(points, centres.T, precision=EXACT)
+    return jnp.maximum(square, 0)
 
 
 def l1(points: Array, centres: Array) -> Array:
