@@ -147,6 +147,7 @@ def test_a_metric_is_known_by_its_title(text, meant):
         ("err", {"over": 3}, "score 'err': over: expected a tuple of 'present'"),
         ("seed", {}, "score 'seed': files have something else under this name"),
         ("labels", {}, "score 'labels': files have something else under this name"),
+        ("model_cosine", {}, "score 'model_cosine': files have something else under this name"),
         ("", {}, "a score's name: expected text, got ''"),
         (3, {}, "a score's name: expected text, got 3"),
     ],

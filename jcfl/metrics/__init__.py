@@ -23,6 +23,7 @@ from jcfl.metrics.evaluation import Evaluation, accuracy, f1
 from jcfl.metrics.scores import ANSWERS, CLUSTERING, are_scored, measured
 from jcfl.metrics.table import (
     HELD_OUT,
+    MODELS,
     VALIDATION,
     Place,
     Score,
@@ -39,6 +40,7 @@ __all__ = [
     "ANSWERS",
     "CLUSTERING",
     "HELD_OUT",
+    "MODELS",
     "VALIDATION",
     "Evaluation",
     "Place",

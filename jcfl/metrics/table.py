@@ -39,7 +39,10 @@ Unit = Literal["", "%", "clients", "clusters", "rounds"]
 OVER: tuple[Over, ...] = ("present", "held out", "validation")
 """What a score is taken over unless it says otherwise."""
 
-TAKEN = ("seed", "round", "labels", "counts", "losses", "accuracy_clients", "clusterability_clusters")
+MODELS = ("model_clients", "model_clusters", "model_cosine", "model_distance", "model_l1")
+"""Arrays of an evaluation that say how alike clients' models are: see `jcfl.core.measuring.comparison`."""
+
+TAKEN = ("seed", "round", "labels", "counts", "losses", "accuracy_clients", "clusterability_clusters", *MODELS)
 """Names that `metrics.jsonl` and the arrays of an evaluation use for something else than a score."""
 
 Function = Callable[[Evaluation], float]
@@ -134,7 +137,7 @@ def register_score(
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"a score's name: expected text, got {name!r}")
-    if name in TAKEN or name.startswith("model_"):
+    if name in TAKEN:
         raise ValueError(f"score {name!r}: files have something else under this name; choose another one")
     refuse_others(name, "unit", (unit,), get_args(Unit), unit)
     refuse_others(name, "better", (better,), (*get_args(Better), None), better)

@@ -24,8 +24,6 @@ ARRAYS = {
     "clusterability_clusters": (np.float32, np.nan),
 }
 """What is kept of every client, or of every cluster: its type, and the value that stands where there is none yet."""
-MODELS = ("model_clients", "model_clusters", "model_cosine", "model_distance", "model_l1")
-"""How alike clients' models are after a round: see `jcfl.core.measuring.comparison`."""
 
 
 @dataclass
@@ -44,7 +42,7 @@ class Record:
         arrays = {name: np.asarray(value) for name, value in measured.items()}
         names = dict.fromkeys(name for name in (*metrics.score_names(), *arrays) if name in arrays)
         scores = {name: number(arrays[name]) for name in names if arrays[name].ndim == 0}
-        kept, models = ({name: arrays[name] for name in some if name in arrays} for some in (ARRAYS, MODELS))
+        kept, models = ({name: arrays[name] for name in some if name in arrays} for some in (ARRAYS, metrics.MODELS))
         return cls(seed, round, scores, kept, models)
 
     def line(self) -> str:
