@@ -48,8 +48,7 @@ Growth = Annotated[
     float | None,
     Field(
         gt=0,
-        description="rate γ of new neurons in an Indian buffet process, for models with `spare` neurons; "
-        "null: as many neurons as before",
+        description="rate γ of new neurons (Indian buffet process), for models with spare ones; null: no new ones",
     ),
 ]
 Spread = Annotated[
@@ -361,5 +360,5 @@ def fairly(
 def matched(
     *, weights: Weighting = "equally", sigma: Sigma = 1.0, growth: Growth = None, spread: Spread = 1.0
 ) -> Aggregate:
-    """Neurons are matched before they are averaged (Wang et al. 2020, FedMA)."""
+    """Neurons are matched before they are averaged (Wang et al. 2020, FedMA); with `growth`, layers get new ones."""
     return Aggregate(weights=weights, rule=Matched(sigma=sigma, growth=growth, spread=spread))

@@ -34,7 +34,7 @@ DENSE = (120, 84)
 Rate = Annotated[float, Field(ge=0, lt=1, description="share of units dropped between convolutions and dense layers")]
 Spare = Annotated[
     float,
-    Field(ge=0, lt=1, description="share of each hidden layer's neurons that are not used at first, for `growth`"),
+    Field(ge=0, lt=1, description="share of each hidden layer's neurons that are not used at first, for growth"),
 ]
 """The weights of such a neuron are zero."""
 
