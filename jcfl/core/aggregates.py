@@ -11,7 +11,7 @@ import optax
 from pydantic import Field
 
 from jcfl.core import averaging, fair, returned, robust
-from jcfl.core.averaging import Averaging, sizes
+from jcfl.core.averaging import Averaging
 from jcfl.core.chain import chain
 from jcfl.core.chunks import class_counts
 from jcfl.core.context import Context
@@ -22,6 +22,7 @@ from jcfl.core.method import Aggregate, Mean, Method, Piece, Rule, Weights
 from jcfl.core.quality import present_labels
 from jcfl.core.terms import number
 from jcfl.errors import InputError
+from jcfl.metrics.cohesion import sizes
 from jcfl.registry import register
 from jcfl.types import Array, Federation, Key, Models, State
 
@@ -239,7 +240,6 @@ class Matched(Piece):
             InputError: the network is not a chain of layers.
         """
         layers = chain(context.task, context.population.shape)
-
         mean = matched_mean if self.growth is None else partial(grown_mean, growth=self.growth, spread=self.spread)
 
         def rule(key: Key, federation: Federation, who: Array) -> Averaging:
@@ -254,8 +254,7 @@ class Matched(Piece):
         layers, labels = chain(context.task, context.population.shape)[:-1], present_labels(state, federation)
         count = lambda model: sum((used_neurons(model, layer).sum() for layer in layers), jnp.int32(0))
         used = jax.vmap(count)(state.clusters)  # [k]
-        live = sizes(jnp.where(labels < 0, used.size, labels), used.size) > 0
-        return {"neurons": jnp.mean(used, where=live)}
+        return {"neurons": jnp.mean(used, where=sizes(labels, used.size) > 0)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,7 @@ def grown_orders(
     k, hidden = trees.count(default), layers[:-1]
 
     def table(layer: Layer) -> tuple[Array, Array]:
-        """The sum of a cluster's neurons [k, w, f] and the number of clients that have them [k, w]: of one client."""
+        """The sums of neurons [k, w, f] and how many clients have them [k, w], with the cluster's model as a client."""
         there = jax.vmap(lambda model: used_neurons(model, layer))(default)
         vectors = jax.vmap(lambda model: neurons(model, layer, None, sigma, sigma_bias))(default)
         return jnp.where(there[..., None], vectors, 0.0), there.astype(int)
@@ -152,7 +152,7 @@ def buffet_costs(
         ours: the client's neurons. [w, f]
         there: which of them are used. [w] bool
         sums: for each place, the sum of the neurons that clients before have put there. [v, f]
-        counts: how many of them have; 0 where the place is free. [v] int
+        counts: for each place, how many clients have put a neuron there; 0 where the place is free. [v] int
         customers: J, how many clients there are, more than each of `counts`. []
         growth: γ. The t-th free place costs log(t·J/γ) more than the neuron alone.
         spread: σ₀, in units of the standard deviation of a client's neurons.
