@@ -174,6 +174,25 @@ def mean_by(group: Array, weights: Array, rows: Models, like: Models) -> Models:
     return jax.tree.map(lambda leaf, kept: trees.rounded(sum_by(group, share, leaf, k), kept), rows, like)
 
 
+def mean_by_entry(group: Array, weights: Models, rows: Models, kept: Models) -> Models:
+    """The mean of every entry of a cluster's rows, by a weight for each entry. [s, ...] -> [k, ...]
+
+    Args:
+        group: every row's cluster; k for a row that is absent. [s] int
+        weights: every entry's weight, at least 0. An axis of length 1 stands for all its entries. [s, ...]
+        rows: an entry of weight 0 may be any number, NaN too. [s, ...]
+        kept: what an entry becomes if all its weights are 0; its dtypes are those of the means. [k, ...]
+    """
+
+    def mean(weight: Array, leaf: Array, old: Array) -> Array:
+        add = lambda part: sum_by(group, jnp.ones(group.shape), part, old.shape[0])
+        total = add(weight)
+        means = add(jnp.where(weight > 0, leaf * weight, 0.0)) / jnp.where(total > 0, total, 1.0)
+        return trees.rounded(jnp.where(total > 0, means, old), old)
+
+    return jax.tree.map(mean, weights, rows, kept)
+
+
 def shares(group: Array, weights: Array, k: int) -> Array:
     """Weights [s] as shares of their clusters' totals; zero for rows in no cluster (a `group` of k or more). [s]"""
     weights = jnp.where(group < k, weights, 0.0)

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jcfl import trees
-from jcfl.core.averaging import mean_by, present_labels, sizes, sum_by
+from jcfl.core.averaging import mean_by, mean_by_entry, present_labels, sizes, sum_by
 from jcfl.core.chain import Layer, permuted
-from jcfl.core.matching import assignment, neurons
+from jcfl.core.matching import assignment, by_class, neurons
 from jcfl.types import Array, Model, Models
 
 
@@ -67,21 +67,13 @@ def grown_mean(
     uploads = jax.vmap(lambda model, order: permuted(model, order, layers))(uploads, orders)
     used = jax.vmap(lambda model: used_entries(model, layers))(uploads)
     everybody = mean_by(group, weights, uploads, default)  # zero for a neuron that no client has
-    counts = jnp.where((group < k)[:, None], class_counts, 0).astype(float)  # [s, c]
-
-    def mean(leaf: Array, entry: Array, kept: Array) -> Array:
-        """The mean of a leaf [s, ...] by a weight of each entry [s, ...]; `kept` [k, ...] where all weights are 0."""
-        total = sum_by(group, jnp.ones(group.shape), entry, k)
-        sums = sum_by(group, jnp.ones(group.shape), jnp.where(entry > 0, leaf * entry, 0.0), k)
-        return trees.rounded(jnp.where(total > 0, sums / jnp.where(total > 0, total, 1.0), kept), kept)
-
-    by_client = jax.tree.map(lambda mask: mask * trees.wide(weights, mask), used)
-    means = jax.tree.map(mean, uploads, by_client, everybody)
-    classes = lambda mask: mask * counts.reshape(counts.shape[0], *[1] * (mask.ndim - 2), -1)
-    kept = lambda leaf, mask: jnp.where(sum_by(group, jnp.ones(group.shape), mask * 1.0, k) > 0, leaf, 0.0)
-    head, mask = uploads["params"][last], used["params"][last]
-    old = jax.tree.map(kept, default["params"][last], mask)
-    means["params"][last] = jax.tree.map(mean, head, jax.tree.map(classes, mask), old)
+    means = mean_by_entry(group, jax.tree.map(lambda mask: mask * trees.wide(weights, mask), used), uploads, everybody)
+    classes = jax.tree.map(lambda mask: mask * by_class(class_counts, mask), used["params"][last])
+    has = lambda mask: sum_by(group, jnp.ones(group.shape), mask * 1.0, k) > 0
+    old = jax.tree.map(
+        lambda leaf, mask: jnp.where(has(mask), leaf, 0.0), default["params"][last], used["params"][last]
+    )
+    means["params"][last] = mean_by_entry(group, classes, uploads["params"][last], old)
     return trees.select(sizes(group, k) > 0, means, default)
 
 

@@ -15,7 +15,7 @@ import optax
 from optax.assignment import hungarian_algorithm
 
 from jcfl import trees
-from jcfl.core.averaging import present_labels, sum_by, weighted_mean
+from jcfl.core.averaging import mean_by_entry, present_labels, weighted_mean
 from jcfl.core.chain import Layer, permuted, reordered
 from jcfl.core.objective import Part, everything
 from jcfl.types import Array, Model, Models
@@ -77,20 +77,13 @@ def class_means(labels: Array, weights: Array, uploads: Models, default: Models,
 
     The last axis of its leaves is the classes: uploads [s, ..., c] and `default` [k, ..., c] give [k, ..., c].
     """
-    k = trees.count(default)
-    group = present_labels(labels, weights, k)
-    near = jnp.minimum(group, k - 1)
-    counts = jnp.where((group < k)[:, None], class_counts, 0).astype(float)
-    total = jnp.zeros((k, counts.shape[1])).at[near].add(counts)  # [k, c]
-    share = counts / jnp.where(total > 0, total, 1.0)[near]  # [s, c]
-    spread = lambda values, like: values.reshape(values.shape[0], *[1] * (like.ndim - 2), values.shape[1])
+    group = present_labels(labels, weights, trees.count(default))
+    return mean_by_entry(group, jax.tree.map(lambda leaf: by_class(class_counts, leaf), uploads), uploads, default)
 
-    def mean(leaf: Array, kept: Array) -> Array:
-        parts = jnp.where(spread(share, leaf) > 0, leaf * spread(share, leaf), 0.0)
-        sums = sum_by(group, jnp.ones(group.shape), parts, k)
-        return jnp.where(spread(total, kept) > 0, sums, kept).astype(kept.dtype)
 
-    return jax.tree.map(mean, uploads, default)
+def by_class(class_counts: Array, leaf: Array) -> Array:
+    """Class counts [s, c] with the axes of a leaf [s, ..., c]. [s, 1, ..., c] float"""
+    return class_counts.reshape(class_counts.shape[0], *[1] * (leaf.ndim - 2), -1).astype(float)
 
 
 def matching_orders(
