@@ -104,6 +104,30 @@ def test_a_gpu_takes_products_from_its_library_unless_the_user_says_otherwise(mo
         assert compiling.round_options(context) is None
 
 
+def test_products_come_from_the_library_that_was_chosen(monkeypatch):
+    """Unless the user's flags name one."""
+    context = tiny.setting().context
+    chosen = context._replace(resources=context.resources._replace(products="eigen"))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(compiling, "is_known", lambda name, value: True)
+    with compiling_for(Target("cpu", "cpu")):
+        assert compiling.round_options(chosen) == compiling.LIGHT | compiling.EIGEN
+        assert compiling.products_are_free()
+        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+        assert compiling.round_options(chosen) == compiling.LIGHT
+        assert not compiling.products_are_free()
+    with compiling_for(Target("gpu", "gpu")):
+        assert not compiling.products_are_free()
+
+
+def test_eigen_replaces_the_library_that_xla_chooses():
+    product = jax.jit(lambda x, w: x @ w).lower(np.ones((32, 784), np.float32), np.ones((784, 200), np.float32))
+    if "__ynn_fusion" not in product.compile().as_text():
+        pytest.skip("XLA does not take products from YNNPACK here")
+    assert compiling.products_are_free()
+    assert "__ynn_fusion" not in product.compile(compiling.EIGEN).as_text()
+
+
 def test_options_that_this_version_of_xla_does_not_know_are_left_out(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(compiling, "CHEAP", {"xla_of_another_version": True, "xla_backend_optimization_level": 1})

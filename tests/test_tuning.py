@@ -34,6 +34,7 @@ def seconds(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "SHORTEST", 0.0)
     monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
     monkeypatch.setattr(tuning, "spare_devices", lambda *_: 1)  # whatever other tests made of this process
+    monkeypatch.setattr(tuning, "products_are_free", lambda: False)  # whatever this version of XLA knows
     monkeypatch.setitem(factored.PACE, "cpu", (0.35, 1.0))  # on which the meaning of FULL rests
     found = {}
 
@@ -49,6 +50,13 @@ def test_the_fastest_candidate_is_taken_and_the_next_ones_start_from_it(seconds)
     seconds |= {"{'engine': 'general'}": 5.0, "{'engine': 'general', 'chunk': 4}": 4.0}
     found = tuning.tuned(plan(engine="auto", train=FULL))
     assert found.config.tuned == {"ifca": Tuned(engine="general", chunk=4)}
+
+
+def test_another_library_of_products_is_tried_where_there_is_one(seconds, monkeypatch):
+    monkeypatch.setattr(tuning, "products_are_free", lambda: True)
+    seconds |= {"{'products': 'eigen'}": 5.0, "{'engine': 'general', 'products': 'eigen'}": 4.0}
+    found = tuning.tuned(plan(engine="auto", train=FULL))
+    assert found.config.tuned == {"ifca": Tuned(engine="general", products="eigen")}
 
 
 def test_what_is_little_faster_may_be_chance(seconds):
@@ -215,6 +223,7 @@ def test_choices_change_no_more_than_rounding_errors_and_are_kept_in_the_folder(
     given = alone | {"compare": ["fedavg"]}
     calm = experiment.run(tiny.federation(), **alone)
     tuned = {"ifca": {"engine": "general", "chunk": 2}, "fedavg": {"engine": "factored", "tile": 2}}
+    tuned["ifca"]["products"] = "eigen"
     run = experiment.run(tiny.federation(), **given, tuned=tuned, out=tmp_path / "run")
     assert [run.summary["engine"], run.others["fedavg"].summary["engine"]] == ["general", "factored"]
     np.testing.assert_array_equal(run.labels, calm.labels)

@@ -49,6 +49,7 @@ class Resources(NamedTuple):
     devices: int = 1  #: the number of devices among which clients are distributed
     tile: int | None = None  #: clients of a cluster that the factored engine trains at a time; None for its own choice
     states_on_host: bool = False  #: whether models that clients keep are on the host, and rounds fetch the cohort's
+    products: Literal["eigen"] | None = None  #: the library of a CPU's products of matrices; None for XLA's own choice
 
 
 class Context(NamedTuple):

@@ -63,6 +63,7 @@ class Tuned(BaseModel):
     tile: Annotated[int, Field(ge=1)] | None = None  # clients of a cluster trained at a time by the factored engine
     devices: Annotated[int, Field(ge=1)] | None = None
     convolution: Literal["patches", "native"] | None = None
+    products: Literal["eigen"] | None = None  # the library of a CPU's products of matrices
 
     @model_serializer
     def _chosen(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """How clients train on this machine: chosen by short trials where a run is long enough, else by constants.
 
 A trial compiles the training of a part of a cohort and measures it on models of zeros. The candidates are: all cores of
-a CPU as devices of their own, the other engine, fewer and more clients at a time, and the other way to compute
-convolutions. Each is tried from the best one so far. On an accelerator, the memory of the best program according to XLA
-says for how many more clients there is room; the constants expect up to twenty times as much memory as is taken.
+a CPU as devices of their own, another library of matrix products, the other engine, fewer and more clients at a time,
+and the other way to compute convolutions. Each is tried from the best one so far. On an accelerator, the memory of the
+best program according to XLA says for how many more clients there is room; the constants expect up to twenty times as
+much memory as is taken.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from jcfl.fast.factored import REFERENCES, Factored, tile_size
 from jcfl.models.convolution import lowering
 from jcfl.results.files import replace
 from jcfl.runs import devices, hosts
-from jcfl.runs.compiling import no_garbage_collection, round_options, seconds_of
+from jcfl.runs.compiling import no_garbage_collection, products_are_free, round_options, seconds_of
 from jcfl.runs.config import Config
 from jcfl.runs.environment import versions
 from jcfl.runs.plan import Plan, with_tuned
@@ -217,7 +218,7 @@ class Trial:
     def key(self) -> str:
         """What decides a trial's outcome: the program by constants, what is free to change, machine and versions."""
         config, machine = self.plan.config, [target().name, target().platform, devices.cores(), versions()]
-        free = [config.engine, self.plan.chunk_is_free, self.cores, convolution_is_free(config)]
+        free = [config.engine, self.plan.chunk_is_free, self.cores, convolution_is_free(config), products_are_free()]
         parts = [machine, free, self.cohort, self.first[0].as_text()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -291,8 +292,9 @@ class Trial:
 
     def measure(self, tuned: Tuned) -> Measured:
         """Compile the training and time it: the first time does not count, as memory is taken then."""
-        lowered, arguments = self.first if tuned == Tuned() else self.lower(tuned)
-        program = lowered.compile(round_options(self.context))
+        same = tuned in (Tuned(), Tuned(products=tuned.products))  # the library is chosen when a program is compiled
+        lowered, arguments = self.first if same else self.lower(tuned)
+        program = lowered.compile(round_options(self.context_of(tuned)))
         run = lambda: seconds_of(program, *arguments)[0]
         run()
         times = [run()]
@@ -340,6 +342,9 @@ def changes(trial: Trial) -> Iterator[Change]:
     def other_devices(best: Tuned, found: Measured) -> Tuned | None:
         return best.model_copy(update={"devices": 1 if (best.devices or 1) > 1 else cores}) if cores > 1 else None
 
+    def other_products(best: Tuned, found: Measured) -> Tuned | None:
+        return best.model_copy(update={"products": "eigen"}) if products_are_free() else None
+
     def other_engine(best: Tuned, found: Measured) -> Tuned | None:
         other = "general" if trial.engine(best) == Factored.name else Factored.name
         return (
@@ -351,6 +356,7 @@ def changes(trial: Trial) -> Iterator[Change]:
         return best.model_copy(update={"convolution": other}) if convolution_is_free(config) else None
 
     yield other_devices
+    yield other_products
     yield other_engine
     if not target().is_cpu:  # larger chunks first: they are what an accelerator most likely wants, and time is limited
         yield lambda best, found: trial.with_room(best, found, 1.0)

@@ -10,7 +10,16 @@ import numpy as np
 
 from jcfl import metrics, registry
 from jcfl.fast import slabs
-from jcfl.runs.bench.work import compiled_step, medians_in_turn, next_round, seconds_of, settled_state, table_one
+from jcfl.runs.bench.work import (
+    compiled_step,
+    medians_in_turn,
+    next_round,
+    seconds_of,
+    settled_state,
+    table_one,
+    tried,
+)
+from jcfl.runs.compiling import round_options
 from jcfl.runs.plan import Plan
 from jcfl.types import State
 from jcfl.types.target import target
@@ -21,7 +30,7 @@ TAU = 0.5
 
 def newcomers(case: str, quick: bool, data_dir: Path | None) -> dict[str, Any]:
     """A round whose clients are all new, a settled one, and the plain inner products of new clients, in turn."""
-    plan = table_one(quick, data_dir)
+    plan = tried(table_one(quick, data_dir))
     settled = settled_state(plan)
     step, (products, arguments) = compiled_step(plan, settled), plain_inner_products(plan)
     begun = all_new(plan, step)
@@ -78,7 +87,7 @@ def plain_inner_products(plan: Plan) -> tuple[Callable[..., Any], tuple[Any, ...
         sums = [jnp.zeros((a, b)) for i, a in enumerate(parts) for b in parts[: i + 1]]
         return jax.lax.fori_loop(0, hidden // width, slab, (rows, sums))[1]
 
-    return jax.jit(passes).lower(rows).compile(), (rows,)
+    return jax.jit(passes).lower(rows).compile(round_options(plan.context)), (rows,)
 
 
 WIDTH = 64

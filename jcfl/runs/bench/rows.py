@@ -30,7 +30,9 @@ from jcfl.runs.bench.work import (
     settled_state,
     table_one,
     timed,
+    tried,
 )
+from jcfl.runs.compiling import round_options
 from jcfl.runs.experiment import execute
 from jcfl.runs.plan import Plan, config_and_objects, planned
 
@@ -49,7 +51,7 @@ class Row(NamedTuple):
 
 def engines(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """The general and the factored engine in turn from the same state, and the matrix products alone."""
-    plans = {name: table_one(quick, data_dir, engine=name) for name in ("general", "factored")}
+    plans = {name: tried(table_one(quick, data_dir, engine=name)) for name in ("general", "factored")}
     states = {name: settled_state(plan) for name, plan in plans.items()}
     steps = {name: compiled_step(plan, states[name]) for name, plan in plans.items()}
     one, products = plans["factored"], []
@@ -89,7 +91,7 @@ def plain_products(plan: Plan) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return jax.lax.scan(part, [jnp.zeros_like(kernel) for kernel in kernels], x)[0]
 
     kernels = list(jax.random.normal(jax.random.key(1), (2, d, h)))
-    return jax.jit(passes).lower(x, kernels).compile(), (x, kernels)
+    return jax.jit(passes).lower(x, kernels).compile(round_options(plan.context)), (x, kernels)
 
 
 PART = 10
@@ -98,7 +100,7 @@ PART = 10
 
 def full(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """All clients at once."""
-    plan = table_one(quick, data_dir, participation=1.0)
+    plan = tried(table_one(quick, data_dir, participation=1.0))
     state = settled_state(plan)
     times = timed(compiled_step(plan, state), state, plan.federation, 3)
     return {"clients": plan.context.population.cohort, "first_s": times[0], "round_s": medians(times[1:])[0]}
@@ -107,7 +109,7 @@ def full(case: str, quick: bool, data_dir: Path | None) -> Figures:
 def grouping(case: str, quick: bool, data_dir: Path | None) -> Figures:
     """All clients seen for the first time in one round, nothing trained."""
     method: dict[str, Any] = {"clustering_only": True} | ({"sketch": 4096} if case == "sketch" else {})
-    plan = table_one(quick, data_dir, participation=1.0, model={"hidden": 200}, method=method)
+    plan = tried(table_one(quick, data_dir, participation=1.0, model={"hidden": 200}, method=method))
     (algorithm,) = plan.algorithms.values()
     init = jax.jit(algorithm.init)
     state = init(jax.random.key(0), plan.federation)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
+from jcfl.runs import tuning
 from jcfl.runs.compiling import round_options, seconds_of
 from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Models, Split, State
@@ -33,6 +34,12 @@ def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
     if data_dir is None or quick:
         return planned(*config_and_objects(made_up_federation(80 if quick else 4800, 50), {**preset, **merged}))
     return planned(*config_and_objects("stocfl_rotated_mnist", {**preset, "data_dir": data_dir, **merged}))
+
+
+def tried(plan: Plan) -> Plan:
+    """The plan of one method after the trials of settings with which a long run begins."""
+    (title,) = plan.algorithms
+    return tuning.of_method(tuning.tuned(plan), title)
 
 
 def made_up_federation(clients: int, size: int | np.ndarray, groups: int = 4) -> Federation:
