@@ -3,16 +3,22 @@
 A page calls the functions in `SUBSTITUTIONS` by MyST's substitutions, each in a line of its own: `{{ method("ifca") }}`
 describes a method, `{{ answers() }}` is the table of all methods and their seven answers, `{{ pieces("addon") }}`
 describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("CHANGELOG.md") }}` is a file,
-`{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it, `{{ figures() }}` the table of all figures.
+`{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it, `{{ figures() }}` the table of all figures,
+`{{ commands() }}` describes the command line, `{{ extras() }}` lists the optional packages.
 """
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from jcfl import metrics, registry
+from jcfl.cli import app
 from jcfl.core.context import Context
 from jcfl.core.method import QUESTIONS, Method
 from jcfl.runs import config
@@ -197,6 +203,38 @@ def reproduction(name: str, table: Table) -> str:
     return f"| `{name}` | {cell(f'{numbers.source}: {numbers.caption}')} | {' | '.join(hours)} | {links or '–'} |"
 
 
+def commands() -> str:
+    """Every command of the command line: what it does, its arguments and its options."""
+    found = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    return "\n\n".join(about_command(name, found[name]) for name in sorted(found))
+
+
+def about_command(name: str, command: Any) -> str:
+    """A command's help and a table of its arguments and options."""
+    rows = ["| | | default |", "|---|---|---|"]
+    for one in command.params:
+        if one.hidden or "--help" in one.opts:
+            continue
+        argument = not one.opts[0].startswith("-")
+        value = one.metavar or ("" if argument or one.is_flag else one.name.upper())
+        names = value if argument else f"{', '.join([*one.opts, *one.secondary_opts])} {value}".strip()
+        given = "" if one.default in (None, False, True, (), []) else str(getattr(one.default, "value", one.default))
+        default = one.show_default if isinstance(one.show_default, str) else f"`{given}`" if given else ""
+        rows.append(f"| `{cell(names)}` | {cell(one.help or '')} | {cell(default)} |")
+    return "\n\n".join([f"## jcfl {name}", prose(command.help or ""), "\n".join(rows)])
+
+
+def extras() -> str:
+    """The optional packages of the project, and what they are for."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    lines = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0].splitlines()
+    why = {line.partition(" = ")[0]: line.partition("# ")[2] for line in lines if " = [" in line}
+    rows = ["| name | packages | what for |", "|---|---|---|"]
+    for name, packages in tomllib.loads(text)["project"]["optional-dependencies"].items():
+        rows.append(f"| `{name}` | {', '.join(f'`{one}`' for one in packages)} | {cell(why.get(name, ''))} |")
+    return "\n".join(rows)
+
+
 def verdicts() -> str:
     """The claims of each kind in the tables that have been run."""
     kinds = ("reproduced", "not reproduced", "not judged", "cannot be run here", "not run")
@@ -251,6 +289,8 @@ def paper_figures(page: str) -> dict[str, dict[str, list[str]]]:
 
 SUBSTITUTIONS = {
     **{"method": about_method, "answers": answers, "pieces": all_pieces, "table": listed, "file": part},
+    "commands": commands,
+    "extras": extras,
     "reproductions": reproductions,
     "verdicts": verdicts,
     "doubts": doubts,

@@ -31,7 +31,7 @@ class InputError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: a model stopped being finite, or a limit of the run was passed."""
+    """Training cannot go on: a model or a description is not finite, clusters have no room, or workers failed."""
 
     status = 1
 

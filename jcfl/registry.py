@@ -361,11 +361,9 @@ def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> st
         above, _, name = key.rpartition(".")
         return f"{above}{': ' * bool(above)}{unknown('key', name, keys(model, path[:-1]))}"
     got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
-    said = first["msg"][0].lower() + first["msg"][1:]
-    if first["type"] == "tuple_type":  # a word of Python's, and not of YAML's
-        said = f"expected a list, such as [{shown(first['input'])}]"
-    if first["type"] == "model_type":  # which names classes
-        said = "expected a name, or keys and values"
+    instead = {"tuple_type": f"expected a list, such as [{shown(first.get('input'))}]"}  # no words of Python's
+    instead["model_type"] = "expected a name, or keys and values"
+    said = instead.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
     return f"{key}{': ' * bool(key)}{said}{got}{more}"
 
 

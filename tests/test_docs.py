@@ -99,7 +99,10 @@ def test_pieces_of_every_kind_have_their_facts(parts):
         assert re.findall(rf"^\({kind}-(\w+)\)=$", text, re.MULTILINE) == registry.names(kind)
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(#(\w+-\w+)\)", "".join(PAGES.values())))))
+TO_PIECES = rf"\]\([\w./]*#((?:{'|'.join(registry.KINDS)})-\w+)\)"
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(TO_PIECES, "".join(PAGES.values())))))
 def test_links_to_pieces_lead_somewhere(target):
     kind, name = target.split("-")
     assert name in registry.names(kind)

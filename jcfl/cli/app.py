@@ -103,6 +103,6 @@ def common(
 ) -> None:
     """Clustered federated learning at scale, in JAX.
 
-    Begin with `jcfl run quickstart`: it takes a minute and needs no download. `jcfl list` lists what can be run,
-    `jcfl list stocfl` describes one method and its options, and `jcfl report DIR` makes a page about a run.
+    Begin with `jcfl run quickstart`: it takes less than a minute and needs no download. `jcfl list` lists what can be
+    run, `jcfl list stocfl` describes one method and its options, and `jcfl report DIR` makes a page about a run.
     """

@@ -125,6 +125,7 @@ class History:
         takes longer.
 
         >>> import jcfl
+        >>> import numpy as np
         >>> x = np.zeros((3, 8, 8, 1), np.uint8)
         >>> settings = {"data": "digits", "scenario": {"name": "iid", "clients": 5}, "method": "fedavg", "rounds": 1}
         >>> history = jcfl.run(settings)

@@ -13,7 +13,6 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import work
 
-
 LONG = 2000
 """The rounds of the run, of which the first ones are measured. With so many, it begins with trials of settings."""
 
