@@ -211,7 +211,7 @@ def commands() -> str:
 
 def about_command(name: str, command: Any) -> str:
     """A command's help and a table of its arguments and options."""
-    rows = ["| | | default |", "|---|---|---|"]
+    rows = ["| argument or option | what it does | default |", "|---|---|---|"]
     for one in command.params:
         if one.hidden or "--help" in one.opts:
             continue
@@ -220,7 +220,8 @@ def about_command(name: str, command: Any) -> str:
         names = value if argument else f"{', '.join([*one.opts, *one.secondary_opts])} {value}".strip()
         given = "" if one.default in (None, False, True, (), []) else str(getattr(one.default, "value", one.default))
         default = one.show_default if isinstance(one.show_default, str) else f"`{given}`" if given else ""
-        rows.append(f"| `{cell(names)}` | {cell(one.help or '')} | {cell(default)} |")
+        text = re.sub(r"(?<![`\w])--[a-z-]+", r"`\g<0>`", one.help or "")  # else a dash is made of two hyphens
+        rows.append(f"| `{cell(names)}` | {cell(text)} | {cell(default)} |")
     return "\n\n".join([f"## jcfl {name}", prose(command.help or ""), "\n".join(rows)])
 
 
