@@ -182,6 +182,9 @@ def test_what_a_run_needs_is_shown(capsys):
     words = ["quickstart", "scenario.clients=8", "method=ifca", "method.clusters=2", "compare=[]", "rounds=10"]
     assert cli.status(["show", *words, "participation=1"]) == 0
     assert re.search(r"needs: federation .*, states .*; 2 evaluations, 400 local steps", capsys.readouterr().out)
+    fewer = ["quickstart", "scenario.clients=8", "method=fedsgd", "compare=[]", "rounds=10", "participation=1"]
+    assert cli.status(["show", *fewer]) == 0
+    assert ", 80 local steps" in capsys.readouterr().out  # one full-batch step, whatever the trainer's epochs
     assert cli.status(["show", *words, "method.clusters=9"]) == 0
     assert "the run is refused: ifca: clusters must be at most" in capsys.readouterr().out
 

@@ -157,3 +157,25 @@ def test_federations_that_differ_in_ids_alone_share_their_programs():
     one, other = (from_clients(X, Y, ids) for ids in (CLIENTS, np.char.upper(CLIENTS)))
     assert jax.tree.structure(one) == jax.tree.structure(other)
     assert jax.device_put(other).clients[0] == other.clients[0] == one.clients[0].upper()
+
+
+def test_large_numbers_of_two_dtypes_stay_apart():
+    """uint64 beside int64 is float64 to NumPy, which has no odd number beyond 2**53."""
+    ids = 2**53 + np.repeat(np.arange(CLASSES), 12)
+    found = from_clients(X, Y, ids.astype(np.uint64), x_test=X, y_test=Y, clients_test=ids)
+    assert found.clients.tolist() == sorted(set(ids.tolist()))
+    assert found.clients.dtype.kind == "i" or found.clients.dtype.kind == "u"
+    with pytest.raises(InputError, match="of different kinds: float64 cannot hold all of them"):
+        from_clients(X, Y, ids, x_test=X, y_test=Y, clients_test=ids.astype(float))
+
+
+def test_numbers_beside_text_are_refused():
+    """As text, 10 comes before 2, and groups in the order of numbers would go to other clients."""
+    ids = np.repeat(np.arange(CLASSES), 12)
+    with pytest.raises(InputError, match="of different kinds: int64 and str"):
+        from_clients(X, Y, ids, x_test=X, y_test=Y, clients_test=ids.astype(str))
+
+
+def test_series_have_three_axes():
+    with pytest.raises(InputError, match=r"series: expected examples of shape \(n, time, channels\), got 2 axes"):
+        from_clients(X, Y, CLIENTS, series=True)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jcfl import cli
+import jcfl
+from jcfl import cli, results
+from jcfl.data import from_clients
 from jcfl.errors import InputError
+from jcfl.runs import config
 from jcfl.view import comparing, plotting, statistics
 from jcfl.view.comparing import figures, matching, tables
 from jcfl.view.pages import tex
@@ -527,3 +530,19 @@ def test_one_seed_has_no_deviation_and_no_test(tmp_path):
 def test_greek_letters_are_latex():
     assert tables.capital("ε of privacy") == "ε of privacy" and tables.capital("accuracy") == "Accuracy"
     assert tex("ε, δ, σ², β, μ") == r"$\varepsilon$, $\delta$, $\sigma$$^2$, $\beta$, $\mu$"
+
+
+def test_runs_on_other_examples_are_on_another_federation(tmp_path):
+    """Though the clients have as many examples of every label."""
+    rng = np.random.default_rng(0)
+    x, y, who = rng.random((40, 3), np.float32), np.arange(40) % 2, np.repeat(np.arange(4), 10)
+    for name, examples in {"one": x, "two": 3 - x}.items():
+        given = {"method": "majority", "model": "linear", "rounds": 1, "out": tmp_path / name}
+        jcfl.run(from_clients(examples, y, who), **given)
+    one, two = (matching.entry(results.load(tmp_path / name)) for name in ("one", "two"))
+    assert one.federation != two.federation
+    assert numbers.federation(results.load(tmp_path / "one")) != numbers.federation(results.load(tmp_path / "two"))
+
+
+def test_what_a_run_fills_in_to_fit_the_memory_does_not_matter():
+    assert set(config.FITTED) <= set(matching.FREE)

@@ -12,6 +12,8 @@ from jcfl import models, registry, trees
 from jcfl.core import chunks
 from jcfl.core import describing as anchors
 from jcfl.core import engine as engines
+from jcfl.core.faults import Faults
+from jcfl.core.reliability import Reliability
 from jcfl.errors import InputError
 from jcfl.fast import factored, slabs
 from jcfl.grouping.merging import greedy
@@ -335,3 +337,21 @@ def test_cores_as_devices_favour_training_in_general():
     several = [setting.with_resources(devices=devices).context for devices in (1, 2)]
     chosen = [factored.Factored().is_cheaper(work, context) for context in several]
     assert chosen == [True, False]
+
+
+def test_an_upload_that_is_lost_need_not_be_finite():
+    """In the factored engine, whose sums are products with rows of weight 0, as in the general one."""
+    data = tiny.federation()
+    x = data.x.copy()
+    x[data.train.owned(3)] = 1e30
+    data = data.replace(x=x)
+    setting = tiny.setting(data=data, steps=2, epochs=None).with_context(
+        task=registry.find("model", "mlp")(SHAPE, tiny.CLASSES, hidden=4),
+        engine="factored",
+        faults=Faults(reliability=Reliability(dropout=0.5)),
+    )
+    algorithm, data = tiny.built("fedavg", setting), jax.device_put(data)
+    round_of = jax.jit(lambda key: algorithm.step(algorithm.init(key, data), data))
+    ends = [round_of(jax.random.key(seed)) for seed in range(6)]
+    assert {bool(end.seen[3]) for end in ends} == {True, False}
+    assert [bool(end.failed[0] < 0) for end in ends] == [not end.seen[3] for end in ends]

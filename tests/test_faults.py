@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,15 @@ from sklearn.neighbors import LocalOutlierFactor
 
 import jcfl
 from jcfl.cli import display
-from jcfl.core import attacks, local, robust, server
+from jcfl.core import attacks, faults, local, robust, rounds, server
 from jcfl.core.chunks import gather
 from jcfl.core.faults import Exclude, ExcludeSparse, Faults
 from jcfl.core.objective import objective
 from jcfl.core.reliability import Reliability
 from jcfl.data import hostile
 from jcfl.errors import InputError, TrainingError
-from jcfl.types import Broadcast
+from jcfl.runs import loop
+from jcfl.types import GLOBAL, Broadcast, Cohort
 from tests import tiny
 
 LABELS = np.array([0, 0, 0, 0, 0, 1, 1, 1, -1, 2])
@@ -257,8 +259,8 @@ def diverging(client: int, on_divergence: str):
     x[data.train.rows[data.train.start[client] :][: data.train.size[client]], 0, 0, 0] = MARK
     data = data.replace(x=x)
     setting = tiny.setting(1.0, data=data)
-    faults = Faults(on_divergence=on_divergence)
-    return data, setting.with_context(trainer=Spoilt(*setting.context.trainer), faults=faults)
+    trainer = Spoilt(*setting.context.trainer)
+    return data, setting.with_context(trainer=trainer, faults=Faults(on_divergence=on_divergence))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "stocfl"])
@@ -283,6 +285,39 @@ def test_a_cluster_that_diverges_keeps_its_model():
     assert states.failed[-1][0] == -1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((states.clusters, states.shared)))
     assert states.server["reset"][-1].sum() == 3, "one of the two, in every round"
+
+
+@pytest.mark.parametrize(("cluster", "named"), [(1, 1), (None, GLOBAL)])
+def test_the_model_that_diverges_is_named(cluster, named):
+    """ω is not finite either where it is a mean of the clusters."""
+    setting, data = tiny.setting(1.0), jax.device_put(tiny.federation())
+    state = jax.jit(tiny.built("ifca", setting, clusters=2).init)(jax.random.key(0), data)
+    spoilt = lambda tree, place: jax.tree.map(lambda leaf: leaf.at[place].set(jnp.nan), tree)
+    state = state.replace(shared=spoilt(state.shared, ...))
+    state = state if cluster is None else state.replace(clusters=spoilt(state.clusters, cluster))
+    cohort = Cohort(jnp.arange(8), jnp.ones(8, bool))
+    end = rounds.finished(setting.context, state, state, cohort, False)
+    assert end.failed.tolist() == [0, named]
+    assert "global model" in str(loop.failure(0, 0, GLOBAL)) and "cluster 1" in str(loop.failure(0, 0, 1))
+
+
+def test_shares_are_of_those_that_can_be_excluded():
+    """Of eight clients one is hostile and four are held out; of the other three one is excluded."""
+    data = tiny.federation(held_out=4).replace(hostile=np.arange(8) == 0)
+    state = SimpleNamespace(clients={"suspected": jnp.asarray([1, 1, 0, 0, 0, 0, 0, 0])}, server={})
+    found = faults.measures(Exclude(patience=1), state, data)
+    assert (found["excluded_hostile"], found["excluded_honest"]) == (1, pytest.approx(1 / 3))
+
+
+def test_long_models_in_half_precision_are_told_apart():
+    """Their squares add up to more than float16 has."""
+    rng = np.random.default_rng(0)
+    near = rng.normal(0, 2, 20_000) + rng.normal(0, 0.01, (5, 20_000))
+    near[0] += 1
+    rows = {"w": jnp.asarray(near, jnp.float16)}
+    np.testing.assert_allclose(robust.norms(rows), np.linalg.norm(near, axis=1), rtol=1e-3)
+    chosen = robust.krum(jnp.zeros(5, int), jnp.ones(5), rows, jax.tree.map(lambda leaf: leaf[:1], rows))
+    assert not (chosen["w"][0] == rows["w"][0]).all(), "the one that is far from the others"
 
 
 def test_windows_open_and_close():
@@ -319,9 +354,9 @@ def test_stragglers_do_a_part_of_their_steps():
 def test_what_cannot_be_combined_is_refused():
     forging = Faults(attacks.Scaled(share=0.25))
     chained = tiny.built("fedavg", tiny.setting()).method.with_train(chained=True)
-    for faults in (forging, Faults(on_divergence="drop_client")):
+    for refused in (forging, Faults(on_divergence="drop_client")):
         with pytest.raises(InputError, match="one after another"):
-            tiny.built(chained, tiny.setting().with_context(faults=faults))
+            tiny.built(chained, tiny.setting().with_context(faults=refused))
     with pytest.raises(InputError, match=r"reliability\.late=lost"):
         tiny.built("scaffold", tiny.setting().with_context(faults=Faults(reliability=Reliability(stragglers=0.5))))
 

@@ -1,6 +1,7 @@
 """What uploads that are left out, forged, partial or never sent may change, and what they may not."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ import pytest
 from jcfl.core import robust
 from jcfl.core.local import Local
 from jcfl.errors import InputError, TrainingError
+from jcfl.methods import addons, fesem
 from jcfl.types import Broadcast, Clients
+from tests import tiny
 from tests.groups import at, paths, run, state, two_groups, vector, vectors
 
 FEDERATION = two_groups()
@@ -131,3 +134,18 @@ def test_partial_work_and_hidden_pulls_are_refused():
     private = {"clip": 0.5, "noise": 4.0, "description_clip": 1.0, "description_noise": 4.0}
     with pytest.raises(InputError, match="describes clients again after renew rounds with the noise of the first time"):
         run(FEDERATION, "stocfl", renew=1, similarity="plain", privacy={"name": "gaussian", **private})
+
+
+def test_the_last_model_of_a_client_that_is_excluded_for_good_counts_no_more():
+    """In methods that average the models that clients keep."""
+    data = jax.device_put(tiny.federation((6,) * 4))
+    setting = tiny.setting(data=data, steps=1, epochs=None, batch_size="full")
+    method = addons.exclude(fesem(clusters=1), limit=1e9, patience=1)
+    algorithm = tiny.built(replace(method, group=replace(method.group, restarts=1)), setting)
+    step = jax.jit(algorithm.step)
+    state = step(jax.jit(algorithm.init)(jax.random.key(0), data), data)
+    sent = jax.tree.map(lambda leaf: leaf.at[0].set(1000.0), state.clients["model"])
+    state = state.replace(clients=state.clients | {"suspected": jnp.array([1, 0, 0, 0]), "model": sent})
+    state = step(state, data)
+    others = jax.tree.map(lambda leaf: leaf[1:].mean(0, keepdims=True), state.clients["model"])
+    tiny.same(state.clusters, others, 1e-5)

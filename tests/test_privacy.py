@@ -148,6 +148,14 @@ def test_noise_has_the_deviation_that_is_said():
     assert abs(apart) < 0.03
 
 
+def test_a_long_update_in_half_precision_is_scaled_down():
+    """The squares of its numbers add up to more than float16 has."""
+    start = {"params": {"w": jnp.zeros(20_000, jnp.float16)}}
+    model = {"params": {"w": jnp.asarray(np.random.default_rng(0).normal(0, 3, 20_000), jnp.float16)}}
+    cut = Privacy(clip=1.0).clipped(model, start)["params"]["w"]
+    assert cut.dtype == jnp.float16 and np.linalg.norm(np.asarray(cut, np.float64)) == pytest.approx(1, rel=0.01)
+
+
 def test_descriptions_are_clipped_and_noised_and_a_client_always_sends_the_same():
     privacy = Privacy(description_clip=2.0, description_noise=0.25)
     rows = jnp.zeros((3, 20000)).at[1].set(1.0)

@@ -239,5 +239,6 @@ def measures(exclude: Exclude | None, state: State, federation: Federation) -> d
         out = state.clients["suspected"] >= (exclude.patience or 1)
         hostile = jnp.asarray(federation.hostile) if federation.is_attacked else jnp.zeros(out.shape, bool)
         found["excluded_hostile"] = (out & hostile).sum() / jnp.maximum(hostile.sum(), 1)
-        found["excluded_honest"] = (out & ~hostile).sum() / jnp.maximum((~hostile).sum(), 1)
+        honest = ~hostile & ~jnp.asarray(federation.held_out)
+        found["excluded_honest"] = (out & honest).sum() / jnp.maximum(honest.sum(), 1)
     return found

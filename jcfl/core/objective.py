@@ -172,8 +172,8 @@ def cosine(a: Any, b: Any) -> Array:
 def sharing(weight: Array | float, on: Part) -> Term:
     """(λ/2) Σ_k' w_k' ‖θ − Θ_k'‖² over the other clusters (Ma 2023, eq. 5.5).
 
-    w_k' is the cluster's share of the training examples of all clients seen. It comes with the broadcast: `sent.shares`
-    [k].
+    w_k' is the cluster's share of the training examples of all clients that have a cluster. It comes with the
+    broadcast: `sent.shares` [k].
     """
 
     def term(model: Model, batch: Clients, sent: Broadcast) -> Array:

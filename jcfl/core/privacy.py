@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field
 
+from jcfl import trees
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import number
@@ -82,7 +83,7 @@ class Privacy(Piece):
         """The model itself where its update is no longer than `clip`, else the start and the update scaled down."""
         update = optax.tree.sub(model["params"], start["params"])
         cut = optax.tree.add(start["params"], shortened(update, self.clip))
-        is_short = optax.tree.norm(update) <= self.clip
+        is_short = optax.tree.norm(trees.for_sums(update)) <= self.clip
         return {**model, "params": jax.tree.map(lambda a, b: jnp.where(is_short, a, b), model["params"], cut)}
 
 
@@ -94,9 +95,10 @@ def once_keys(run: Key, who: Array) -> Key:
 
 def shortened(tree: Any, limit: Any) -> Any:
     """A tree scaled down to the norm `limit` if it is longer; zero if it is not finite, which no noise could cover."""
-    length = optax.tree.norm(tree)
+    length = optax.tree.norm(trees.for_sums(tree))
     scale = jnp.minimum(1, limit / jnp.maximum(length, 1e-30))
-    return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(length), scale * leaf, 0.0), tree)
+    cut = lambda leaf: jnp.where(jnp.isfinite(length), scale * leaf, 0.0).astype(leaf.dtype)
+    return jax.tree.map(cut, tree)
 
 
 def noisy(key: Key, tree: Any, deviation: Any) -> Any:

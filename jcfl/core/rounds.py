@@ -30,6 +30,7 @@ from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
 from jcfl.errors import InputError
 from jcfl.trees.rows import HostTable
 from jcfl.types import (
+    GLOBAL,
     Algorithm,
     Array,
     Broadcast,
@@ -321,6 +322,7 @@ def grouped(
     if "model" in state.clients:
         state = with_kept(state, cohort, {"model": seen})
         present = state.seen.at[cohort.who].max(cohort.present) & (state.round < federation.depart)
+        present &= ~faults.excluded(method.aggregate.exclude, state)
         members = Cohort(jnp.arange(state.labels.size), present)
         models = seen = state.clients["model"]
     if grouping.after is not None:
@@ -382,6 +384,6 @@ def finished(context: Context, sent: State, state: State, cohort: Cohort, apart:
     """
     if context.faults.on_divergence == "drop_cluster":
         state = faults.without_divergence(sent, state)
-    good = onhost.finite_clusters(state, cohort, apart) & trees.finite(trees.stack(state.shared, 1))
-    state = faults.with_failure(state, ~good.all(), jnp.argmin(good))
+    good, fine = onhost.finite_clusters(state, cohort, apart), trees.finite(trees.stack(state.shared, 1))[0]
+    state = faults.with_failure(state, ~(good.all() & fine), jnp.where(good.all(), GLOBAL, jnp.argmin(good)))
     return state.replace(seen=state.seen.at[cohort.who].max(cohort.present), round=state.round + 1)

@@ -117,7 +117,8 @@ def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) 
     labels[row] = made.y
     splits = {name: split.replace(rows=row[split.rows]) for name, split in made.splits.items()}
     x = channelled(x, options["series"])
-    return made.replace(x=x, y=labels, mean=made.mean[:1], std=made.std[:1], **splits)
+    mean, std = (one if len(one) == 1 else one[:1] * x.shape[-1] for one in (made.mean, made.std))
+    return made.replace(x=x, y=labels, mean=mean, std=std, **splits)
 
 
 def _in_order(names: list[Any], groups: Any) -> Any:

@@ -145,7 +145,13 @@ def features(x: Any, where: str | Path, named: Callable[[int], str] = "example {
 
 
 def channelled(x: np.ndarray, series: bool) -> np.ndarray:
-    """Grey images [n, h, w] with an axis for their channel [n, h, w, 1]; all else, and series [n, t, c], as it is."""
+    """Grey images [n, h, w] with an axis for their channel [n, h, w, 1]; all else, and series [n, t, c], as it is.
+
+    Raises:
+        InputError: series with another number of axes.
+    """
+    if series and x.ndim != 3:
+        raise InputError(f"series: expected examples of shape (n, time, channels), got {x.ndim} axes")
     return x[..., None] if x.ndim == 3 and not series else x
 
 
@@ -238,11 +244,23 @@ def owners(ids: Any, where: str | Path) -> np.ndarray:
 
 
 def joined(parts: Sequence[np.ndarray], where: str | Path) -> np.ndarray:
-    """The clients' ids of several parts, one after the other, as `owners` has them. `[n]`."""
+    """The clients' ids of several parts, one after the other, as `owners` has them. `[n]`.
+
+    Raises:
+        InputError: numbers and text, or numbers that have no common dtype without a loss.
+    """
+    kinds = {part.dtype.kind for part in parts if part.size}
+    wrong = f"{where}: clients' ids to train and to test on are of different kinds"
+    if kinds & {"U", "S"} and kinds & {*"biuf"}:
+        raise InputError(f"{wrong}: {' and '.join(sorted({part.dtype.name for part in parts}))}")
+    parts = [part.astype(object) for part in parts] if kinds == {"i", "u"} else parts  # float64 has 53 bits
     try:
         ids = np.concatenate(parts)
     except TypeError as error:
-        raise InputError(f"{where}: clients' ids to train and to test on are of different kinds ({error})") from error
+        raise InputError(f"{wrong} ({error})") from error
+    pieces = np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
+    if any((piece.astype(part.dtype) != part).any() for piece, part in zip(pieces, parts, strict=True)):
+        raise InputError(f"{wrong}: {ids.dtype} cannot hold all of them; expected one dtype")
     return owners(ids, where)
 
 

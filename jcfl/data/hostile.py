@@ -46,7 +46,7 @@ def with_flipped_labels(federation: Federation) -> Federation:
     if not isinstance(federation.drift, tuple):
         raise InputError(
             f"{federation.name}: labels are flipped before training, and drift would hand them to honest clients; take "
-            "another attack, or leave scenario.drift out"
+            "another attack, or leave scenario.drift out; attack 'scaled' can have flip_labels=false"
         )
     split, y = federation.train, np.array(federation.y)
     rows, size = np.asarray(split.rows), np.asarray(split.size)

@@ -221,7 +221,8 @@ def train_tiles(
         sent = Broadcast(label, own_model, (), common, held, ())
         uploads = train_tile(make, task, sent, layers, x, data, chunks.client_keys(key, who))
         sums = Upload(
-            sum_in_coordinates(first, x, near, uploads.cluster), sum_in_coordinates(first, x, far, uploads.shared)
+            sum_in_coordinates(first, x, near, trees.where_weighted(near, uploads.cluster)),
+            sum_in_coordinates(first, x, far, trees.where_weighted(far, uploads.shared)),
         )
         full = Upload(*(models_written_out(first, layers, x, model) for model in (uploads.cluster, uploads.shared)))
         return sums, full if keep else Upload((), ())

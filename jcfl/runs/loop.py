@@ -19,7 +19,7 @@ from jcfl.runs.ahead import Ahead
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.programs import Programs, Running, keys
 from jcfl.runs.watchdog import Watchdog
-from jcfl.types import OVERFLOW, UNDESCRIBED, VOTER, Federation, State
+from jcfl.types import GLOBAL, OVERFLOW, UNDESCRIBED, VOTER, Federation, State
 
 BLOCK = 1.0
 """How many seconds a block of rounds should take, so that progress can be shown after each."""
@@ -226,7 +226,8 @@ def failure(seed: int, round: int, cluster: int) -> TrainingError:
             f"in round {round + 1} (seed {seed}) the description of a client is not finite, so clients cannot be "
             "grouped; lower train.lr, or correct the description if it is your own"
         )
-    model = "a model of a run that votes beside it" if cluster == VOTER else f"the model of cluster {cluster}"
+    others = {VOTER: "a model of a run that votes beside it", GLOBAL: "the global model"}
+    model = others.get(cluster, f"the model of cluster {cluster}")
     return TrainingError(
         f"training diverged: in round {round + 1} (seed {seed}) {model} stopped being finite; lower train.lr"
     )

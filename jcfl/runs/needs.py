@@ -67,7 +67,9 @@ class StateBytes(NamedTuple):
     device: int  # in the memory of one device
 
 
-def needs(config: Config, federation: Federation, context: Context, sizes: Sequence[StateBytes], trained: int) -> Needs:
+def needs(
+    config: Config, federation: Federation, context: Context, sizes: Sequence[StateBytes], steps: Sequence[int | None]
+) -> Needs:
     """What a run needs.
 
     Args:
@@ -75,11 +77,12 @@ def needs(config: Config, federation: Federation, context: Context, sizes: Seque
         federation: with NumPy or JAX leaves.
         context: of the run.
         sizes: of each method.
-        trained: how many of the methods train.
+        steps: of a client in a round, of each method that trains; None: the trainer's.
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
     states = max(size.device for size in sizes)
-    _, local = context.trainer.rows_and_steps(context.population.width)
+    _, usual = context.trainer.rows_and_steps(context.population.width)
+    local = sum(own or usual for own in steps)
     predicted = sum(np.size(split.rows) for name, split in federation.splits.items() if name != "train")
     predictions = 4 * federation.classes * predicted * side_by_side
     examples = math.prod(federation.x.shape) * federation.x.dtype.itemsize
@@ -100,7 +103,7 @@ def needs(config: Config, federation: Federation, context: Context, sizes: Seque
         checkpoint=max(size.whole + size.rows for size in sizes) * side_by_side,
         checkpoints=0 if config.checkpoint_every == "never" else config.seeds * sum(s.whole + s.rows for s in sizes),
         evaluations=evaluations(config),
-        local_steps=config.rounds * context.population.cohort * local * config.seeds * trained,
+        local_steps=config.rounds * context.population.cohort * local * config.seeds,
     )
 
 

@@ -180,7 +180,8 @@ def measured(config: Config, federation: Federation, context: Context, objects: 
         if config.seeds_in_one is None:
             small = max(size.whole for size in sizes) * config.seeds <= SMALL and not on_host
             config = config.model_copy(update={"seeds_in_one": config.seeds > 1 and small})
-        trained = sum(item.method is None or item.method.train.active for item in algorithms.values())
+        methods = [item.method for item in algorithms.values()]
+        trained = [method.train.steps if method else None for method in methods if not method or method.train.active]
         need = needs(config, federation, context, sizes, trained)
         refuse_beyond_device(need, federation)
     except TooLarge as too_large:

@@ -202,6 +202,7 @@ class Run:
         config = self.plan.config
         decided = (config.decided or {}).get(config.method.title)
         more = {"decided": decided} if decided else {}
+        more |= {"federation": self.fingerprint[:16]} if self.fingerprint else {}
         last = len(last_turns(config))
         if last > 1:
             more["mean_of_last"] = {"rounds": last, **results.final(found, last)}

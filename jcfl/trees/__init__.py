@@ -85,8 +85,12 @@ def mean(weights: Array, stacked: Models) -> Model:
 
 
 def row_squares(rows: Models) -> Array:
-    """The sum of the squares of every row. [s, ...] -> [s]"""
-    return jnp.stack([(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(rows)]).sum(0)
+    """The sum of the squares of every row. [s, ...] -> [s]
+
+    It has the dtypes of sums, because a square may overflow in half precision.
+    """
+    leaves = jax.tree.leaves(for_sums(rows))
+    return jnp.stack([(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in leaves]).sum(0)
 
 
 def steady_mean(rows: Models, real: Array) -> Models:

@@ -34,6 +34,10 @@ VOTER = -3
 """In place of a cluster in `State.failed`: the model of a run that votes beside this one is not finite."""
 
 
+GLOBAL = -5
+"""In place of a cluster in `State.failed`: all models of clusters are finite, and the global model is not."""
+
+
 class Split(struct.PyTreeNode):
     """The examples of every client: client i has `rows[start[i] : start[i] + size[i]]`."""
 

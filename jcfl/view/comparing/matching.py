@@ -118,6 +118,7 @@ def entry(run: History) -> Entry:
     sha = hashlib.sha256()
     for name in ("train", "test", "groups", "held_out"):
         sha.update(held[name].astype(np.int64).tobytes())
+    sha.update(run.summary.get("federation", "").encode())  # of the examples, which the arrays only count
     last = int(run.rounds[-1])
     tested = results.after_drift(held, last)["test"].sum(1)
     search = config.get("chosen_by") or {}

@@ -150,7 +150,8 @@ FEDERATION = ("data", "scenario", "attack", "reliability")
 def federation(run: History) -> str:
     """What a run's federation was made from, and its true groups, as a key."""
     settings = results.settings(run)
-    return str([{key: settings.get(key) for key in FEDERATION}, run.groups.tolist()])
+    made = [{key: settings.get(key) for key in FEDERATION}, run.summary.get("federation"), run.groups.tolist()]
+    return str(made)
 
 
 def costs(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
@@ -239,7 +240,10 @@ def plain(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
-NEUTRAL = ("made_by", "compare", "examples", "chunk", "budget", "autotune", "tuned", "chosen_by", "decided", "data_dir")
+NEUTRAL = (
+    *("made_by", "compare", "examples", "client_states", "chunk", "budget", "autotune", "tuned", "chosen_by"),
+    *("decided", "data_dir"),
+)
 """The keys of a configuration that change no score of its main method."""
 
 
