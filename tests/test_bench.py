@@ -13,8 +13,8 @@ from benchmarks import compare
 from jcfl import cli
 from jcfl.errors import InputError
 from jcfl.fast import slabs
-from jcfl.runs import bench
-from jcfl.runs.bench import newcomers, rows, work
+from jcfl.runs import bench, compiling
+from jcfl.runs.bench import newcomers, products, rows, work
 from jcfl.view.plotting import benchmarks as charts
 
 
@@ -105,12 +105,24 @@ def test_plain_inner_products_are_those_of_pairs_of_parts(monkeypatch):
     monkeypatch.setattr(newcomers, "WIDTH", 8)
     monkeypatch.setattr(slabs, "PART", 1)
     monkeypatch.setitem(slabs.TILE, "cpu", 3)
-    products, (rows,) = newcomers.plain_inner_products(work.table_one(True, None))
+    passes, (rows,) = newcomers.plain_inner_products(work.table_one(True, None))
     x = [np.asarray(part) for part in rows]
     assert [part.shape for part in x] == [(3, 8 * 784), (3, 8 * 784), (2, 8 * 784)]
     expected = [4 * x[i] @ x[j].T for i in range(3) for j in range(i + 1)]
-    for found, one in zip(products(rows), expected, strict=True):
+    for found, one in zip(passes(rows), expected, strict=True):
         np.testing.assert_allclose(found, one, rtol=1e-4, atol=0.5)
+
+
+def test_both_libraries_of_products_are_measured(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if not compiling.products_are_free():
+        pytest.skip("this version of XLA has one library of products")
+    figures = json.loads(json.dumps(products.products("10x784x200", True, None)))
+    rates = figures["as_XLA_chooses_GFLOP_a_second"], figures["Eigen_GFLOP_a_second"]
+    assert min(rates) > 0.01 and figures["ratio"] == pytest.approx(rates[1] / rates[0])
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+    with pytest.raises(InputError, match="XLA_FLAGS name one"):
+        products.products("10x784x200", True, None)
 
 
 def test_merging_ends_with_the_groups_and_says_how_long_each_merge_takes():

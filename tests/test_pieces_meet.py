@@ -326,6 +326,8 @@ def test_an_option_that_would_do_nothing_is_refused(given, says):
         ({"reliability": {"window": 0.3}}, "reliability.window has no effect"),
         ({"reliability": {"late": "lost"}}, "reliability.late has no effect"),
         ({"method": "local", "attack": "gaussian"}, "local: .* the attack gaussian has no effect"),
+        ({"scenario": {"name": "iid", "departures": {3: 0.5}}}, "scenario.departures has no effect in round 3"),
+        ({"train": {"name": "sgd", "lr": {0: 0.1, 1: 0.01}}}, "train.lr has no effect in round 1, because .* 1 round"),
     ],
     ids=str,
 )

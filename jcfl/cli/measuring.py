@@ -39,8 +39,8 @@ def bench(
 ) -> None:
     """Measure the time of rounds, the memory and their growth on this machine, and compare them with requirements.
 
-    Rows: round, full, whole, grouping, newcomers, merging, seeds, sizes, overhead, start, clients, cohort, parameters,
-    clusters. All of them take about half an hour on two cores; each is measured in a process of its own.
+    Rows: round, full, whole, grouping, newcomers, merging, products, seeds, sizes, overhead, start, clients, cohort,
+    parameters, clusters. All of them take about half an hour on two cores; each is measured in a process of its own.
 
     With `--target`, rounds are compiled for a device that need not be there, and what they would take is read from the
     compiled programs. Rows are then those of `jcfl.runs.bench.cases.CASES`, for instance stocfl-10-factored, or presets

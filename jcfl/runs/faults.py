@@ -1,6 +1,7 @@
 """What may go wrong in a run, from its configuration: attackers in the federation, and unreliable clients."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jcfl import registry
 from jcfl.core import returned
@@ -9,7 +10,7 @@ from jcfl.core.faults import Faults
 from jcfl.core.method import Method
 from jcfl.core.reliability import WINDOW, Reliability
 from jcfl.data import hostile
-from jcfl.runs.config import Config
+from jcfl.runs.config import FILLED_IN, Config
 from jcfl.types import Federation
 
 
@@ -25,9 +26,10 @@ def faults_of(config: Config) -> Faults:
 
 
 def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method | None]) -> Iterator[str]:
-    """What a configuration says of attackers and of slow or absent clients that changes nothing, a line each.
+    """What a configuration says of attackers, of slow or absent clients and of late rounds that changes nothing.
 
-    It is allowed, because a comparison may have a baseline, and a sweep a point, in which it changes nothing.
+    It is allowed, because a comparison may have a baseline, and a sweep a point, in which it changes nothing, and a run
+    can go on to more rounds. A line each.
     """
     for title, method in methods.items():
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:
@@ -37,6 +39,18 @@ def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method 
         yield "reliability.late has no effect, because reliability.stragglers is 0, so that no client is slow"
     if given.get("window", WINDOW) != WINDOW and not given.get("period"):
         yield "reliability.window has no effect, because it is a share of reliability.period, which is 0"
+    yield from unreached(config.model_dump(exclude={*FILLED_IN}), config.rounds)
+
+
+def unreached(options: Mapping[Any, Any], rounds: int, above: str = "") -> Iterator[str]:
+    """The options that have values by round of which one is after the last of `rounds`, a line each."""
+    for key, value in options.items():
+        if not isinstance(value, Mapping):
+            continue
+        late = max((moment for moment in value if isinstance(moment, int)), default=0)
+        if late >= rounds:
+            yield f"{above}{key} has no effect in round {late}, because the run has {rounds} rounds, counted from 0"
+        yield from unreached(value, rounds, f"{above}{key}.")
 
 
 def attacked(federation: Federation, attack: Attack, config: Config) -> Federation:

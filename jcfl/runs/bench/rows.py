@@ -19,6 +19,7 @@ from jcfl.core.memory import most_resident
 from jcfl.runs import programs
 from jcfl.runs.bench.growth import GROWTH, growth_figures
 from jcfl.runs.bench.newcomers import greedy_merging, newcomers
+from jcfl.runs.bench.products import SHAPES, products
 from jcfl.runs.bench.work import (
     compiled_step,
     largest_difference,
@@ -279,6 +280,11 @@ ROWS: dict[str, Row] = {
         "the most similar pairs alone.",
         greedy_merging,
         aim="at most 5 s",
+    ),
+    "products": Row(
+        "Products of matrices m x n x p on a CPU, from the library that XLA chooses and from Eigen, in turn.",
+        products,
+        lambda quick: SHAPES[:1] if quick else SHAPES,
     ),
     "seeds": Row(
         "Five seeds of a run side by side: of the quickstart's federation with two methods, and of 48 of 4,800 clients "
