@@ -94,6 +94,15 @@ def excluded(exclude: Exclude | None, state: State) -> Array:
     return state.clients["suspected"] >= exclude.patience
 
 
+def whose_uploads_count(exclude: Exclude | None, state: State, cohort: Cohort, federation: Federation) -> Array:
+    """The clients whose last upload counts, once the cohort of this round has sent its own. [m] bool
+
+    Those who have taken part, have not left the federation, and are not left out for good.
+    """
+    seen = state.seen.at[cohort.who].max(cohort.present)
+    return seen & (state.round < federation.depart) & ~excluded(exclude, state)
+
+
 def after_training(
     faults: Faults,
     exclude: Exclude | None,

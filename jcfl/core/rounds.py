@@ -321,8 +321,7 @@ def grouped(
     seen = noising.described_models(method, keys.noise, state, cohort, models)
     if "model" in state.clients:
         state = with_kept(state, cohort, {"model": seen})
-        present = state.seen.at[cohort.who].max(cohort.present) & (state.round < federation.depart)
-        present &= ~faults.excluded(method.aggregate.exclude, state)
+        present = faults.whose_uploads_count(method.aggregate.exclude, state, cohort, federation)
         members = Cohort(jnp.arange(state.labels.size), present)
         models = seen = state.clients["model"]
     if grouping.after is not None:

@@ -321,8 +321,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         else:
             state = with_descriptions(method, context, state, members, models)
             points = state.clients["description"]
-            here = state.seen.at[members.who].max(members.present) & (state.round < federation.depart)
-            here &= ~faults.excluded(method.aggregate.exclude, state)
+            here = faults.whose_uploads_count(method.aggregate.exclude, state, members, federation)
             members = Cohort(jnp.arange(context.population.clients), here)
         due = members.present.any()
         if isinstance(method.when, Window):

@@ -26,10 +26,10 @@ def faults_of(config: Config) -> Faults:
 
 
 def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method | None]) -> Iterator[str]:
-    """What a configuration says of attackers, of slow or absent clients and of late rounds that changes nothing.
+    """A line for each option about attackers, slow or absent clients, and later rounds that changes nothing.
 
-    It is allowed, because a comparison may have a baseline, and a sweep a point, in which it changes nothing, and a run
-    can go on to more rounds. A line each.
+    Such options are allowed: a comparison may have a baseline, and a sweep a point, in which they change nothing, and a
+    run can go on to more rounds.
     """
     for title, method in methods.items():
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:
@@ -43,7 +43,12 @@ def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method 
 
 
 def unreached(options: Mapping[Any, Any], rounds: int, above: str = "") -> Iterator[str]:
-    """The options that have values by round of which one is after the last of `rounds`, a line each."""
+    """A line for each option that is given by round and has a round that the run does not reach.
+
+    Args:
+        rounds: how many rounds the run has.
+        above: what stands before the options' names, such as "scenario.".
+    """
     for key, value in options.items():
         if not isinstance(value, Mapping):
             continue

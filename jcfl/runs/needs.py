@@ -77,7 +77,7 @@ def needs(
         federation: with NumPy or JAX leaves.
         context: of the run.
         sizes: of each method.
-        steps: of a client in a round, of each method that trains; None: the trainer's.
+        steps: for each method that trains, the local steps of a client in a round; None: those of the trainer.
     """
     side_by_side = config.seeds if config.seeds_in_one else 1
     states = max(size.device for size in sizes)

@@ -292,7 +292,7 @@ class Trial:
 
     def measure(self, tuned: Tuned) -> Measured:
         """Compile the training and time it: the first time does not count, as memory is taken then."""
-        same = tuned in (Tuned(), Tuned(products=tuned.products))  # the library is chosen when a program is compiled
+        same = tuned == Tuned(products=tuned.products)  # the library is chosen when a program is compiled
         lowered, arguments = self.first if same else self.lower(tuned)
         program = lowered.compile(round_options(self.context_of(tuned)))
         run = lambda: seconds_of(program, *arguments)[0]

@@ -33,7 +33,6 @@ UNDESCRIBED = -4
 VOTER = -3
 """In place of a cluster in `State.failed`: the model of a run that votes beside this one is not finite."""
 
-
 GLOBAL = -5
 """In place of a cluster in `State.failed`: all models of clusters are finite, and the global model is not."""
 

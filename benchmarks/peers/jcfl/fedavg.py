@@ -27,8 +27,9 @@ def main() -> None:
     import jax
 
     from jcfl import metrics
-    from jcfl.runs import devices, loop, programs, tuning
+    from jcfl.runs import devices, loop, programs
     from jcfl.runs.bench.compiled import estimate
+    from jcfl.runs.bench.work import tried
     from jcfl.runs.compiling import round_options
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import config_and_objects, planned
@@ -36,8 +37,7 @@ def main() -> None:
 
     use_cache()
     devices.use_cores()
-    plan = tuning.tuned(planned(*config_and_objects(federation(asked), configured(asked))))
-    plan = tuning.of_method(plan, "fedavg")
+    plan = tried(planned(*config_and_objects(federation(asked), configured(asked))))
     count, algorithm = plan.context.resources.devices, plan.algorithms["fedavg"]
     plan = plan._replace(federation=devices.on_devices(plan.federation, count))
     seconds, start = [], time.perf_counter()
