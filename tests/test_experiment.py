@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 import jcfl
-from jcfl import results
+from jcfl import metrics, results
 from jcfl.core import local
 from jcfl.core.method import Phase
 from jcfl.core.rounds import initial
@@ -312,6 +313,20 @@ def test_compared_methods_have_folders_of_their_own(compared):
     assert not (out / "metrics.jsonl").exists()
     again = walked(seeds=2, compare=["majority"], out=out, resume=True)
     np.testing.assert_array_equal(again.others["majority"].labels, found.others["majority"].labels)
+
+
+def test_the_page_of_files_names_everything_in_a_runs_folder(compared):
+    _, out = compared
+    page = (Path(__file__).parents[1] / "docs" / "files.md").read_text("utf-8")
+    folder = out / "runs" / "majority"
+    names = {*metrics.MODELS, "clusterability_clusters", "hostile", "validation", "drift_rounds", "drift_holds"}
+    names |= {path.name + "/" * path.is_dir() for path in folder.iterdir()}
+    for file in folder.glob("*.npz"):
+        names |= set(np.load(file).files)
+    names |= set(json.loads((folder / "summary.json").read_text())) - set(metrics.score_names())
+    names |= {"tuned", "decided", *yaml.safe_load((folder / "config.yaml").read_text())["made_by"]}
+    assert len(names) > 30
+    assert not [name for name in names if f"`{name}`" not in page]
 
 
 def test_a_history_shows_its_last_scores_and_becomes_a_table(compared, monkeypatch):
