@@ -9,6 +9,7 @@ from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError
 from jcfl.runs import config
 from jcfl.runs.plan import config_and_objects
+from jcfl.runs.sweeping.points import points
 
 SMALL = {
     "data": "digits",
@@ -103,8 +104,32 @@ def test_another_seed_moves_the_federation_too():
     spelt = yaml.safe_load(config.read(SMALL).text())
     assert config.read(spelt, ["seed=5"]).scenario.options["seed"] == 5
     assert config.read(spelt, ["seed=5", "scenario.seed=1"]).scenario.options["seed"] == 1
+    tuned = {**spelt, "made_by": {}, "chosen_by": {"values": {}, "sampler": "grid", "trials": 1, "by": "loss"}}
+    assert config.read(tuned, ["seed=5"]).scenario.options["seed"] == 5
     kept = config.read(SMALL, ["scenario.seed=3"])
     assert config.read(yaml.safe_load(kept.text()), ["seed=5"]).scenario.options["seed"] == 3
+
+
+def test_a_seed_that_was_given_keeps_the_federation(tmp_path):
+    """Also where it is the run's own, and in a sweep whose command is noted; what a run wrote does not say either."""
+    file = tmp_path / "fix.yaml"
+    file.write_text("scenario: {name: rotated, clients: 8, seed: 0}\nmethod: fedavg\n")
+    assert config.read(file, ["seed=1"]).scenario.options["seed"] == 0
+    seeds = lambda what, **given: [
+        point.config.scenario.options["seed"] for point in points(what, {"seed": [0, 1]}, **given).points
+    ]
+    noted = {"made_by": {"command": "jcfl sweep"}, "decided": None}
+    assert seeds(file) == seeds(file, **noted) == [0, 0]
+    resumed = tmp_path / "sweep.yaml"
+    resumed.write_text(points(file, {"seed": [0, 1]}, **noted).text())
+    assert [point.config.scenario.options["seed"] for point in points(resumed, None).points] == [0, 0]
+    written = tmp_path / "config.yaml"
+    written.write_text(config.read(file).text())
+    assert seeds(written, **noted) == seeds(config.read(file)) == [0, 1]
+    fixed = {**noted, "scenario.seed": 0}
+    assert seeds(written, **fixed) == [0, 0]
+    resumed.write_text(points(written, {"seed": [0, 1]}, **fixed).text())
+    assert [point.config.scenario.options["seed"] for point in points(resumed, None).points] == [0, 0]
 
 
 def test_compared_methods_have_titles_of_their_own():

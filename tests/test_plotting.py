@@ -19,8 +19,10 @@ from sklearn.decomposition import PCA
 import jcfl
 from jcfl import cli, results
 from jcfl.errors import InputError, Notice
+from jcfl.runs.config import Config
+from jcfl.runs.provenance import LOOSE
 from jcfl.view import plotting
-from jcfl.view.plotting import cosines, membership, style
+from jcfl.view.plotting import cosines, lines, membership, style
 from jcfl.view.plotting.membership import told_apart
 from tests import folders
 
@@ -537,6 +539,30 @@ def test_runs_of_several_seeds_are_one_point(tmp_path):
     assert line.get_xdata().tolist() == [0.1, 0.2]
     with pytest.raises(InputError, match="no number in the configurations differs"):
         plotting.effect(runs[:2])
+
+
+def test_runs_that_train_otherwise_are_no_seeds(tmp_path):
+    """Whichever part of the configuration differs; what is only evaluated or fitted to a machine makes no line."""
+    attack = lambda share: {"attack": {"name": "label_flip", "share": share}}
+    runs = [
+        folders.run(tmp_path / f"{lr}-{share}", settings={"train": {"lr": lr}, **attack(share)})
+        for lr in (0.1, 1.0)
+        for share in (0.25, 0.5)
+    ]
+    shown = plotting.effect(runs, key="train.lr")
+    assert [container.get_label() for container in shown.axes[0].containers] == ["share = 0.25", "share = 0.5"]
+    assert plotting.effect(runs[:2]).axes[0].get_xlabel() == "attack.share"
+    evaluated = {key for key in Config.model_fields if key.startswith("evaluate_")} | {"compare_models", "compare"}
+    neutral = {*LOOSE, *evaluated, "seed", "seeds", "engine", "chosen_by"} - {"rounds"}
+    assert set(lines.TRAINED) == set(Config.model_fields) - neutral
+    addons = [{"name": "finetune"}]
+    pairs = [
+        folders.run(tmp_path / f"{len(added)}-{share}", settings={"method": {"name": "ifca", "addons": added}} | more)
+        for added in ((), addons)
+        for share, more in ((0.25, attack(0.25)), (0.5, attack(0.5)))
+    ]
+    names = [text.get_text() for text in plotting.with_addons(pairs).axes[0].get_xticklabels()]
+    assert names == ["ifca\nshare = 0.25", "ifca\nshare = 0.5"]
 
 
 def test_a_name_with_an_underscore_is_in_the_legend(one):

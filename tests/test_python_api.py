@@ -160,9 +160,9 @@ def test_results_and_federations_print_in_a_line():
     for one in (history, history.state, federation, jax.tree.map(lambda _: None, federation)):
         assert "\n" not in repr(one)
         assert len(repr(one)) < 800
-    swept = jcfl.sweep(QUICK, over={"seed": [0, 1]})
+    swept = jcfl.sweep(QUICK, over={"train.lr": [0.1, 1.0]})
     tuned = jcfl.tune({**QUICK, "scenario": {**QUICK["scenario"], "validation": 0.2}}, over={"train.lr": [0.1, 1.0]})
-    assert repr(swept).startswith("<Sweep: 2 points; oracle (chosen on test) by accuracy_micro: seed=")
+    assert repr(swept).startswith("<Sweep: 2 points; oracle (chosen on test) by accuracy_micro: lr=")
     assert repr(tuned).startswith("<Tuning: ")
     assert "\n" not in repr(swept) + repr(tuned)
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import jcfl
-from jcfl import cli
+from jcfl import cli, registry
 from jcfl.data.validation import with_validation
 from jcfl.errors import InputError
 from jcfl.results import load
@@ -64,6 +64,33 @@ def test_places_are_numbers_that_can_be_read():
     assert [log.at(place) for place in (0, 0.5, 1)] == [0.001, 0.03162, 1.0]
     assert [whole.at(place) for place in whole.places(9)] == [1, 2, 3, 4]
     assert Range(0, 1).places(1) == [0.5]
+
+
+def test_whole_numbers_are_drawn_equally_often_and_not_rounded_to_digits():
+    """The ends came half as often as the others, and of 123456 to 123460 only the last one came."""
+    rng, low = np.random.default_rng(0), 123456
+    for whole in (Range(1, 4, whole=True), Range(low, low + 3, whole=True)):
+        drawn = [whole.at(whole.drawn(rng)) for _ in range(8000)]
+        values, times = np.unique(drawn, return_counts=True)
+        assert values.tolist() == list(range(whole.low, whole.high + 1))
+        assert abs(times - 2000).max() < 200
+        assert type(drawn[0]) is int
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "expected"),
+    [
+        (1, 5, 10, [1, 2, 3, 4, 5]),
+        (1, 100, 5, [1, 2, 7, 27, 100]),
+        (1, 100, 10, [1, 2, 3, 4, 5, 10, 17, 31, 56, 100]),
+        (7, 8, 1, [7]),
+    ],
+)
+def test_equal_factors_come_to_each_whole_number_once(low, high, most, expected):
+    whole = Range(low, high, log=True, whole=True)
+    found = [whole.at(place) for place in whole.places(most)]
+    assert found == expected
+    assert len(found) == whole.number(most)
 
 
 AXES = {"x": Range(0.0, 1.0), "y": Values(("a", "b"))}
@@ -132,6 +159,51 @@ def test_a_search_chooses_on_validation_and_goes_on(tmp_path, capsys):
     ):
         with pytest.raises(InputError, match=said):
             jcfl.tune(federation(), over, out=out, **GIVEN | changed)
+
+
+def test_the_trials_of_an_object_train_it():
+    """They trained the main method: that of an object in `compare` was not passed on."""
+    given = GIVEN | {"trials": 2, "sampler": "grid"}
+    one, named = (
+        jcfl.tune(federation(), {"train.lr": [0.1, 1.0]}, compare=[other], **given)
+        for other in (registry.find("method", "ifca")(clusters=3), {"name": "ifca", "clusters": 3})
+    )
+    assert [row["score"] for row in one.rows()] == [row["score"] for row in named.rows()]
+    assert len({row["score"] for row in one.rows()}) > 2
+    assert one.configurations()["ifca"].method.is_placeholder
+
+
+def test_a_grid_that_would_move_is_refused_and_nothing_is_lost(tmp_path):
+    """With another number of trials, a range has its values elsewhere: the second of 2 is not the second of 3."""
+    given = GIVEN | {"method": "majority", "rounds": 0, "sampler": "grid", "out": tmp_path / "out"}
+    over = {"train.lr": [{"low": 0.01, "high": 1, "log": True}], "train.momentum": [0.5]}
+    found = jcfl.tune(federation(), over, trials=2, **given)
+    stored = (tmp_path / "out" / "tune.json").read_bytes()
+    with pytest.raises(InputError, match=r"2 trials.*train\.lr.*other values with 3.*expected trials=2, or another"):
+        jcfl.tune(federation(), over, trials=3, **given)
+    assert (tmp_path / "out" / "tune.json").read_bytes() == stored
+    assert jcfl.tune(federation(), over, trials=2, **given).rows() == found.rows()
+
+
+def test_a_grid_of_listed_values_goes_on_with_more_trials(tmp_path):
+    given = GIVEN | {"method": "majority", "rounds": 0, "sampler": "grid", "out": tmp_path / "out"}
+    for over in ({"train.lr": [0.1, 0.2]}, {"train.lr": [0.1, 0.2], "train.epochs": [{"low": 1, "high": 2}]}):
+        place = tmp_path / str(len(over))
+        few, more = (jcfl.tune(federation(), over, **given | {"trials": n, "out": place}) for n in (4, 9))
+        assert few.rows() == more.rows()
+        assert json.loads((place / "tune.json").read_text())["trials"] == 9
+
+
+def test_what_was_found_stays_when_a_trial_is_refused(tmp_path):
+    """The search is refused by a file of a trial; the table of all trials was gone by then."""
+    given = GIVEN | {"method": "majority", "rounds": 0, "out": tmp_path / "out"}
+    jcfl.tune(federation(), {"train.lr": [0.1]}, trials=1, **given)
+    stored = (tmp_path / "out" / "tune.json").read_bytes()
+    trial = tmp_path / "out" / "runs" / "majority-001" / "config.yaml"
+    trial.write_text(trial.read_text().replace("lr: 0.1", "lr: 0.3"))
+    with pytest.raises(InputError, match=r"config\.yaml was changed"):
+        jcfl.tune(federation(), {"train.lr": [0.1]}, trials=3, **given)
+    assert (tmp_path / "out" / "tune.json").read_bytes() == stored
 
 
 def test_what_diverged_and_what_was_tried_before():

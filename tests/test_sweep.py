@@ -449,6 +449,27 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert jcfl.sweep is sweeping.sweep
 
 
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"seed": [0, 1], "method.name": ["majority", "local"]}, "compare the methods with: jcfl compare s/runs/*"),
+        ({"seeds": [1, 2]}, "The points differ in their seeds, so none is marked"),
+    ],
+)
+def test_no_seed_is_the_best(over, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [word for key, values in over.items() for word in ("--over", f"{key}={','.join(map(str, values))}")]
+    given = ["--set", "method.name=majority", "rounds=0", "scenario.clients=8", "--out", "s"]
+    assert cli.status(["sweep", "quickstart", *given, *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert said in printed
+    assert "*" not in printed.replace("/runs/*", "")
+    assert "oracle" not in printed
+    assert ("compare" in printed) == ("method.name" in over)
+    table = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert (table["chosen"], any(row["best"] for row in table["points"])) == (None, False)
+
+
 ON_TWO_DEVICES = """
 import gc
 import numpy as np
@@ -498,6 +519,34 @@ def test_a_resumed_sweep_chooses_by_the_same_score(tmp_path):
     assert points({"base": "quickstart", "over": {"train.lr": [0.1]}, "by": "loss"}, None).by == "loss"
     with pytest.raises(InputError, match="unknown score to choose by 'los'"):
         sweeping.sweep({"base": "quickstart", "over": {"train.lr": [0.1]}, "by": "los"})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_points_have_attackers_of_their_own(turned, tmp_path):
+    """As many as each point says, drawn by the point's seed where the federation was handed over."""
+    over = {"attack.share": [0.25, 0.5], "seed": [0, 1]}
+    over = dict(reversed(over.items())) if turned else over
+    found = swept_walk(over, attack="label_flip", rounds=1, out=tmp_path)
+    one = {tuple(point.values.values()): history for point, history in zip(found.points, found.histories, strict=True)}
+    one = {key[::-1] if turned else key: history for key, history in one.items()}
+    kept = {key: results.federation(history, 0) for key, history in one.items()}
+    assert [kept[key]["hostile"].sum() for key in ((0.25, 0), (0.25, 1), (0.5, 0), (0.5, 1))] == [2, 2, 4, 4]
+    assert not (kept[0.5, 0]["hostile"] == kept[0.5, 1]["hostile"]).all()
+    assert not (kept[0.25, 0]["train"] == kept[0.5, 0]["train"]).all()
+    assert len({history.summary["federation"] for history in one.values()}) == 4
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers_in_files(tmp_path):
+    key, values = key_and_values("method.drift=1e-3,0.01")
+    assert values == ["1e-3", 0.01]
+    out = tmp_path / "s"
+    for resume in (False, True):  # whose folders keep their names
+        found = swept_walk({key: values}, out=out, resume=resume)
+        assert [row["values"][key] for row in found.rows()] == [0.001, 0.01]
+        table = json.loads((out / "sweep.json").read_text())
+        assert [row["values"][key] for row in table["points"]] == [0.001, 0.01]
+        assert [row[key] for row in csv.DictReader((out / "sweep.csv").open())] == ["0.001", "0.01"]
+    assert {place.name for place in (out / "runs").iterdir()} == {"drift=1e-3", "drift=0.01"}
 
 
 def test_a_score_that_a_file_has_as_null_is_never_the_best():

@@ -96,6 +96,11 @@ def test_slurm_is_asked_for_jobs(tmp_path, monkeypatch):
     assert found == {"sum": 3}
 
 
+def test_slurms_time_is_passed_on_as_it_is_written():
+    """As a number of YAML 1.1 it was 5400, in minutes."""
+    assert workers.workers("slurm:2,time=1:30:00") == Workers(2, {"time": "1:30:00"})
+
+
 def refused():
     """What a worker does that finds a mistake of the user's."""
     raise InputError("it is wrong")

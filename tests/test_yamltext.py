@@ -1,5 +1,6 @@
 """Settings in YAML: what PyYAML raises, reads twice or repeats for ever ends in one line."""
 
+import numpy as np
 import pytest
 
 from jcfl import InputError
@@ -39,6 +40,29 @@ def test_aliases_and_merges_that_end_are_read():
     twice = "{a: &a {x: 1}, b: &b {<<: *a, x: 2}, c: {<<: *b, x: 3}, d: {<<: [*a, *b]}}"
     assert value_of(twice, "")["c"] == {"x": 3}
     assert value_of("{1: a, '1': b}", "") == {1: "a", "1": "b"}
+
+
+@pytest.mark.parametrize("text", ["1:30:00", "1:30", "-2:05", "1:30.5", "+190:20:30.15", "12:30:45"])
+def test_no_number_has_the_base_60(text):
+    """YAML 1.1 has such numbers, and read half past one as 90; YAML 1.2 has none."""
+    assert value_of(text, "") == text
+    with pytest.raises(InputError, match="seed"):
+        config.read("quickstart", [f"seed={text}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12), ("-1_000", -1000), ("0x1F", 31), ("0b11", 3), ("010", 8), ("+7", 7), ("0", 0), ("1e-3", "1e-3"),
+        ("1.0e-3", 0.001), ("1.5", 1.5), (".5", 0.5), ("-.5", "-.5"), ("1.", 1.0), ("-1.5E+3", -1500.0),
+        ("1_0.5", 10.5), (".inf", float("inf")), ("-.inf", -float("inf")), ("true", True), ("null", None),
+        ("a:b", "a:b"), ("{1:30: x}", {"1:30": "x"}), ("!!int 1:30", 90),
+    ],
+)  # fmt: skip
+def test_other_numbers_are_what_they_were(text, value):
+    found = value_of(text, "")
+    assert found == value and type(found) is type(value)
+    assert np.isnan(value_of(".nan", ""))
 
 
 def test_merges_that_grow_are_refused():

@@ -189,6 +189,7 @@ def sweep(
     A sweep's file is a configuration with the key `over: {KEY: [VALUE, ...]}` or `over: [{KEY: VALUE}, ...]`. Its key
     `base` is another configuration or preset, whose keys it changes. Each point has an ordinary run's folder. The best
     point is chosen on validation examples. Without any (`scenario.validation`) it is an oracle, chosen on test ones.
+    No point is marked if `seed` or `seeds` is swept.
     """
     from jcfl.cli import display
     from jcfl.results import claimed
@@ -223,9 +224,17 @@ def sweep(
         print((folder / "sweep.json").read_text("utf-8"), end="")
     elif not quiet:
         console.print(display.sweep_table(found), highlight=False)
-        marked = f"The point marked * is {found.chosen}." if found.best() is not None else f"No point has {found.by}."
-        console.print(marked, **PLAIN)
+        console.print(said_of_best(found, folder), **PLAIN)
         console.print(f"Written to {folder}{drawn}", **PLAIN)
+
+
+def said_of_best(found: Any, folder: Path) -> str:
+    """A sentence about the point that is marked in a sweep's table, or about why none is."""
+    if found.over_seeds:
+        several = len({point.config.method.title for point in found.points}) > 1
+        how = f"; compare the methods with: jcfl compare {as_argument(folder)}/runs/*" if several else "."
+        return f"The points differ in their seeds, so none is marked{how}"
+    return f"The point marked * is {found.chosen}." if found.best() is not None else f"No point has {found.by}."
 
 
 def refuse_more(folder: Path, words: Sequence[str]) -> None:

@@ -158,7 +158,7 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     Raises:
         InputError: no such file or preset, text that is not YAML, an unknown key, a value out of bounds.
     """
-    return checked(overridden(unchecked(source), [assignment(text) for text in overrides]))
+    return checked(overridden(with_open_seed(unchecked(source)), [assignment(text) for text in overrides]))
 
 
 def unknown_key(key: str, settings: Mapping[str, Any]) -> InputError:
@@ -188,6 +188,20 @@ def unchecked(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, str | Path) and os.path.isfile(source) and "data" in settings:
         settings["data"] = beside(Path(source).parent, settings["data"])
     return settings
+
+
+def with_open_seed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings; if jcfl has written out all of them, without a federation's seed that equals the run's.
+
+    There nobody can tell whether it was given or is the default. Left out, it is the default, which follows an override
+    of `seed`. A file that was written by hand lacks the keys that a run fills in; a seed in it was given, and stays.
+    """
+    scenario = settings.get("scenario")
+    if not (isinstance(scenario, Mapping) and {*FILLED_IN} <= settings.keys()):
+        return settings
+    if scenario.get("seed") != settings.get("seed", 0):
+        return settings
+    return settings | {"scenario": {key: value for key, value in scenario.items() if key != "seed"}}
 
 
 def beside(folder: Path, data: Any) -> Any:
@@ -249,10 +263,6 @@ def overridden(settings: dict[str, Any], overrides: list[tuple[list[str], Any]])
     overrides = [(named_path(path, value), value) for path, value in overrides]
     paths = [path for path, _ in overrides]
     settings = {key: {"name": v} if key in SECTIONS and isinstance(v, str) else v for key, v in settings.items()}
-    if ["seed"] in paths and isinstance(settings.get("scenario"), dict):
-        # A resolved configuration has the federation's seed written out. If it equals the run's, it follows the run's.
-        same = settings["scenario"].get("seed") == settings.get("seed", 0)
-        settings["scenario"] = {k: v for k, v in settings["scenario"].items() if not (same and k == "seed")}
     for path, value in overrides:
         if path[0] in SECTIONS and path[1:] == ["name"] and isinstance(value, str):
             settings[path[0]] = renamed(path[0], settings.get(path[0]), value)

@@ -82,8 +82,8 @@ def workers(given: Any) -> Workers:
     Raises:
         InputError: it describes none, submitit is not installed, or there are fewer GPUs than workers.
 
-    >>> workers("slurm:8,partition=gpu,time=60")
-    Workers(at_once=8, slurm={'partition': 'gpu', 'time': 60})
+    >>> workers("slurm:8,partition=gpu,time=1:30:00")
+    Workers(at_once=8, slurm={'partition': 'gpu', 'time': '1:30:00'})
     """
     where, slurm, rest = str(given).partition("slurm:")
     count, *options = (rest if slurm else where).split(",")

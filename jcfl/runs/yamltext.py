@@ -17,12 +17,24 @@ MERGED = 1000
 """The most keys of a mapping after `<<` has merged others into it."""
 
 
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+"""What PyYAML calls a number."""
+
+
 class Loader(yaml.SafeLoader):
-    """Reads plain values. A key that is there twice is refused, where YAML would take the last one."""
+    """Reads plain values. A key that is there twice is refused, where YAML would take the last one.
+
+    `1:30:00` is text: only YAML 1.1 has numbers of the base 60, and nobody means 5400 by it.
+    """
 
     def __init__(self, text: str):
         super().__init__(text)
         self.flat: set[int] = set()  # the mappings that were looked at
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
+        """The type of a value that does not say its own."""
+        found = super().resolve(kind, value, implicit)
+        return self.DEFAULT_SCALAR_TAG if found in NUMBERS and ":" in value else found
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put what `<<` names into a mapping, after a look at the keys of its own."""

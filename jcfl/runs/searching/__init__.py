@@ -3,8 +3,8 @@
 import json
 import math
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,11 +20,12 @@ from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import bars, loop, sweeping
 from jcfl.runs.config import FILLED_IN, Config
+from jcfl.runs.objects import Objects
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler, steps_and_points
-from jcfl.runs.searching.space import Axis, Space, spaces
+from jcfl.runs.searching.space import Axis, Range, Space, spaces
 from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
 from jcfl.runs.sweeping.groups import Training
@@ -50,6 +51,7 @@ class Search(NamedTuple):
     sampler: str
     halving: int = 1
     workers: Workers | None = None
+    objects: Objects = Objects()  # those that the user passed in Python
 
     @property
     def rungs(self) -> list[Rung]:
@@ -228,9 +230,9 @@ def searched(
     sweeping.refuse_score(by)
     if not by.startswith(metrics.VALIDATION):
         raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
-    config = config_and_objects(what, dict(given))[0]
+    config, objects = config_and_objects(what, dict(given))
     rungs(config, trials, halving)  # which refuses what cannot be halved
-    search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers)
+    search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers, objects)
     most = [steps_and_points(axes, trials)[1] if sampler == "grid" else trials for axes in search.spaces.values()]
     refuse_beyond_memory(f"a search of {max(most)} trials", sum(most) * POINT, "give fewer trials")
     return search
@@ -250,10 +252,10 @@ def ends(search: Search) -> list[Point]:
 
 
 def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[Point]:
-    """The points at which one method has some values."""
-    method = search.config.methods[title]
-    own = {} if method.is_placeholder else {"method": method.model_dump()}
-    return points(search.what, chosen, **{**search.given, **own}).points
+    """The points at which one method has some values; an object of the user's replaces its placeholder."""
+    thing = search.objects.of_method(list(search.config.methods).index(title)).method
+    method = search.config.methods[title].model_dump() if thing is None else thing
+    return points(search.what, chosen, **{**search.given, "method": method}).points
 
 
 def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress) -> Tuning:
@@ -261,7 +263,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     usual = [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces]
     whole = Points({}, [*usual, *ends(search)])
     if folder is not None:
-        refuse_other(folder, search.record())
+        refuse_other(folder, search)
     quietly = lambda progress: on_progress(progress._replace(scores={}))  # which are on test examples too
     training = Training(whole, folder, quietly, allow_versions, "tune")
     if not training.check():
@@ -273,11 +275,8 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
         for title, axes in search.spaces.items()
     }
     asked = {title: next(sampler) for title, sampler in samplers.items()}  # which refuses what cannot be searched
-    if training.files is not None:
-        training.files.renew()
-        training.files.put_json("tune.json", search.record())
     stop, found = threading.Event(), []
-    with loop.interruptible(stop, folder is not None):
+    with recorded(search, training.files), loop.interruptible(stop, folder is not None):
         for title, sampler in samplers.items():
             found += trials_of(search, title, sampler, asked[title], training, stop)
     tuning = Tuning(found, search, training.compilations)
@@ -289,7 +288,24 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     return tuning
 
 
-def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
+@contextmanager
+def recorded(search: Search, files: Folder | None) -> Iterator[None]:
+    """Write what is searched to tune.json. If its trials are refused, that has again what an earlier sitting found."""
+    if files is None:
+        yield
+        return
+    files.renew()
+    before = files.json("tune.json")
+    files.put_json("tune.json", search.record())
+    try:
+        yield
+    except InputError:
+        if before:
+            files.put_json("tune.json", before)
+        raise
+
+
+def refuse_other(folder: Path, search: Search) -> None:
     """Refuse a folder that holds something else than the same search; only its trials may become more."""
     if not (folder / "tune.json").exists():
         refuse_taken(folder)
@@ -297,6 +313,7 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
     home = Folder(folder)
     home.renew(says=False)
     stored = home.json("tune.json")
+    record = search.record()
     known = {key: stored.get(key, Search._field_defaults.get(key)) for key in record}
     old, new = (flat({**one, "trials": None}) for one in (known, record))
     changed = differences(old, new)
@@ -306,6 +323,24 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
         )
     if record["trials"] < stored["trials"]:
         raise InputError(f"{folder} has {stored['trials']} trials; expected at least as many, got {record['trials']}")
+    if search.sampler == "grid":
+        refuse_moved(folder, search, stored["trials"])
+
+
+def refuse_moved(folder: Path, search: Search, before: int) -> None:
+    """Refuse a grid whose first points would not be those that it had with `before` trials."""
+    for axes in search.spaces.values():
+        old, new = (
+            [json.dumps(plain(values)) for values in next(SAMPLERS["grid"](axes, trials, 1, 0))]
+            for trials in (before, search.trials)
+        )
+        if new[: len(old)] != old:
+            moved = [key for key, axis in axes.items() if isinstance(axis, Range)]
+            raise InputError(
+                f"{folder} has a grid of {before} trials, and {', '.join(moved)} would have other values with "
+                f"{search.trials}; expected trials={before}, or another folder; with sampler random a search can go on "
+                "with more trials"
+            )
 
 
 def trials_of(

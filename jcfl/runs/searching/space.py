@@ -17,19 +17,29 @@ Space = Mapping[str, Sequence[Any] | None]
 option's own bounds."""
 
 DIGITS = 4
-"""Significant digits of a number that is drawn from a range, so that it can be read and written."""
+"""Significant digits of a real number that is drawn from a range, so that it can be read and written."""
 
 EDGE = 1e-3
 """How far from a bound that does not belong to it a range of real numbers keeps, as a share of its length."""
 
 
 class Range(NamedTuple):
-    """All numbers from `low` to `high`."""
+    """All numbers from `low` to `high`.
+
+    A place in [0, 1] stands for a number. Each whole number has all places nearest to it, so that those at the ends are
+    drawn as often as the others.
+    """
 
     low: float
     high: float
     log: bool = False  # whether equal steps are equal factors
     whole: bool = False
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """What the places 0 and 1 stand for, before it is rounded, and as a logarithm if equal steps are factors."""
+        low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
+        return (math.log(low), math.log(high)) if self.log else (low, high)
 
     def drawn(self, rng: np.random.Generator) -> float:
         """A random place, in [0, 1)."""
@@ -37,19 +47,35 @@ class Range(NamedTuple):
 
     def at(self, place: float) -> float | int:
         """The number at a place in [0, 1]."""
-        low, high = (np.log(self.low), np.log(self.high)) if self.log else (self.low, self.high)
+        low, high = self.ends
         found = low + place * (high - low)
-        found = float(np.clip(float(f"{np.exp(found) if self.log else found:.{DIGITS}g}"), self.low, self.high))
-        return round(found) if self.whole else found
+        found = math.exp(found) if self.log else found
+        if self.whole:
+            return int(min(max(math.floor(found + 0.5), self.low), self.high))
+        return float(np.clip(float(f"{found:.{DIGITS}g}"), self.low, self.high))
+
+    def place(self, number: float) -> float:
+        """The place that stands for a number."""
+        low, high = self.ends
+        return ((math.log(number) if self.log else number) - low) / (high - low)
 
     def number(self, most: int) -> int:
         """How many places `places` has."""
         return min(most, int(self.high - self.low) + 1) if self.whole else most
 
     def places(self, most: int) -> list[float]:
-        """At most `most` places in equal steps, whole numbers each once."""
+        """At most `most` places in equal steps, whole numbers each once.
+
+        Where two steps come to the same whole number, the second comes to the next one.
+        """
         number = self.number(most)
-        return np.linspace(0, 1, number).tolist() if number > 1 else [0.5]
+        equal = np.linspace(0, 1, number).tolist() if number > 1 else [0.5]
+        if not self.whole or number == 1:
+            return equal
+        found = [int(self.low) - 1]
+        for left, place in zip(reversed(range(number)), equal, strict=True):
+            found.append(min(max(int(self.at(place)), found[-1] + 1), int(self.high) - left))
+        return [self.place(one) for one in found[1:]]
 
 
 class Values(NamedTuple):

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 from jcfl import metrics
 from jcfl.errors import InputError, Notice
-from jcfl.nested import flat, plain
 from jcfl.results import History
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
 from jcfl.runs.needs import last_turns, regular_turns
 from jcfl.runs.sweeping import shared
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import Point
+from jcfl.runs.sweeping.points import Point, as_checked
 from jcfl.runs.workers import Workers
 
 
@@ -31,8 +30,7 @@ class Trial(NamedTuple):
 
     def checked(self) -> dict[str, Any]:
         """Its values as the configuration has them, plain: a number that YAML reads as text, such as 1e-2, is one."""
-        config = flat(self.point.config.model_dump())
-        return {key: config.get(key, plain(value)) for key, value in self.values.items()}
+        return as_checked(self.values, self.point.config)
 
     @property
     def rounds(self) -> int:

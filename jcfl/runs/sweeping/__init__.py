@@ -15,7 +15,6 @@ import numpy as np
 
 from jcfl import metrics
 from jcfl.errors import InputError, TrainingError, unknown
-from jcfl.nested import plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import place_of
@@ -24,8 +23,9 @@ from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.sweeping import shared
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import Over, Point, Points, points
+from jcfl.runs.sweeping.points import Over, Point, Points, as_checked, points
 from jcfl.runs.sweeping.shared import begun
+from jcfl.runs.undecided import AUTO
 from jcfl.runs.workers import Workers
 from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
@@ -52,8 +52,15 @@ class Sweep:
         return f"<Sweep: {'; '.join(parts)}>"
 
     @property
-    def chosen(self) -> str:
-        """How the best point is chosen, in words. One chosen on test examples is too good to report."""
+    def over_seeds(self) -> bool:
+        """Whether points differ in `seed` or `seeds`: the best one would be a lucky seed, so there is none."""
+        return len({(point.config.seed, point.config.seeds) for point in self.points}) > 1
+
+    @property
+    def chosen(self) -> str | None:
+        """How the best point is chosen, in words; None over seeds. On test examples it is too good to report."""
+        if self.over_seeds:
+            return None
         on = "best on validation" if self.by.startswith(metrics.VALIDATION) else "oracle (chosen on test)"
         return f"{on} by {self.by}"
 
@@ -62,8 +69,10 @@ class Sweep:
 
         Returns:
             Its place in `points` and `histories`, from 0. A point that diverged is never the best. None where no point
-            has the score.
+            has the score, or where points differ in their seeds.
         """
+        if self.over_seeds:
+            return None
         sign = -1 if metrics.score(self.by).better == "lower" else 1
         found = [one.summary.get(self.by, {}).get("mean") for one in self.histories]  # None in files: not a number
         means = [math.nan if mean is None else sign * mean for mean in found]
@@ -82,7 +91,9 @@ class Sweep:
         for index, (point, one) in enumerate(zip(self.points, self.histories, strict=True)):
             scores = {score: one.summary[score] for score in one.scores}
             more = {"seconds": one.summary.get("wall_s"), "failed": one.summary.get("failed")}
-            rows.append({"name": point.name, "best": index == best, "values": plain(point.values), **scores, **more})
+            left = {key: AUTO for key, value in point.values.items() if isinstance(value, str) and value == AUTO}
+            values = as_checked(point.values, point.config) | left  # also where the configuration has decided it
+            rows.append({"name": point.name, "best": index == best, "values": values, **scores, **more})
         return rows
 
 

@@ -10,7 +10,7 @@ from jcfl.runs.provenance import settings
 from jcfl.runs.sweeping.points import Point
 
 FEDERATION = ("data", "scenario", "data_dir")
-"""The keys of a configuration on which its federation depends."""
+"""The keys of a configuration on which its federation depends, before any attack."""
 
 OWN = re.compile(r"(method|train)\.(addons\.\d+\.)?\w+")
 """The dotted names of a piece's own options, but not of values inside an option."""

@@ -12,9 +12,9 @@ import yaml
 
 from jcfl.data import soundness
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
-from jcfl.nested import plain
+from jcfl.nested import flat, plain
 from jcfl.runs import config, titles
-from jcfl.runs.config import Config, checked, overridden
+from jcfl.runs.config import FILLED_IN, Config, checked, overridden, with_open_seed
 from jcfl.runs.objects import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings, refuse_unused
 from jcfl.runs.sections import OPTIONAL, PLACEHOLDER
 from jcfl.runs.titles import LONGEST
@@ -43,6 +43,12 @@ class Point(NamedTuple):
     objects: Objects  # those that the user passed in Python
 
 
+def as_checked(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """A point's values as its configuration has them, plain: a number that YAML reads as text, such as 1e-2, is one."""
+    known = flat(config.model_dump())
+    return {key: known.get(key, plain(value)) for key, value in values.items()}
+
+
 class Points(NamedTuple):
     """All runs of a sweep, and their common configuration."""
 
@@ -52,7 +58,9 @@ class Points(NamedTuple):
 
     def text(self) -> str:
         """The sweep as a file that repeats it."""
-        table = {**self.base, "over": [point.values for point in self.points]}
+        # Without such a key this is no configuration that jcfl has written out; see `with_open_seed`.
+        base = {key: value for key, value in self.base.items() if value is not None or key not in FILLED_IN}
+        table = {**base, "over": [point.values for point in self.points]}
         table |= {"by": self.by} if self.by is not None else {}
         return yaml.safe_dump(plain(table), sort_keys=False, allow_unicode=True, width=120)
 
@@ -104,15 +112,17 @@ def base_and_over(what: Any) -> tuple[dict[str, Any], Any, str | None]:
     if isinstance(what, Federation):
         return config_of_federation(what), None, None
     if isinstance(what, Config):
-        return what.model_dump(), None, None
+        return with_open_seed(what.model_dump()), None, None
     found = config.unchecked(what)
     base, over, by = (found.pop(key, None) for key in KEYS)
-    if base is not None:
+    if base is None:
+        found = with_open_seed(found)
+    else:
         beside = Path(what).parent / str(base) if isinstance(what, str | Path) else Path(str(base))
         under = config.unchecked(beside if os.path.isfile(beside) else str(base))
         if own := [key for key in KEYS if key in under]:
             raise InputError(f"base: expected a configuration, but {base} is a sweep itself: it has the key {own[0]!r}")
-        found = {**under, **found}
+        found = {**under, **found} if "scenario" in found else with_open_seed({**under, **found})
     for key in found:
         if key not in Config.model_fields:
             raise unknown("key", key, (*KEYS, *Config.model_fields))

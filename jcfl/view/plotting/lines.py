@@ -25,7 +25,21 @@ from jcfl.view.plotting.style import (
     whole_numbers,
 )
 
-SECTIONS = ("data", "scenario", "model", "method", "train", "privacy")
+TRAINED = (
+    "rounds",
+    "participation",
+    "on_divergence",
+    "data",
+    "scenario",
+    "model",
+    "method",
+    "train",
+    "attack",
+    "reliability",
+    "privacy",
+    "stop",
+)
+"""The keys of a configuration that change training, besides its seeds and its engine."""
 
 SEEDS = ("scenario.seed",)
 """The options that say which federation is drawn, and not how."""
@@ -261,8 +275,8 @@ def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a configuration's pieces under dotted names, `rounds` and `participation`, without seeds."""
-    every = flat({key: settings[key] for key in ("rounds", "participation", *SECTIONS) if key in settings})
+    """What changes training in a configuration, under dotted names, without seeds."""
+    every = flat({key: settings[key] for key in TRAINED if key in settings})
     return {key: value for key, value in every.items() if key not in SEEDS}
 
 
