@@ -71,6 +71,10 @@ class Notice(UserWarning):
     """What a user should know of a run that goes on all the same: one line."""
 
 
+MOST_KNOWN = 60
+"""The most names that an error lists; of more it has only the nearest ones."""
+
+
 def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     """The error for a name that is not one of `known`, with the nearest one offered.
 
@@ -78,8 +82,11 @@ def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     "unknown method 'stocfll'; did you mean 'stocfl'? Known: ifca, stocfl"
     """
     known = sorted(set(known))
-    near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.4)
+    lower = {name.lower(): name for name in known}
+    near = [lower[one] for one in difflib.get_close_matches(str(got).lower(), lower, n=3, cutoff=0.4)]
     hint = f"; did you mean {near[0]!r}?" if near else "."
+    if len(known) > MOST_KNOWN and near:
+        return InputError(f"unknown {what} {str(got)!r}{hint} Similar: {', '.join(near)}")
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")
 
 

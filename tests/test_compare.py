@@ -3,11 +3,13 @@
 import csv
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 import jcfl
 from jcfl import cli, results
@@ -101,6 +103,36 @@ def test_intervals_cover_as_often_as_they_say(values):
     assert 0.9 <= np.mean(inside) <= 0.99
 
 
+@pytest.mark.parametrize("values", [2, 3, 5, 8])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_intervals_cover_as_often_as_they_say_with_weights(values, spread):
+    """Over few clients that of a bootstrap covered the mean in half of the cases."""
+    rng = np.random.default_rng(2)
+    samples, weights = rng.normal(3, 2, (400, values)), np.exp(rng.normal(0, spread, (400, values)))
+    inside = [low <= 3 <= high for low, high in map(statistics.interval, samples, weights)]
+    assert (0.92 if values < statistics.FEW else 0.85) <= np.mean(inside) <= 0.99
+
+
+def test_few_pairs_of_equal_weight_have_the_interval_of_those_without_weights():
+    values = np.array([0.25, 1, 2])
+    np.testing.assert_allclose(statistics.interval(values, np.full(3, 7.0)), statistics.interval(values))
+    np.testing.assert_allclose(statistics.interval(values), stats.t(2, values.mean(), stats.sem(values)).interval(0.95))
+
+
+@pytest.mark.parametrize(("clients", "way"), [(5, "5 clients by Student's t"), (6, "6 clients by a bootstrap")])
+def test_the_note_says_how_the_interval_over_clients_was_made(clients, way):
+    one, block = {"metric": "accuracy_micro"}, {"rows": [], "seeds": [0], "clients": clients, "drawn_anew": False}
+    assert way in tables.differences({"baseline": "a"}, one, block | {"federation": "f"}).note
+
+
+def test_a_probability_that_there_is_not_is_a_dash():
+    """Friedman's test has none where all methods tie."""
+    with warnings.catch_warnings(action="ignore"):
+        found = statistics.ranks(np.full((3, 3), 0.5))
+    assert np.isnan(found.p) and tables.p_value(found.p) == "–"
+    assert "nan" not in tables.rank_note(found._asdict(), 3)
+
+
 def test_intervals_weigh():
     low, high = statistics.interval(np.repeat([0.0, 1.0], 50), np.repeat([3.0, 1.0], 50))
     assert low < 0.25 < high < 0.5
@@ -117,6 +149,27 @@ def test_all_that_is_not_worse_than_the_best_is_bold(two):
     accuracy, loss = found(two / "noisy", names=["accuracy_micro", "loss"])["metrics"]
     assert [row["best"] for row in accuracy["federations"][0]["rows"]] == [True, True]
     assert [row["best"] for row in loss["federations"][0]["rows"]] == [True, False]
+
+
+def test_a_method_that_is_worse_by_the_same_difference_with_every_seed_is_not_bold(tmp_path):
+    """No test can judge such differences: with three seeds a Wilcoxon test says p = 0.25 at best."""
+    for name, ari in (("a_b", 1.0), ("other", 0.0), ("same", 1.0)):
+        folders.run(tmp_path / name, SEEDS[:3], name, {}, ari=np.full((3, 4), ari))
+    (one,) = found(*(tmp_path / name for name in ("a_b", "other", "same")), names=["ari"])["metrics"]
+    assert [row["best"] for row in one["federations"][0]["rows"]] == [True, False, True]
+
+
+def test_a_method_without_clusters_is_left_out_of_metrics_of_clusters(tmp_path):
+    for name, ari in (("a_b", 1.0), ("nobody", np.nan), ("other", 0.5)):
+        folders.run(tmp_path / name, SEEDS, name, {}, ari=np.full((6, 4), ari))
+    result = found(*(tmp_path / name for name in ("a_b", "nobody", "other")), names=["accuracy_micro", "ari"])
+    accuracy, ari = result["metrics"]
+    assert [row["method"] for row in accuracy["federations"][0]["rows"]] == ["a_b", "nobody", "other"]
+    assert [row["method"] for row in ari["federations"][0]["rows"]] == ["a_b", "other"]
+    assert ari["without"] == ["nobody"] and not accuracy["without"]
+    assert "Without this metric: nobody." in tables.scores(result, ari).note
+    with pytest.raises(InputError, match="baseline by ari on"):
+        found(*(tmp_path / name for name in ("a_b", "nobody", "other")), names=["ari"], baseline="nobody")
 
 
 def test_numbers_are_right(two):

@@ -158,6 +158,18 @@ def test_a_score_that_files_or_sweeps_could_not_hold_is_refused(name, options, s
     assert name not in metrics.scores()
 
 
+@pytest.mark.parametrize("name", ["accuracy_micro", "held_out_loss", "validation_f1_micro", "moves"])
+def test_another_modules_score_is_not_replaced(name):
+    """A user's score of this name would stand in all tables as if jcfl had measured it."""
+    before = metrics.scores()
+    with pytest.raises(ValueError, match=rf"score '{name}': jcfl\.metrics.* has already registered this name"):
+        metrics.register_score(name, over=("present",))(lambda clients: 1.0)
+    assert metrics.scores() == before
+    for value in (0.0, 1.0):  # as a notebook does whose cell runs twice
+        metrics.register_score("own_score", over=("present",))(lambda clients, value=value: value)
+    assert metrics.score("own_score").name == "own_score"
+
+
 def test_clients_are_scored_from_their_arrival_to_their_last_round():
     """After 3 rounds, 0 to 2, a client that arrives in round 3 comes next, and one that left in 3 was in round 2."""
     never = 2**31 - 1

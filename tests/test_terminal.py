@@ -79,13 +79,16 @@ def test_kinds_presets_and_mistakes(call):
     assert "did you mean 'stocfl'" in complaint
 
 
-@pytest.mark.parametrize(("mistake", "meant"), [("quikstart", "quickstart"), ("accuracy_wrst", "accuracy_worst")])
+@pytest.mark.parametrize(
+    ("mistake", "meant"), [("quikstart", "quickstart"), ("accuracy_wrst", "accuracy_worst"), ("Stocfl", "stocfl")]
+)
 def test_a_mistake_is_told_the_nearest_of_all_names_each_said_once(call, mistake, meant):
     complaint = call("list", mistake)[2]
     assert f"did you mean {meant!r}" in complaint
-    known = complaint.strip().partition("Known: ")[2].split(", ")
-    assert len(known) == len(set(known))
-    assert {name for _, name in PIECES + SCORES} | set(config.presets()) <= set(known)
+    similar = complaint.strip().partition("Similar: ")[2].split(", ")
+    assert similar[0] in (meant, "") and len(set(similar)) == len(similar) <= 3
+    names = {name for _, name in PIECES + SCORES} | set(config.presets()) | set(registry.KINDS)
+    assert set(similar) <= names | {""}
 
 
 def test_every_kind_of_piece_is_listed():

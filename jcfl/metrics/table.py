@@ -133,7 +133,8 @@ def register_score(
         places: the tables and plots that show it.
 
     Raises:
-        ValueError: the name is no text, or stands for something else in files; another argument has no such value.
+        ValueError: the name is no text, stands for something else in files, or another module has registered it;
+            another argument has no such value.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"a score's name: expected text, got {name!r}")
@@ -146,10 +147,23 @@ def register_score(
         refuse_others(name, what, listed, known, values, "a tuple of ")
 
     def put(function: Function) -> Function:
+        refuse_taken(name, function)
         add(Score(name, title, short, unit, better, over, places, function, first_line(function)))
         return function
 
     return put
+
+
+def refuse_taken(name: str, function: Function) -> None:
+    """Refuse the name of another module's score, which would be replaced; a notebook may run its own cell again.
+
+    Raises:
+        ValueError: the line names the module.
+    """
+    known = _TABLE.get(name)
+    owner = __package__ if known is None or known.function is None else known.function.__module__
+    if name in score_names() and owner != function.__module__:
+        raise ValueError(f"score {name!r}: {owner} has already registered this name; choose another one")
 
 
 def refuse_others(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from jcfl import metrics
-from jcfl.errors import InputError, unknown
+from jcfl.errors import MOST_KNOWN, InputError, unknown
 
 
 def unknown_metric(what: str, got: str, known: Iterable[str]) -> InputError:
@@ -16,4 +16,5 @@ def unknown_metric(what: str, got: str, known: Iterable[str]) -> InputError:
     meant = metrics.by_title(got, names)
     if meant is None:
         return unknown(what, got, names)
-    return InputError(f"unknown {what} {got!r}; did you mean {meant!r}? Known: {', '.join(names)}")
+    known = f" Known: {', '.join(names)}" * (len(names) <= MOST_KNOWN)
+    return InputError(f"unknown {what} {got!r}; did you mean {meant!r}?{known}")

@@ -65,6 +65,11 @@ def interval(differences: np.ndarray, weights: np.ndarray | None = None) -> Inte
 
     A bootstrap cannot go beyond the most extreme values, so that of 3 normal ones covers the mean in 75 % of cases.
 
+    Student's t has n - 1 degrees of freedom. The standard error of the weighted mean is s / sqrt(n_eff), with the
+    effective number of pairs n_eff = (Σw)² / Σw² and the weighted variance s² = Σw(d - mean)² / Σw / (1 - 1 / n_eff).
+    With equal weights these are n and the sample variance. Where differences vary less the more a pair weighs, the
+    interval is wider than necessary.
+
     Args:
         differences: of pairs, [n].
         weights: of the pairs, [n]; by default they count equally. A pair and its weight are drawn together.
@@ -77,9 +82,12 @@ def interval(differences: np.ndarray, weights: np.ndarray | None = None) -> Inte
     n = len(differences)
     if n < 2:
         return None
-    if n < FEW and weights is None:
-        reach = float(stats.t.ppf(1 - LEVEL / 2, n - 1) * np.std(differences, ddof=1) / math.sqrt(n))
-        return Interval(float(np.mean(differences)) - reach, float(np.mean(differences)) + reach)
+    if n < FEW:
+        share = np.full(n, 1 / n) if weights is None else weights / np.sum(weights)
+        mean, squares = float(share @ differences), float(share @ share)  # the latter is 1 / n_eff
+        variance = float(share @ (differences - mean) ** 2) / (1 - squares)
+        reach = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * math.sqrt(variance * squares)
+        return Interval(mean - reach, mean + reach)
     tail = float(stats.norm.cdf(math.sqrt(n / (n - 1)) * stats.t.ppf(LEVEL / 2, n - 1)))
     found = stats.bootstrap(
         (differences, np.ones(n) if weights is None else weights),

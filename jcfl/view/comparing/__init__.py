@@ -40,22 +40,28 @@ def comparison(
 
     Returns:
         `baseline`, `target`, `level` of the tests, `metrics`: of each its `metric`, `federations` (each with
-        `federation`, `seeds`, `clients` and `rows`, see `row`) and `ranks` over federations or None.
+        `federation`, `seeds`, `clients` and `rows`, see `row`), `ranks` over federations or None, and `without`: the
+        methods that do not have this metric.
 
     Raises:
         InputError: a run is not complete, or runs do not match; a metric or the baseline is not there.
     """
-    blocks = matching.blocks(runs)
-    for name in names:
-        matching.refuse_metric(blocks, name)
-    baseline = baseline or blocks[0].entries[0].method
-    for block in blocks:
-        known = [one.method for one in block.entries]
-        if baseline not in known:
-            raise unknown(f"baseline on {block.federation}:", baseline, known)
+    whole = matching.blocks(runs)
+    blocks = {name: matching.having(whole, name) for name in names}
+    baseline = baseline or whole[0].entries[0].method
+    for name, those in blocks.items():
+        for block in those:
+            known = [one.method for one in block.entries]
+            if baseline not in known:
+                raise unknown(f"baseline by {name} on {block.federation}:", baseline, known)
     if target is not None and metrics.score(names[0]).unit == "%" and not 0 <= target <= 1:
         raise InputError(f"target: expected a share of {names[0]} such as 0.9, got {target:g}")
-    found = [one_metric(blocks, name, baseline, target if name == names[0] else None) for name in names]
+    found = [one_metric(blocks[name], name, baseline, target if name == names[0] else None) for name in names]
+    for one, those in zip(found, blocks.values(), strict=True):
+        one["without"] = sorted(
+            {one.method for block in whole for one in block.entries}
+            - {one.method for block in those for one in block.entries}
+        )
     return {"baseline": baseline, "target": target, "level": statistics.LEVEL, "metrics": found}
 
 
@@ -86,7 +92,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
 
     Returns:
         For each `method` its `values` per seed, their `mean`, `std` and `interval`; `competes`, see `may_be_best`;
-        `best`: whether it is not significantly worse than the best one (None: one seed cannot tell); `difference` from
+        `best`: see `is_best` (None: one seed cannot tell); `difference` from
         the baseline, see `differences`; `worst_decile`: the accuracy that nine honest clients in ten exceed;
         `worse_off`: the share of honest clients with a lower accuracy than by each reference, both None if no client is
         tested; `bytes`, `passes` and `flop` of a seed's run; `pareto`: whether no method has a better mean for as few
@@ -109,7 +115,9 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "std": known(float(results.deviation(last[one.method]))),
             "interval": statistics.interval(last[one.method]),
             "competes": bool(competed),
-            "best": bool(competed) and is_best(behind.get(one.method)) if len(one.seeds) > 1 else None,
+            "best": bool(competed) and is_best(behind.get(one.method), last[one.method], last[best])
+            if len(one.seeds) > 1
+            else None,
             "difference": apart.get(one.method),
             "worst_decile": worst_decile(block, held[one.method]),
             "worse_off": {
@@ -155,9 +163,19 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def is_best(behind: tuple[statistics.Outcome | None, float] | None) -> bool:
-    """Whether a method does not differ significantly from the best one; that is not tested against itself."""
-    return behind is None or bool(behind[1] >= statistics.LEVEL)
+def is_best(behind: tuple[statistics.Outcome | None, float] | None, own: np.ndarray, best: np.ndarray) -> bool:
+    """Whether a method does not differ significantly from the best one; that is not tested against itself.
+
+    No test can judge a difference that is the same with every seed: it has no deviation. Such a method is worse.
+
+    Args:
+        behind: the outcome of the test against the best method, and its corrected p; None for the best one.
+        own, best: the scores of both, [seeds].
+    """
+    if behind is None:
+        return True
+    gaps = statistics.gap(own, best)
+    return bool(behind[1] >= statistics.LEVEL and (np.ptp(gaps) > 0 or gaps[0] == 0))
 
 
 def tests(block: Block, name: str, baseline: str) -> dict[str, tuple[statistics.Outcome | None, float]]:

@@ -291,14 +291,25 @@ def joined(entries: Sequence[Entry]) -> list[Entry]:
     return found
 
 
-def refuse_metric(blocks: Sequence[Block], metric: str) -> None:
-    """Refuse a metric of which it is not known which value is better, or that a method does not have everywhere."""
+def having(blocks: Sequence[Block], metric: str) -> list[Block]:
+    """The blocks with the methods that have a metric: one of clusters has no value for a method without clusters.
+
+    Raises:
+        InputError: it is not known which value is better; a method lacks a value with some seeds only, or a metric of
+            predictions; or fewer than two methods of a federation have the metric.
+    """
     every = [one for block in blocks for one in block.entries]
     known = {name for one in every for name in one.scores if metrics.score(name).better}
     if metric not in known:
         raise unknown_metric("metric", metric, known)
-    for one in every:
-        if metric not in one.scores or np.isnan(one.scores[metric][:, -1]).any():
-            raise InputError(
-                f"{one.where}: {one.method} has no {metric} after its last round; compare by another metric"
-            )
+    found = []
+    for block in blocks:
+        has = [metric in one.scores and not np.isnan(one.scores[metric][:, -1]).any() for one in block.entries]
+        for one, there in zip(block.entries, has, strict=True):
+            never = metric not in one.scores or np.isnan(one.scores[metric]).all()
+            if not there and (not never or metrics.score(metric).is_of_predictions or sum(has) < 2):
+                raise InputError(
+                    f"{one.where}: {one.method} has no {metric} after its last round; compare by another metric"
+                )
+        found.append(block._replace(entries=[one for one, there in zip(block.entries, has, strict=True) if there]))
+    return found

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
     alone = dict.fromkeys(name for table in tables for name, row in table.items() if not row["competes"])
     if alone:
         note += f" A method is never the best by a metric of clusters if each client has its own: {', '.join(alone)}."
+    if one["without"]:
+        note += f" Without this metric: {', '.join(one['without'])}."
     if has_tests(one):
         note = (
             f"Mean ± sample standard deviation over {counts(one)}. Bold: not significantly worse than the best. "
@@ -133,14 +136,15 @@ def told_test(seeds: int, tests: int) -> str:
     return (
         f"With {seeds} seeds and {tests} test{'s' * (tests > 1)}, the smallest possible p-value of a {test} is "
         f"{least:.2g} after Holm's correction. Therefore p is from a paired t test, which assumes normal differences. "
-        f"Where all differences are equal, they have no deviation, so p is from a {test}."
+        f"Where all differences are equal, they have no deviation: p is from a {test}, and the worse one is not bold."
     )
 
 
 def rank_note(found: Mapping[str, Any], federations: int) -> str:
     """Friedman's and Nemenyi's tests in words."""
     few = "; with so few federations both tests see large differences only" if federations < 10 else ""
-    friedman = f"Friedman's chi-square {found['statistic']:.2f}, p {p_value(found['p'])}"
+    chi_square = "–" if math.isnan(found["statistic"]) else f"{found['statistic']:.2f}"  # where all methods tie
+    friedman = f"Friedman's chi-square {chi_square}, p {p_value(found['p'])}"
     nemenyi = f"Nemenyi's critical difference {found['critical']:.2f}"
     return f" Ranks over {federations} federations: {friedman}; {nemenyi}{few}."
 
@@ -155,14 +159,14 @@ def differences(found: Mapping[str, Any], one: Mapping[str, Any], federation: Ma
             cells = [signed(one["metric"], apart["mean"]), *low_high, p_value(apart["p"]), p_value(apart["p_holm"])]
             rows.append([Cell(row["method"]), *map(Cell, cells)])
     unit = ", in percentage points" if score.unit == "%" else ""
-    served = f", and over {federation['clients']} clients by a bootstrap, paired and averaged over seeds"
+    way = lambda pairs: "Student's t" if pairs < statistics.FEW else "a bootstrap"
+    many = federation["clients"]
+    served = f", and over {many} clients by {way(many)}, paired and averaged over seeds"
     if federation["drawn_anew"]:
-        many = f"{federation['clients']} clients of each of {seeds} federations, one a seed"
-        served = f", and over {many}, by a bootstrap, paired"
-    way = "Student's t" if seeds < statistics.FEW else "a bootstrap"
+        served = f", and over {many} clients of each of {seeds} federations, one a seed, by {way(many * seeds)}, paired"
     note = (
-        f"{capital(score.title)} less that of {found['baseline']}{unit}; intervals of 95 % over seeds by {way}, paired"
-        f"{served if one['metric'] in WEIGHTS else ''}. {told_test(seeds, len(federation['rows']) - 1)}"
+        f"{capital(score.title)} less that of {found['baseline']}{unit}; intervals of 95 % over seeds by {way(seeds)}, "
+        f"paired{served if one['metric'] in WEIGHTS else ''}. {told_test(seeds, len(federation['rows']) - 1)}"
     )
     columns = ["difference", "over seeds", "over clients", "p", "p, Holm"]
     title = f"{capital(score.title)}: differences from {found['baseline']}, {federation['federation']}"
@@ -187,10 +191,10 @@ def ends(metric: str, interval: Sequence[float] | None) -> str:
 def p_value(value: float | None) -> str:
     """A probability.
 
-    >>> p_value(0.03125), p_value(1e-9), p_value(None)
-    ('0.031', '< 0.001', '–')
+    >>> p_value(0.03125), p_value(1e-9), p_value(None), p_value(math.nan)
+    ('0.031', '< 0.001', '–', '–')
     """
-    return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return "–" if value is None or math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def costs(found: Mapping[str, Any], federation: Mapping[str, Any]) -> Grid:
