@@ -19,7 +19,7 @@ from jcfl.core import chunks, describing, pilot
 from jcfl.core.objective import mean_loss
 from jcfl.errors import InputError, Notice
 from jcfl.grouping import merging
-from jcfl.runs import automatic, config
+from jcfl.runs import automatic, config, plan
 from jcfl.types import Clients
 
 MODEL = {"name": "mlp", "hidden": 16}
@@ -160,6 +160,23 @@ def test_a_run_keeps_what_was_decided(federation, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", lambda config, *rest: asked.append(config))
     assert cli.status(["run", "run/config.yaml", "--set", "method.tau=0.9"]) == 0
     assert asked[0].decided is None and asked[0].method.options["tau"] == 0.9  # by the user, and by no pilot
+
+
+def test_flipped_labels_are_those_that_are_looked_at():
+    """What is decided for a run with attackers is about the labels that they train on."""
+    attack = {"attack": {"name": "label_flip", "share": 0.4}}
+    given = {
+        "scenario": {"name": "rotated", "clients": 24},
+        "model": MODEL,
+        "method": {"name": "stocfl", "tau": "auto"},
+    }
+    with pytest.warns(Notice):
+        kept = plan.planned(config.read(given | attack))
+    trained = plan.settled(config.read(given | {"method": "fedavg"} | attack)).federation
+    with pytest.warns(Notice):
+        expected = automatic.decided(config.read(given), trained, kept.context.task)
+    assert kept.config.decided == expected.decided
+    assert len(kept.config.decided["stocfl"]["sizes"]) > 4
 
 
 def test_a_sweep_decides_its_points(federation):

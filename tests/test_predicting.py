@@ -98,6 +98,19 @@ def test_what_is_not_finite_as_the_federation_has_it_is_named(value, said):
         predicting.examples(federation, x)
 
 
+def test_clients_can_be_named_by_their_ids():
+    """Ids that are numbers look like places: without `ids`, client 7 would predict as the client at place 7."""
+    rng = np.random.default_rng(0)
+    x, who = rng.normal(size=(40, 3)).astype(np.float32), np.repeat([11, 2, 7, 5], 10)
+    y = (x[:, 0] * np.where(who < 6, 1, -1) > 0).astype(int)
+    federation = jcfl.data.from_clients(x, y, who)
+    history = jcfl.run(federation, model="linear", method="local", rounds=5, train={"lr": 1.0}, evaluate_every=5)
+    assert history.clients.tolist() == [2, 5, 7, 11]
+    by_id = history.logits(x[:3], ids=[7, 7, 2])
+    np.testing.assert_array_equal(by_id, history.logits(x[:3], [2, 2, 0]))
+    np.testing.assert_array_equal(history.predict(x[:3], ids=11), history.predict(x[:3], 3))
+
+
 def test_what_cannot_be_predicted_is_refused(tmp_path):
     history = jcfl.run(ROTATED, method="fedavg", out=tmp_path / "a")
     pixels = np.zeros((2, 8, 8, 1), np.uint8)
@@ -117,6 +130,13 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=says):
             history.predict(*given)
+    for given, says in (
+        ({}, "either clients, which are places from 0, or ids"),
+        ({"clients": 0, "ids": 0}, "either clients, which are places from 0, or ids"),
+        ({"ids": [0, "ann"]}, "no client has the id '0'; history.clients"),
+    ):
+        with pytest.raises(InputError, match=says):
+            history.predict(pixels, **given)
     for seed in (7, np.array([0, 1])):
         with pytest.raises(InputError, match=r"no seed .*; there are 0"):
             history.predict(pixels, 0, seed=seed)

@@ -56,6 +56,13 @@ def test_what_has_no_meaning_is_refused(words, said):
         config.read({"scenario": "iid", "method": "stocfl"}, [words])
 
 
+def test_steps_by_which_clients_are_described_stay_the_same():
+    """Clients of one group would be described by other steps in another round, and not be found alike."""
+    method = {"name": "stocfl", "tau": 0.5, "anchor_steps": 5}
+    with pytest.raises(InputError, match=r"train\.lr: cannot change .* described by local steps \(anchor_steps\)"):
+        experiment.run(tiny.federation(), method=method, train={"lr": {0: 0.5, 3: 0.1}, **TRAIN}, **GIVEN)
+
+
 def test_an_option_on_which_code_branches_cannot_change(monkeypatch):
     monkeypatch.setitem(registry._TABLES["method"], "branching", branching)
     with pytest.raises(InputError, match=r"method.mu: cannot change during training"):

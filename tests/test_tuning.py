@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from jcfl.fast import factored
+from jcfl.methods import fedavg, ifca
 from jcfl.runs import experiment, tuning
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.runs.sections import Tuned
@@ -196,6 +197,16 @@ def test_what_is_chosen_for_the_second_method_of_a_name_is_its_own():
     parts = {title: tuning.of_method(whole, title) for title in whole.config.methods}
     assert [part.algorithms.keys() for part in parts.values()] == [{"ifca"}, {"ifca-2"}]
     assert parts["ifca-2"].algorithms["ifca-2"].engine == "general" and whole.config.tuned == choices
+
+
+def test_what_is_chosen_for_a_compared_object_leaves_it_what_it_is():
+    """It was built from the main method's object: a run with `compare=[ifca_object]` trained FedAvg as IFCA."""
+    main, other = fedavg(), ifca(clusters=3)
+    choices = {"fedavg": {"engine": "general"}, "ifca": {"engine": "general"}}
+    setting, objects = config_and_objects("quickstart", {"method": main, "compare": [other], "tuned": choices})
+    whole = planned(setting, objects)
+    parts = {title: tuning.of_method(whole, title) for title in whole.config.methods}
+    assert {title: part.algorithms[title].method for title, part in parts.items()} == {"fedavg": main, "ifca": other}
 
 
 def test_short_runs_begin_without_trials():

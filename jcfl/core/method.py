@@ -58,6 +58,7 @@ class Describe(Piece):
 
     source: ClassVar[Source] = "nothing"
     takes_noise: ClassVar[bool] = True  # whether a description with noise on it is still one
+    trains: ClassVar[bool] = False  # whether a description of data takes local steps, which then have to stay the same
 
     def is_repeated(self, when: "When") -> bool:
         """Whether a client sends a description in every round that it takes part in, and not once."""

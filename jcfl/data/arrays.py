@@ -156,7 +156,9 @@ def _split_by_share(
 ) -> list:
     """The arrays split in two, a share of every client's (or class's) examples in the second."""
     if not isinstance(test, int | float | np.floating) or not 0 < test < 1:
-        raise InputError(f"{where}: test is the share to test on; expected between 0 and 1, got {shown(test)}")
+        raise InputError(
+            f"{where}: the share to test on (test, test_fraction): expected a number between 0 and 1, got {shown(test)}"
+        )
     mask = random_share(y if users is None else np.unique(users, return_inverse=True)[1].ravel(), float(test), seed)
     return [(x[side], y[side], None if users is None else users[side]) for side in (~mask, mask)]
 

@@ -117,7 +117,7 @@ class History:
         """The names of all metrics."""
         return iter(self.scores)
 
-    def predict(self, x: Any, clients: Any, *, seed: int | None = None) -> np.ndarray:
+    def predict(self, x: Any, clients: Any = None, *, ids: Any = None, seed: int | None = None) -> np.ndarray:
         """The classes that clients predict for examples of theirs, as they predict for their test examples at the end.
 
         Each client predicts with its own model, whatever the method's `answer` is: its cluster's model, its private
@@ -135,8 +135,9 @@ class History:
         Args:
             x: the examples as the federation has its own, before they are scaled: pixels from 0 to 255, or numbers.
                 A client of a rotated group sees its images rotated. [n, ...]
-            clients: the client of every example, or one for all: places in the federation, from 0; the place of an id
-                is `list(history.clients).index(id)`. [n] int or an int
+            clients: the client of every example, or one for all, as places in `history.clients`, from 0. [n] int or an
+                int
+            ids: the same by the clients' ids, in place of `clients`. [n] or one id
             seed: the seed whose models predict; the first one by default.
 
         Returns:
@@ -147,9 +148,9 @@ class History:
                 the host holds), the examples or clients are not those of its federation, or the run had its examples or
                 its clients' states on the host.
         """
-        return self.logits(x, clients, seed=seed).argmax(-1)
+        return self.logits(x, clients, ids=ids, seed=seed).argmax(-1)
 
-    def logits(self, x: Any, clients: Any, *, seed: int | None = None) -> np.ndarray:
+    def logits(self, x: Any, clients: Any = None, *, ids: Any = None, seed: int | None = None) -> np.ndarray:
         """As `predict`, but the logits of all classes. [n, c] float"""
         if self.predictor is None or self.state is None:
             raise InputError(
@@ -158,7 +159,19 @@ class History:
             )
         if seed is not None and not (np.ndim(seed) == 0 and seed in self.seeds):
             raise InputError(f"{self.name}: no seed {seed!r}; there are {', '.join(map(str, self.seeds))}")
-        return self.predictor(self.state, 0 if seed is None else self.seeds.index(seed), x, clients)
+        place = 0 if seed is None else self.seeds.index(seed)
+        return self.predictor(self.state, place, x, self.places(clients, ids))
+
+    def places(self, clients: Any, ids: Any) -> Any:
+        """The clients' places in the federation, given as such or by ids. [n] or []"""
+        if (clients is None) == (ids is None):
+            raise InputError("predict: expected either clients, which are places from 0, or ids")
+        if ids is None:
+            return clients
+        known, given = {one: place for place, one in enumerate(self.clients.tolist())}, np.asarray(ids)
+        if missing := [one for one in given.ravel().tolist() if one not in known]:
+            raise InputError(f"predict: no client has the id {missing[0]!r}; history.clients has all ids")
+        return np.array([known[one] for one in given.ravel().tolist()], int).reshape(given.shape)
 
     def __repr__(self) -> str:
         """The run in a line: method, seeds, rounds, and the last scores that a terminal shows."""

@@ -52,13 +52,14 @@ def refuse_replaced(method: Method) -> None:
         if other != found and with_answers(other, options) == with_answers(found, options):
             where = next(one for one in answers if getattr(other, one) != getattr(found, one))
             raise InputError(
-                f"method.{option.name} has no effect, because method.{where} takes the place of the answer that it "
-                f"belongs to; set it there, and leave it out here: method.{option.name}={written(option.default)}"
+                f"method.{option.name}={written(own[option.name])} has no effect, because method.{where} takes the "
+                f"place of the answer that it belongs to; set it there, and leave it out here (its default is "
+                f"{written(option.default)})"
             )
 
 
 def written(value: Any) -> str:
-    """A default as one writes it in YAML: `null`, `true`, `[a]`."""
+    """A value as one writes it in YAML: `null`, `true`, `[a]`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

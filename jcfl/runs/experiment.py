@@ -118,7 +118,7 @@ def run(
 
 
 def federation(what: Federation | Config | Mapping[str, Any] | str | Path, **settings: Any) -> Federation:
-    """The federation that `jcfl.run` trains on when it is called with the same configuration.
+    """The federation that `jcfl.run` trains on when it is called with the same configuration, before any attack.
 
     >>> import jcfl
     >>> jcfl.federation("quickstart").groups.shape

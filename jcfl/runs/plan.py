@@ -110,7 +110,8 @@ def with_decisions(config: Config, objects: Objects, lanes: int | None) -> Plan:
     checked = settled(automatic.with_stand_ins(config), made, lanes)  # what cannot run is refused before anything is
     if checked.context.privacy.is_on:
         raise InputError("privacy: auto uses gradients without noise; give a value instead of auto")
-    config = automatic.decided(config, federation, checked.context.task)
+    trained = attacked(federation, checked.context.faults.attack, config)  # attackers may describe other data
+    config = automatic.decided(config, trained, checked.context.task)
     return settled(config, made, lanes)._replace(objects=objects)
 
 

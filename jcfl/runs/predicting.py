@@ -156,7 +156,9 @@ def owners(federation: Federation, clients: Any, n: int) -> np.ndarray:
     except ValueError:
         found = np.zeros(0)  # a list of lists of several lengths, which is refused like any other that does not fit
     if not np.issubdtype(found.dtype, np.integer) or found.ndim > 1 or (found.ndim and len(found) != n):
-        raise InputError(f"predict: expected one client, or one for each of the {n} examples, got {clients!r}")
+        raise InputError(
+            f"predict: expected a client's place, or one for each of the {n} examples, got {clients!r}; ids= takes ids"
+        )
     if found.size and not (found.min() >= 0 and found.max() < m):
-        raise InputError(f"predict: clients are numbers from 0 to {m - 1}, got {clients!r}")
+        raise InputError(f"predict: clients are places from 0 to {m - 1}, got {clients!r}; ids= takes ids")
     return np.broadcast_to(found, (n,))

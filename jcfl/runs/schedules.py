@@ -88,7 +88,17 @@ def scheduled(make: Callable[[Mapping[str, Any]], Algorithm], tables: Mapping[st
 
     Args:
         make: an algorithm with some values of options, by dotted name; JAX traces it.
+
+    Raises:
+        InputError: clients are described by local steps, whose options change.
     """
+    largest = make({name: max(table.values()) for name, table in tables.items()})
+    changing = next((name for name in tables if name.startswith("train.")), None)
+    if changing and largest.method is not None and largest.method.describe.trains:
+        raise InputError(
+            f"{changing}: cannot change during training, because clients are described by local steps (anchor_steps), "
+            "and descriptions of several rounds are compared"
+        )
     rounds = {name: jnp.asarray(list(table)) for name, table in tables.items()}
     values = {name: jnp.asarray([*table.values()], float) for name, table in tables.items()}
 
@@ -104,7 +114,7 @@ def scheduled(make: Callable[[Mapping[str, Any]], Algorithm], tables: Mapping[st
             raise InputError(f"{names}: cannot change during training ({str(error).splitlines()[0]})") from error
 
     before = lambda state: jnp.maximum(state.round - 1, 0)
-    return make({name: max(table.values()) for name, table in tables.items()})._replace(
+    return largest._replace(
         init=at(jnp.asarray(0)).init,
         step=step,
         predict=lambda state, federation: at(before(state)).predict(state, federation),

@@ -104,7 +104,7 @@ def tuned(plan: Plan) -> Plan:
 
 def of_method(plan: Plan, title: str) -> Plan:
     """The part of a plan that is one method's run, as `config.tuned` says."""
-    config, several = plan.config, len(plan.config.methods) > 1
+    config, several, objects = plan.config, len(plan.config.methods) > 1, plan.objects
     one = (config.tuned or {}).get(title, Tuned())
     method = config.methods[title]
     if several:
@@ -112,8 +112,10 @@ def of_method(plan: Plan, title: str) -> Plan:
         known = config.decided or {}
         decided = {method.title: known[title]} if title in known else None
         own = {"tuned": config.tuned and found, "decided": decided}
+        objects = objects.of_method(list(config.methods).index(title))
         config = config.model_copy(update={"method": method, "compare": (), **own})
-    part = with_tuned(plan._replace(config=config, algorithms={title: plan.algorithms[title]}), one)
+    part = plan._replace(config=config, objects=objects, algorithms={title: plan.algorithms[title]})
+    part = with_tuned(part, one)
     (algorithm,) = part.algorithms.values()  # two methods of one name have titles of their own
     return part._replace(algorithms={title: algorithm})
 
