@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jcfl import registry
-from jcfl.core import averaging
+from jcfl.core import averaging, server
+from jcfl.core.aggregates import ServerOptimizer
+from jcfl.core.privacy import Privacy
 from jcfl.errors import InputError
+from jcfl.methods import fedavg
+from jcfl.types import Cohort
+from tests import tiny
 
 S, K = 11, 4
 
@@ -239,3 +244,44 @@ def test_options_come_from_the_signatures():
     for name, given_ in [("trimmed_mean", {"beta": 0.5}), ("median_of_means", {"buckets": 0}), ("median", {"beta": 0})]:
         with pytest.raises(InputError):
             registry.options("aggregate", name, given_)
+
+
+@pytest.mark.parametrize("privacy", [Privacy(), Privacy(description_clip=1e6)], ids=["open", "private"])
+def test_a_client_without_examples_does_not_count(privacy):
+    """It sends back what it was sent. Under privacy nobody may know that, so all clients count there."""
+    data = tiny.federation()
+    data = data.replace(train=data.train.replace(size=np.where(np.arange(8) == 1, 0, data.train.size).astype(np.int32)))
+    method = fedavg(averaging="equally")
+    method = method.with_aggregate(privacy=privacy) if privacy.is_on else method
+    weights = server.weights_of(Cohort(jnp.arange(8), jnp.arange(8) < 7), data, server.counting(method))
+    assert weights.tolist() == [1, float(privacy.is_on), 1, 1, 1, 1, 1, 0]
+
+
+# The server's optimizers
+
+
+def adagrad(delta, m, v, turn, lr, b1, b2, tau):
+    """Algorithm 2 of Reddi et al. 2021, without momentum, which the option of the server's Adagrad does not have."""
+    v = (tau**2 if turn == 0 else v) + delta**2
+    return lr * delta / (np.sqrt(v) + tau), m, v
+
+
+def yogi(delta, m, v, turn, lr, b1, b2, tau):
+    """Algorithm 2 of Reddi et al. 2021 from zero moments, corrected as Adam's are."""
+    m = b1 * m + (1 - b1) * delta
+    v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+    return lr * m / (1 - b1 ** (turn + 1)) / (np.sqrt(v / (1 - b2 ** (turn + 1))) + tau), m, v
+
+
+@pytest.mark.parametrize(("kind", "loop"), [("adagrad", adagrad), ("yogi", yogi)])
+def test_server_optimizers_are_those_of_the_paper(kind, loop):
+    optimizer = ServerOptimizer(kind=kind, lr=0.1, momentum=0.9, b2=0.99, eps=1e-3).transformation()
+    x = y = np.zeros(3, np.float32)
+    state, m, v = optimizer.init(jnp.asarray(x)), np.zeros(3), np.zeros(3)
+    for turn, delta in enumerate(np.float32([[1e-3, 0.5, 0], [-2e-3, 0.1, 0], [1e-4, -1.0, 0]])):
+        step, state = optimizer.update(jnp.asarray(-delta), state, jnp.asarray(x))
+        x = x + np.asarray(step)
+        step, m, v = loop(delta.astype(float), m, v, turn, 0.1, 0.9, 0.99, 1e-3)
+        y = y + step
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-7)
+    assert x[2] == 0  # what no client changes does not move

@@ -214,6 +214,8 @@ def test_python_runs(tmp_path, monkeypatch, capsys, page):
         assert names["history"]["purity"][0, -1] == 1.0
     elif page == "tuning.md":
         assert names["config"].train.options["lr"] in (0.01, 0.1, 1.0) and names["figure"].axes
+    elif page == "files.md":
+        assert [round for round, _ in names["curve"]] == [1, 2] and (names["cosine"].diagonal() == 1).all()
     else:
         assert names["federation"].groups.shape == (12,)
 

@@ -17,7 +17,7 @@ from jcfl.core.reliability import Reliability
 from jcfl.errors import InputError
 from jcfl.fast import factored, slabs
 from jcfl.grouping.merging import greedy
-from jcfl.grouping.psi import MergeMemory, Settings, joint_gram
+from jcfl.grouping.psi import MergeMemory, Settings, joint_gram, sums_with_clients
 from jcfl.types import NEVER
 from tests import tiny
 
@@ -141,6 +141,30 @@ def test_inner_products_in_parts(monkeypatch):
             short, whole = program(jnp.arange(8) < fresh)
             assert np.abs(short[5:, :5]).max() > 0.01 or not fresh
             tiny.same(short, whole, 1e-12)
+
+
+def test_descriptions_that_are_not_finite_are_zero_in_coordinates_too():
+    """Inner products of examples of 1e30 are too large for a number."""
+    context = tiny.setting().with_context(task=task("mlp")).context
+    data = tiny.federation()
+    owner = np.repeat(np.arange(8), data.train.size + data.test.size)
+    model, who = context.task.init(jax.random.key(0)), jnp.arange(8)
+    sums = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), model["params"])
+    live = jnp.zeros(2, bool)
+    memory = MergeMemory(model, model, sums, jnp.zeros((2, 2)), live, jax.random.key(2), jnp.zeros(8, jnp.int32))
+    own = Settings(anchors.gradient(context.task), 0.5, greedy, "current", 3, 8, 800, False)
+
+    @jax.jit
+    def both(data):
+        gram, psi = joint_gram(own, memory, who, who >= 0, data)
+        return gram, sums_with_clients(own, memory, memory.sums, who, jnp.zeros(8, jnp.int32), psi, data)
+
+    scaled = data.x * np.where(owner == 3, 1e30, 1.0).astype(np.float32)[:, None, None, None]
+    (gram, total), (whole, _) = both(jax.device_put(data.replace(x=scaled))), both(jax.device_put(data))
+    others = np.r_[0:5, 6:10]
+    np.testing.assert_array_equal(gram[5], 0.0)
+    np.testing.assert_array_equal(gram[others][:, others], whole[others][:, others])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(total))
 
 
 def test_a_sketch_keeps_inner_products():

@@ -389,6 +389,19 @@ def test_fine_tuning_that_goes_nowhere_is_none(method, turns, extras, options, s
     assert (one[0] < 0).any() == bool(extras)
 
 
+@pytest.mark.parametrize(("method", "options"), [("scaffold", {}), ("feddane", {"mu": 0.0})])
+def test_fine_tuning_follows_the_clients_own_gradients(method, options):
+    """Corrections lead to the model of all clients; with them, fine-tuning hardly changed what a client answers."""
+    data, key, extras = jax.device_put(tiny.federation()), jax.random.key(1), [{"name": "finetune", "steps": 3}]
+    setting = tiny.setting(0.5, extras=extras)
+    corrected, usual = tiny.built(method, setting, **options), tiny.built("fedavg", setting)
+    state = jax.jit(lambda: corrected.step(corrected.step(corrected.init(key, data), data), data))()
+    same = {name: getattr(state, name) for name in ("clusters", "shared", "labels", "seen", "round", "key")}
+    two = jax.jit(lambda: usual.predict(usual.init(key, data).replace(**same), data))()
+    for found, expected in zip(jax.jit(corrected.predict)(state, data), two, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_votes_are_those_of_two_runs_of_their_own():
     """Voting beside itself, and FedAvg+ of two runs: the main run and the other are what each is alone."""
     data = jax.device_put(tiny.federation())

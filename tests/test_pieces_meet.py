@@ -20,7 +20,7 @@ from jcfl.core.stopping import Converged
 from jcfl.core.terms import Distillation, LossTerm, Proximal
 from jcfl.errors import InputError, Notice
 from jcfl.grouping.compare import DecomposedCosine, KullbackLeibler, PrincipalAngles
-from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace
+from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace, Update
 from jcfl.grouping.groups import KMeans
 from jcfl.methods import cfl, ditto, fedavg, fesem, ifca, local, oneshot_kmeans, stocfl, wecfl
 from jcfl.methods.addons import extended
@@ -377,7 +377,7 @@ def test_a_method_can_be_made_inside_of_jit():
 
 
 def test_an_option_beside_its_answer_is_told_how_to_leave_it_out():
-    says = r"^method\.similarity has no effect, because method\.compare .*: method\.similarity=plain$"
+    says = r"^method\.similarity=noise_corrected has no effect, because method\.compare .*: method\.similarity=plain$"
     with pytest.raises(InputError, match=says):
         jcfl.run("quickstart", method={"name": "stocfl", "similarity": "noise_corrected", "compare": "cosine"})
 
@@ -463,6 +463,16 @@ def test_quality_is_not_measured_of_models_without_their_private_layers():
 def test_a_threshold_that_changes_by_round_merges_when_it_changes():
     found = run(two_groups(), "stocfl", tau={0: 0.99, 3: 0.0}, rounds=5, evaluate_every=1)
     assert found["clusters"][0].tolist() == [8, 8, 8, 1, 1]
+
+
+@pytest.mark.parametrize("describe", [Update(), Accumulated()])
+def test_cam_warms_up_one_model_where_clients_are_not_grouped_by_their_models(describe):
+    """Updates are no models, so no client's own model is kept, with which a warm-up "alone" would end."""
+    method = replace(wecfl(clusters=2), describe=describe)
+    algorithm = tiny.built(method, tiny.setting(0.5, extras=[{"name": "cam", "warmup": 1}]))
+    assert [phase.train for phase in algorithm.method.before] == ["shared"]
+    start = jax.eval_shape(algorithm.init, jax.random.key(0), tiny.federation())
+    jax.eval_shape(algorithm.step, start, tiny.federation())
 
 
 @pytest.mark.parametrize("there", [{}, {0: 0}], ids=["nobody", "one client"])

@@ -141,11 +141,23 @@ def test_noise_has_the_deviation_that_is_said():
     np.testing.assert_allclose(spread, 3 * 0.5 / np.array([4, 1, np.inf, 1]), rtol=0.03)
     np.testing.assert_allclose(np.std(found.shared["params"]["w"]), 3 * 0.5 / 6, rtol=0.03)
     np.testing.assert_array_equal(found.clusters["params"]["w"][2], 1.0)
+    np.testing.assert_array_equal(
+        noising.noised(method, made.context, key, sums, jnp.int32(0)).shared["params"]["w"], 1
+    )
     again = noising.noised(method, made.context, round_keys(jax.random.key(0), 2).noise, sums, jnp.int32(6))
     apart = np.corrcoef(found.shared["params"]["w"], again.shared["params"]["w"])[0, 1]
     assert abs(apart) < 0.03, "every round has noise of its own"
     apart = np.corrcoef(found.clusters["params"]["w"][0], found.clusters["params"]["w"][1])[0, 1]
     assert abs(apart) < 0.03
+
+
+def test_a_round_in_which_nobody_is_available_gets_no_noise():
+    """Who is available does not depend on data, so this costs no privacy."""
+    data = tiny.federation(EQUAL).replace(arrive=np.full(6, 2, np.int32))
+    states = tiny.run(tiny.built("fedavg", setting(Privacy(clip=0.5, noise=1.0), data=data)), 3, data=data)
+    at = lambda round: jax.tree.map(lambda leaf: leaf[round], (states.clusters, states.shared))
+    tiny.same(at(2), at(0))
+    assert all((new != old).all() for new, old in zip(*map(jax.tree.leaves, (at(3), at(2))), strict=True))
 
 
 def test_a_long_update_in_half_precision_is_scaled_down():

@@ -1,6 +1,7 @@
 """Local training on a random share of a client's examples, drawn anew in every round."""
 
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -215,9 +216,12 @@ def test_a_displacement_from_the_anchor_is_one_on_a_share():
         )
         found = plain.vectors({"params": describe(anchor, one, key)[0]})
         np.testing.assert_allclose(found, slope / np.linalg.norm(slope), atol=1e-5)
-    same_data = Displacement(steps=1).for_one_client(setting.context)
-    first, second = (same_data(anchor, jnp.int32(client), one) for client in range(2))
+    described, state = Displacement(steps=1), SimpleNamespace(shared=anchor)
+    same_data = described.for_one_client(setting.context)
+    begun = [described.begin(setting.context, jax.random.key(seed), state) for seed in range(2)]  # pyright: ignore
+    first, second, other_seed = (same_data(begun[i], jnp.int32(client), one) for i, client in ((0, 0), (0, 1), (1, 0)))
     assert np.abs(first - second).max() > 1e-3
+    assert np.abs(first - other_seed).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "optax"])

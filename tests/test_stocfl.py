@@ -7,8 +7,10 @@ import pytest
 from jcfl import methods as methods
 from jcfl import metrics
 from jcfl.core import rounds
+from jcfl.errors import TrainingError
 from jcfl.types import NEVER
 from tests import oracle, tiny
+from tests.groups import run, split_as, state, two_groups
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,28 @@ def test_too_few_slots_is_written_down():
 def test_never_merging_needs_a_slot_a_client():
     with pytest.raises(ValueError, match="8 clients"):
         tiny.built("stocfl", tiny.setting(), tau=1.5, capacity=4)
+
+
+BROKEN = {"tau": 0.3, "anchor_steps": 4, "rounds": 3, "evaluate_every": 1}
+"""Four steps from the anchor on features of 1e30 leave no finite model."""
+
+
+@pytest.mark.parametrize("more", [{"tau": -1.0}, {"merge": "single_pass"}, {"renew": 1}], ids=str)
+def test_a_client_without_a_finite_description_is_alone(more):
+    federation = two_groups(common=0.1, scale={5: 1e30}, arrive={7: 1}, depart={5: 2} if "merge" in more else None)
+    found = run(federation, "stocfl", **BROKEN | more, on_divergence="drop_client")
+    last, others = state(found), np.arange(8) != 5
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((last.clusters, last.memory.sums, last.memory.gram)))
+    labels, there = found.labels[0, -1], found.labels[0, -1] >= 0
+    assert labels[5] not in labels[others]
+    assert there[others].all() and last.failed[0] == -1
+    groups = np.zeros(8, int) if more.get("tau") == -1.0 else federation.groups
+    assert split_as(labels[others], groups[others])
+
+
+def test_a_description_that_is_not_finite_ends_the_run():
+    with pytest.raises(TrainingError, match=r"in round 1 .* the description of a client is not finite"):
+        run(two_groups(scale={5: 1e30}), "stocfl", **BROKEN, train={"lr": 1.0, "epochs": 4})
 
 
 def test_clustering_only_trains_nothing():

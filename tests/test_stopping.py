@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import jcfl
+from jcfl.core.faults import Faults
+from jcfl.core.reliability import Reliability
 from jcfl.core.stopping import Converged, with_stop
 from jcfl.errors import InputError
 from jcfl.runs import loop
@@ -64,6 +66,16 @@ def test_a_warm_up_is_no_convergence():
     plain, stopped = tiny.run(algorithm, TURNS), tiny.run(with_stop(algorithm, rule), TURNS)
     assert end_of(plain, rule) <= 8 < end_of(plain, rule, first=9) < TURNS
     assert stopped.ended[-1] == end_of(plain, rule, first=9)
+
+
+def test_a_round_without_an_upload_is_no_convergence():
+    """Any change is small enough here, so training ends at the third round in which an upload arrives."""
+    unreliable = Faults(reliability=Reliability(dropout=0.8))
+    algorithm = tiny.built("fedavg", tiny.setting(participation=0.125).with_context(faults=unreliable))
+    stopped = tiny.run(with_stop(algorithm, Converged(rounds=3, change=1e6)), TURNS)
+    trained = [turn for turn in range(1, TURNS + 1) if (flat(stopped, turn) != flat(stopped, turn - 1)).any()]
+    assert len(trained) == 3 < trained[-1] - 3
+    assert stopped.ended[-1] == trained[-1]
 
 
 def test_every_seed_ends_by_itself_and_metrics_are_those_of_its_last_round():

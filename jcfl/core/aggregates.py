@@ -262,7 +262,7 @@ class ServerOptimizer(Piece):
     """The server's optimizer (Reddi et al. 2021, Adaptive Federated Optimization, arXiv:2003.00295).
 
     Deviations:
-        Adam's and Yogi's moments are corrected for their start at zero, as optax does; the paper leaves that out.
+        Adam's and Yogi's moments start at zero and are corrected for it, as optax does; the paper leaves that out.
     """
 
     name: ClassVar[str] = "server"
@@ -282,9 +282,26 @@ class ServerOptimizer(Piece):
         return {
             "momentum": lambda: optax.sgd(self.lr, self.momentum),
             "adam": lambda: optax.adam(self.lr, **adaptive),
-            "yogi": lambda: optax.yogi(self.lr, **adaptive),
-            "adagrad": lambda: optax.adagrad(self.lr, initial_accumulator_value=0.0, eps=self.eps),
+            "yogi": lambda: optax.chain(
+                optax.scale_by_yogi(**adaptive, initial_accumulator_value=0.0), optax.scale_by_learning_rate(self.lr)
+            ),
+            "adagrad": lambda: optax.chain(by_sum_of_squares(self.eps), optax.scale_by_learning_rate(self.lr)),
         }[self.kind]()
+
+
+def by_sum_of_squares(eps: Any) -> optax.GradientTransformation:
+    """Updates by the root of the sum of their squares plus ε, which is also the root of this sum before the first one.
+
+    It is FedAdagrad (Reddi et al. 2021, Alg. 2, v₋₁ = τ²); optax's Adagrad adds ε inside the root.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        sums = jax.tree.map(lambda total, one: total + one**2, state, updates)
+        return jax.tree.map(lambda one, total: one / (jnp.sqrt(total) + eps), updates, sums), sums
+
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda one: jnp.full_like(one, eps**2), params), update
+    )
 
 
 def server_of(server: str, lr: Any, momentum: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> ServerOptimizer | None:

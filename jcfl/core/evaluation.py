@@ -221,7 +221,9 @@ def individual_predictions(
     Args:
         alone, labels: as for `predictions`.
     """
-    steps, local = method.answer.tune, clients.trainer(method, context)
+    steps, local, train = method.answer.tune, clients.trainer(method, context), method.train
+    if train.control or train.correction:  # which lead to the model of all clients, not to the client's own
+        client = clients.client(method.with_train(control=False, correction=False), context)
     common, test = engine.common_broadcast(state, federation), federation.test
     private = parts.names(context.task, method.train.private, "private")
 
@@ -235,7 +237,7 @@ def individual_predictions(
         model, shared = parts.with_part(sent.cluster, sent.own.get("private", {})), state.shared
         if steps:
             sent = sent.replace(
-                own={name: kept for name, kept in sent.own.items() if name not in ("optimizer", "work")}
+                own={name: kept for name, kept in sent.own.items() if name not in ("optimizer", "work", "control")}
             )
             upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
             model, shared = (

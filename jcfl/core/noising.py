@@ -60,7 +60,8 @@ def participants_of(
 
     With privacy, clients count equally, and a sum is divided by the number of clients expected in the cluster, at least
     1. The sampled clients are expected to be in the clusters in the shares that all clients are in them, or in equal
-    shares where clients choose their clusters and the server does not know them.
+    shares where clients choose their clusters and the server does not know them. In a round in which no client was
+    available nothing is summed, which tells nothing of clients' data.
 
     Args:
         state: with the labels that the cohort trains by.
@@ -73,7 +74,8 @@ def participants_of(
     here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
     held = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
     held = jnp.ones(k) if method.describe.source == "losses" else held
-    expected = jnp.where(held > 0, jnp.maximum(sampled * held / jnp.maximum(held.sum(), 1), 1), 0)
+    counts = (held > 0) & (sampled > 0)
+    expected = jnp.where(counts, jnp.maximum(sampled * held / jnp.maximum(held.sum(), 1), 1), 0)
     if method.group.alone:
         expected = jnp.zeros(k).at[labels].add(present)
     near = present / jnp.maximum(expected, 1)[labels]
@@ -116,7 +118,7 @@ def noised(method: Method, context: Context, key: Key, sums: Sums, sampled: Arra
     Args:
         key: of the stream NOISE.
         sums: whose weights [k] are the numbers that the clusters' sums were divided by.
-        sampled: the number that the sum of ω was divided by. []
+        sampled: the number that the sum of ω was divided by; if it is 0, there is no sum to cover. []
     """
     privacy = method.aggregate.privacy
     if privacy is None:
@@ -125,7 +127,7 @@ def noised(method: Method, context: Context, key: Key, sums: Sums, sampled: Arra
         deviation = jnp.where(sums.weight > 0, privacy.noise * privacy.clip / jnp.maximum(sums.weight, 1), 0.0)
         sums = sums._replace(clusters=with_noise(stream(key, Stream.SUMS), sums.clusters, deviation))
     if method.trains_shared:
-        deviation = privacy.noise * privacy.clip / jnp.maximum(sampled, 1)
+        deviation = jnp.where(sampled > 0, privacy.noise * privacy.clip / jnp.maximum(sampled, 1), 0.0)
         one = with_noise(stream(key, Stream.SHARED), trees.stack(sums.shared, 1), deviation[None])
         sums = sums._replace(shared=trees.take(one, 0))
     return sums

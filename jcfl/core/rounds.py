@@ -80,6 +80,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         if method.train.active:
             state, cohort, uploads, sums = train(keys, state, cohort, federation, number)
             uploads, sums = in_turn(state, cohort, uploads, sums) if method.train.in_turn else (uploads, sums)
+            state = with_training(state, cohort, federation)
             before, given = state, sums
             state, sums = grouped(method, bounds, grouping, keys, state, cohort, federation, uploads, sums)
             if method.train.in_turn:
@@ -184,7 +185,7 @@ def training(method: Method, context: Context, keep: bool):
         keep: whether the grouping or the averaging rule needs uploads one by one; else they are summed as they come.
     """
     way, train_cohort = engine_of(method, context)
-    weigh = server.WEIGHTS[method.aggregate.weights]
+    weigh = server.counting(method)
     exclude, reliability = method.aggregate.exclude, context.faults.reliability
     looks = faults.looks_at_uploads(context.faults, exclude)
 
@@ -334,6 +335,14 @@ def grouped(
         size = weights_of(members, federation, server.by_size)
         sums = sums._replace(shared=trees.mean(size / jnp.maximum(size.sum(), 1), models))
     return state, sums._replace(clusters=clusters, weight=weight)
+
+
+def with_training(state: State, cohort: Cohort, federation: Federation) -> State:
+    """The state in which a stop condition, if there is one, is told whether a client that has examples was used."""
+    if isinstance(state.stopping, tuple):
+        return state
+    used = cohort.present & (federation.train.size[cohort.who] > 0)
+    return state.replace(stopping=state.stopping.replace(trained=used.any()))
 
 
 def in_turn(state: State, cohort: Cohort, uploads: Upload, sums: Sums) -> tuple[Upload, Sums]:

@@ -26,11 +26,21 @@ def by_size(size: Array) -> Array:
 
 
 def equally(size: Array) -> Array:
+    """Every client that has examples counts the same; another one would send back what it was sent. [s] -> [s]"""
+    return jnp.where(size > 0, 1.0, 0.0)
+
+
+def all_alike(size: Array) -> Array:
     """Every client counts the same. [s] -> [s]"""
     return jnp.ones(size.shape)
 
 
 WEIGHTS: dict[str, Weigh] = {"by_size": by_size, "equally": equally}
+
+
+def counting(method: Method) -> Weigh:
+    """How a method's clients count. Under privacy all do, because nobody may learn whether a client has examples."""
+    return all_alike if method.aggregate.privacy is not None else WEIGHTS[method.aggregate.weights]
 
 
 def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
@@ -95,7 +105,7 @@ def bucket_key(state: State) -> Key:
 def weighed(method: Method, state: State, members: Cohort, federation: Federation) -> tuple[Array, Array, Array]:
     """The cohort's labels [s] and weights [s], and what weighs in each cluster [k]."""
     labels = state.labels[members.who]
-    weights = weights_of(members, federation, WEIGHTS[method.aggregate.weights])
+    weights = weights_of(members, federation, counting(method))
     return labels, weights, jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
 
 
@@ -108,7 +118,7 @@ def means_of_kept(
     """
     labels, weights, total = weighed(method, state, members, federation)
     group = averaging.present_labels(labels, weights, total.size)
-    overall = weights_of(members, federation, by_size if method.aggregate.privacy is None else equally)
+    overall = weights_of(members, federation, by_size if method.aggregate.privacy is None else all_alike)
     clusters, mean = onhost.means(group, weights, overall, models, state.clusters)
     return clusters, total, mean
 
@@ -122,7 +132,7 @@ def shared_by_rule(bound: Bound, state: State, cohort: Cohort, federation: Feder
 
 def participation(method: Method, state: State, sums: Sums, federation: Federation) -> Array:
     """How much of the weight of each cluster's members took part in a round. [k] float, in [0, 1]"""
-    weight = WEIGHTS[method.aggregate.weights](federation.train.size)
+    weight = counting(method)(federation.train.size)
     members = (state.labels >= 0) & federation.available(state.round)
     whole = jnp.zeros(sums.weight.size).at[state.labels].add(jnp.where(members, weight, 0.0))
     return jnp.minimum(sums.weight / jnp.maximum(whole, jnp.finfo(whole.dtype).tiny), 1.0)

@@ -73,13 +73,15 @@ class Stopping(struct.PyTreeNode):
 
     unchanged: Array  # [] int32, the last rounds in a row without a change
     round: Array  # [] int32, the round at which training ended; `NEVER` before
+    trained: Array | tuple[()] = ()  # [] bool, while a round runs: whether an upload was used in it
 
 
 def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     """The algorithm with a stop condition. After the rule has ended training, a round changes only the count of rounds.
 
     Rounds before the method's own, such as a warm-up, do not count as unchanged, nor do rounds before the last client
-    has arrived. Evaluations after the end are those of the last round trained. Each of several seeds ends by itself.
+    has arrived. A round in which no client's upload was used says nothing, so the count stays as it was. Evaluations
+    after the end are those of the last round trained. Each of several seeds ends by itself.
 
     Raises:
         InputError: when it is traced, if clients' data drift, or if the models are on the host, where no program sees
@@ -87,7 +89,7 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     """
     if not rule.rounds:
         return algorithm
-    stopping = lambda unchanged, round: Stopping(jnp.asarray(unchanged, jnp.int32), jnp.asarray(round, jnp.int32))
+    kept = lambda unchanged, round: Stopping(jnp.asarray(unchanged, jnp.int32), jnp.asarray(round, jnp.int32))
 
     def init(key: Key, federation: Federation) -> State:
         state = algorithm.init(key, federation)
@@ -95,18 +97,20 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
             raise InputError("stop: clients' data change between rounds, so training must go on; leave stop out")
         if isinstance(state.clusters, HostRows):
             raise InputError(f"stop: {rule.name} compares the models of two rounds; set client_states: device")
-        return state.replace(stopping=stopping(0, NEVER))
+        return state.replace(stopping=kept(0, NEVER))
 
     def step(state: State, federation: Federation) -> State:
         return jax.lax.cond(state.round >= state.ended, wait, train, state, federation)
 
     def train(state: State, federation: Federation) -> State:
-        after = algorithm.step(state, federation)
+        # A round that says nothing of its uploads, as those before the method's own, counts as one that has used some.
+        after = algorithm.step(state.replace(stopping=state.stopping.replace(trained=jnp.array(True))), federation)
         found = returned.array(rule.is_unchanged(state, after), (), [returned.LOGICAL], f"stop {rule.name!r}")
         to_come = (federation.arrive > state.round) & (federation.arrive < NEVER) & ~federation.held_out
         unchanged = (state.clock >= 0) & found & ~to_come.any()
         count = jnp.where(unchanged, state.stopping.unchanged + 1, 0)
-        return after.replace(stopping=stopping(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
+        count = jnp.where(after.stopping.trained, count, state.stopping.unchanged)
+        return after.replace(stopping=kept(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
 
     def wait(state: State, federation: Federation) -> State:
         return state.replace(round=state.round + 1)

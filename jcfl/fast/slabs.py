@@ -57,6 +57,8 @@ def coordinates(
 ) -> Coordinates:
     """Ψ of clients in coordinates; it is zero for clients that are not new, and tiles without new clients take no time.
 
+    Where a client's Ψ is not finite, it is zero, and so is its trust.
+
     Args:
         anchor: the model at which gradients are taken.
         key: from which clients' own keys are folded.
@@ -82,10 +84,11 @@ def coordinates(
             return describe.form(task, dot, model, Clients(RowNumbers(), y, mask), key)
 
         psi, trust = jax.vmap(one)(*example_products([start], x), data.y, data.mask, keys)
-        psi = {"params": jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn], leaf), leaf, 0), psi)}
+        fine = trees.finite((psi, trust))
+        psi = {"params": jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn] & fine, leaf), leaf, 0), psi)}
         b = -first_layer(first, psi).b
         rest = with_first_layer(first, psi, {"bias": b.sum(1)} if "bias" in start else {})
-        return b, rest["params"], trust
+        return b, rest["params"], jnp.where(fine, trust, 0)
 
     shapes, used = jax.eval_shape(part, 0), new.any(1).sum()
     whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(who), *leaf.shape), leaf.dtype), shapes)

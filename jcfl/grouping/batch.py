@@ -163,7 +163,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     bound, privacy = aggregates.bound(method.aggregate.rule, context), context.privacy
     describe_clients = of_data(describe, context) if isinstance(describe, OfData) else None
     probe = describing_client(method, context, getattr(describe, "epochs", None))
-    weigh = server.WEIGHTS[method.aggregate.weights]
+    weigh = server.counting(method)
     fewest, after_phase = min(2, context.population.eligible), bool(method.before)
     waits = context.population.changes or after_phase
     attack, exclude = context.faults.attack, method.aggregate.exclude
@@ -264,7 +264,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     describe, compare = method.describe, comparison(method.compare, method.name)
     labels_of = group.labels(method, context, compare)
     k = group.slots(context)
-    nearest, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
+    nearest, weigh = least_loss(method, context), server.counting(method)
     of_models = isinstance(describe, TrainedModel)
     refuse_private_descriptions(method, context)
     # Cluster models are no centres among descriptions whose form depends on those of all other clients.

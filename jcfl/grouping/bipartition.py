@@ -61,7 +61,7 @@ class Bipartition(Group):
                 f"{method.name} compares all clients' updates in each round: participation must be 1, "
                 f"got {context.population.participation:g}"
             )
-        place, weigh = least_loss(method, context), server.WEIGHTS[method.aggregate.weights]
+        place, weigh = least_loss(method, context), server.counting(method)
         when = method.when
         assert isinstance(when, Settled)
 

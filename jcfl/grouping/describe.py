@@ -24,11 +24,12 @@ from jcfl.core.method import Describe, Source, When
 from jcfl.core.neutral import Once
 from jcfl.core.objective import Part as Represent
 from jcfl.core.objective import backbone, everything, head
+from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
 from jcfl.grouping import moments, subspace
 from jcfl.grouping.kernels import convolutions
 from jcfl.registry import register
-from jcfl.types import Array, Clients, Federation, Key, Models, State, Task
+from jcfl.types import Array, Clients, Federation, Key, Model, Models, State, Task
 
 Part = Literal["whole", "head", "backbone", "dense", "kernels", "first_kernel"]
 """What of a trained model is compared."""
@@ -109,19 +110,19 @@ class Gradient(OfData):
         """The description, folded to `sketch` numbers if that option is set."""
         return found if self.sketch is None else describing.sketched(found, self.sketch, jax.random.key(self.sketch))
 
-    def begin(self, context: Context, key: Key, state: State) -> Any:
+    def model(self, context: Context, key: Key, state: State) -> Model:
         """The anchor model: the present ω, or a new model if the option `anchor` names another model."""
         return state.shared if self.anchor is None else self.task(context).init(key)
+
+    def begin(self, context: Context, key: Key, state: State) -> Any:
+        """The anchor model."""
+        return self.model(context, key, state)
 
     def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """The gradient as one vector."""
         found = self.description(context)
-
-        def described(anchor: Any, client: Array, data: Clients) -> Array:
-            psi, _ = found(anchor, data, jax.random.fold_in(jax.random.key(0), client))
-            return ravel_pytree(psi)[0]
-
-        return described
+        nothing = jax.random.key(0)  # a gradient of all examples draws nothing
+        return lambda anchor, client, data: ravel_pytree(found(anchor, data, nothing)[0])[0]
 
 
 @register("describe", "displacement")
@@ -130,6 +131,7 @@ class Displacement(Gradient):
     """The normalised change of the anchor in some full-batch local steps (the code of Zeng et al. 2023)."""
 
     name: ClassVar[str] = "displacement"
+    trains: ClassVar[bool] = True
     steps: Annotated[int, Field(ge=1, description="local steps from the anchor")] = 5
 
     def description(self, context: Context, halves: bool = False) -> Description:
@@ -143,6 +145,20 @@ class Displacement(Gradient):
                 "compare 'noise_corrected' takes gradients; leave anchor_steps out (method.describe=gradient)"
             )
         return self.folded(describing.displacement(self.task(context), context.trainer, self.steps))
+
+    def begin(self, context: Context, key: Key, state: State) -> tuple[Model, Key]:
+        """The anchor model, and the key of the stream ANCHOR, from which local steps draw."""
+        return self.model(context, key, state), key
+
+    def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
+        """The displacement as one vector."""
+        found = self.description(context)
+
+        def described(memory: tuple[Model, Key], client: Array, data: Clients) -> Array:
+            anchor, key = memory
+            return ravel_pytree(found(anchor, data, stream(key, Stream.HALVES, client))[0])[0]
+
+        return described
 
 
 @register("describe", "subspace")

@@ -89,10 +89,11 @@ class Merge(Clustering):
             renew=method.when.renew,
             follow=partial(server.merged, method=method),
             privacy=context.privacy,
+            goes_on=context.faults.on_divergence != "stop" or method.aggregate.exclude is not None,
         )
         if context.resources.devices > 1:  # each device holds only a part of every model, which it averages at once
             settings = settings._replace(parts=1)
-        begin: Callable[[Key, State], Any] = lambda key, state: method.describe.begin(context, key, state)  # pyright: ignore
+        begin: Callable[[Key, State], Any] = lambda key, state: method.describe.model(context, key, state)  # pyright: ignore
         return merge_similar(settings, begin)
 
     def tile(self, describe: Gradient, task: Any, context: Context) -> int:

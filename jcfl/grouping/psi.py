@@ -49,6 +49,7 @@ class Settings(NamedTuple):
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
     parts: int = 16  # parts of the cluster models that are averaged one after another
     privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
+    goes_on: bool = False  # whether a run goes on where a client's Ψ is not finite
 
 
 def joint_gram(
@@ -153,7 +154,10 @@ def projections(settings: Settings, memory: MergeMemory, who: Array, federation:
 def descriptions(
     settings: Settings, memory: MergeMemory, who: Array, new: Array, federation: Federation
 ) -> tuple[Model, Array]:
-    """Ψ of the clients `who` [s], which is zero if a client is not `new` [s], and its trust. [s, ...], [s]"""
+    """Ψ of the clients `who` [s], which is zero if a client is not `new` [s], and its trust. [s, ...], [s]
+
+    Both are zero if they are not finite, because they would spoil the sums; no other description has a trust of zero.
+    """
 
     def describe(client: Array, data: Clients) -> tuple[Model, Array]:
         psi, trust = settings.describe(memory.anchor, data, jax.random.fold_in(memory.key, client))
@@ -166,7 +170,9 @@ def descriptions(
         real = lambda: jax.vmap(describe)(who, chunks.gather(federation, federation.train, who))
         zero = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(real))
         psi, trust = jax.lax.cond(new.any(), real, zero)
-        return jax.tree.map(lambda leaf: jnp.where(trees.wide(new, leaf), leaf, 0.0), psi), trust
+        fine = trees.finite((psi, trust))
+        psi = jax.tree.map(lambda leaf: jnp.where(trees.wide(new & fine, leaf), leaf, 0.0), psi)
+        return psi, jnp.where(fine, trust, 0.0)
 
     chunk = min(settings.chunk, who.size)
     return chunks.unchunked(

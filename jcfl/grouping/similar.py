@@ -13,7 +13,7 @@ from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
 from jcfl.grouping.labels import with_overflow
 from jcfl.grouping.psi import MergeMemory, Settings, descriptions, joint_gram, projections, sums_with_clients
-from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
+from jcfl.types import UNDESCRIBED, Array, Cohort, Federation, Grouping, Key, Model, Models, State
 
 Anew = Callable[[Array, Models, Array], tuple[Array, Models, Array]]
 """What takes the place of clients' Ψ in their clusters' sums; see `exchanged`."""
@@ -71,6 +71,8 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
 def admit(settings: Settings, state: State, who: Array, new: Array, federation: Federation) -> State:
     """The state after new clients became clusters and similar clusters were merged, with new labels and models.
 
+    A client whose description is not finite cannot be compared: it stays in a cluster of its own.
+
     Args:
         who: the cohort. [s] int32
         new: which of them are new. [s] bool
@@ -78,7 +80,11 @@ def admit(settings: Settings, state: State, who: Array, new: Array, federation: 
     memory, k = state.memory, trees.count(state.clusters)
     gram, psi = joint_gram(settings, memory, who, new, federation)  # [k + s, k + s]
     alive = jnp.concatenate([memory.live, new])
-    target, gram = settings.merge(gram, alive, settings.tau)
+    lone = jnp.concatenate([metrics.sizes(state.labels, k) == 1, new])
+    undescribed = alive & lone & (jnp.diagonal(gram) == 0)  # a client's trust, see `descriptions`
+    if not settings.goes_on:
+        state = faults.with_failure(state, undescribed.any(), UNDESCRIBED)
+    target, gram = settings.merge(gram, alive & ~undescribed, settings.tau)
 
     root = alive & (target == jnp.arange(target.size))
     slot, overflow = assigned_slots(root, k)  # [k + s], only those of roots are used
@@ -200,7 +206,8 @@ def after_renewal(settings: Settings, state: State, cohort: Cohort, federation: 
         def alike(who: Array, before: Models, trust: Array) -> tuple[Array, Models, Array]:
             psi, fresh = descriptions(settings, state.memory, who, due(state)[who], federation)
             length = jnp.sqrt(jnp.maximum(trust * fresh, 1e-12))
-            return jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * length), psi, fresh
+            alike = jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * length)
+            return jnp.where(trust * fresh > 0, alike, trust == fresh), psi, fresh  # without a finite Ψ: if as before
 
         return exchanged(settings, state, due(state), federation, alike)
 

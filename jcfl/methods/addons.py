@@ -28,6 +28,7 @@ from jcfl.core.faults import Exclude, ExcludeSparse
 from jcfl.core.method import Ballot, Mean, Method, Phase, Rule, Vote
 from jcfl.core.terms import Contrastive, ContrastiveFeatures, Distillation, LossTerm, On, Proximal, Sharing
 from jcfl.errors import InputError
+from jcfl.grouping.describe import TrainedModel
 from jcfl.grouping.groups import KMeans
 from jcfl.grouping.when import Once
 from jcfl.methods.options import SEARCH
@@ -151,7 +152,8 @@ def cam(
     """
     if not (method.group.alone or method.train.private):
         refuse_without_clusters(method, "cam")
-    by_models = isinstance(method.group, KMeans) and not isinstance(method.when, Once)
+    by_models = isinstance(method.describe, TrainedModel) and isinstance(method.group, KMeans)
+    by_models = by_models and not isinstance(method.when, Once)
     phases = (Phase(warmup, "alone" if by_models else "shared"),) if warmup else ()
     summed = method.with_answer(model="sum").with_train(in_turn=update == "alternating")
     return replace(summed, before=(*method.before, *phases))
@@ -159,7 +161,10 @@ def cam(
 
 @register("addon", "finetune")
 def finetune(method: Method, *, steps: Annotated[int, Field(ge=0, description="local steps")] = 10) -> Method:
-    """Local steps before a client is evaluated; they do not change the state (Ma 2023, §7.4.4)."""
+    """Local steps before a client is evaluated; they do not change the state (Ma 2023, §7.4.4).
+
+    They follow the client's own gradient, also in methods that correct it in their rounds (`scaffold`, `feddane`).
+    """
     refuse_without_models(method, "finetune")
     return method.with_answer(tune=steps)
 

@@ -53,8 +53,8 @@ def refuse_replaced(method: Method) -> None:
             where = next(one for one in answers if getattr(other, one) != getattr(found, one))
             raise InputError(
                 f"method.{option.name}={written(own[option.name])} has no effect, because method.{where} takes the "
-                f"place of the answer that it belongs to; set it there, and leave it out here (its default is "
-                f"{written(option.default)})"
+                f"place of the answer that it belongs to; set it there, and leave it out here, or give its default: "
+                f"method.{option.name}={written(option.default)}"
             )
 
 
