@@ -72,11 +72,11 @@ class Notice(UserWarning):
 
 
 MOST_KNOWN = 60
-"""The most names that an error lists; of more it has only the nearest ones."""
+"""The largest number of names that an error lists. If there are more, it lists only the three most similar ones."""
 
 
-def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is not one of `known`, with the nearest one offered.
+def unknown(what: str, got: object, known: Iterable[str], meant: str | None = None) -> InputError:
+    """The error for a name that is not one of `known`; it offers the one that is `meant`, or else the nearest one.
 
     >>> str(unknown("method", "stocfll", ["ifca", "stocfl"]))
     "unknown method 'stocfll'; did you mean 'stocfl'? Known: ifca, stocfl"
@@ -84,6 +84,7 @@ def unknown(what: str, got: object, known: Iterable[str]) -> InputError:
     known = sorted(set(known))
     lower = {name.lower(): name for name in known}
     near = [lower[one] for one in difflib.get_close_matches(str(got).lower(), lower, n=3, cutoff=0.4)]
+    near = [*dict.fromkeys([meant, *near] if meant else near)][:3]
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if len(known) > MOST_KNOWN and near:
         return InputError(f"unknown {what} {str(got)!r}{hint} Similar: {', '.join(near)}")

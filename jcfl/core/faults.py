@@ -82,9 +82,14 @@ class ExcludeSparse(Exclude):
         return present & ~(jnp.isfinite(norms(updates)) & (factors <= self.limit))
 
 
+def leaves_out(faults: Faults, exclude: Exclude | None) -> bool:
+    """Whether a run goes on without what clients send that is not finite, or that is far from what others send."""
+    return faults.on_divergence != "stop" or exclude is not None
+
+
 def looks_at_uploads(faults: Faults, exclude: Exclude | None) -> bool:
     """Whether uploads are looked at one by one."""
-    return faults.attack.forges or faults.on_divergence != "stop" or exclude is not None
+    return faults.attack.forges or leaves_out(faults, exclude)
 
 
 def excluded(exclude: Exclude | None, state: State) -> Array:

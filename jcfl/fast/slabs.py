@@ -85,7 +85,7 @@ def coordinates(
 
         psi, trust = jax.vmap(one)(*example_products([start], x), data.y, data.mask, keys)
         fine = trees.finite((psi, trust))
-        psi = {"params": jax.tree.map(lambda leaf: jnp.where(trees.wide(new[turn] & fine, leaf), leaf, 0), psi)}
+        psi = {"params": trees.where_weighted(new[turn] & fine, psi)}
         b = -first_layer(first, psi).b
         rest = with_first_layer(first, psi, {"bias": b.sum(1)} if "bias" in start else {})
         return b, rest["params"], jnp.where(fine, trust, 0)

@@ -167,7 +167,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     fewest, after_phase = min(2, context.population.eligible), bool(method.before)
     waits = context.population.changes or after_phase
     attack, exclude = context.faults.attack, method.aggregate.exclude
-    leaves_out = context.faults.on_divergence != "stop" or exclude is not None
+    leaves_out = faults.leaves_out(context.faults, exclude)
 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)

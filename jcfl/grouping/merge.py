@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from jcfl import trees
-from jcfl.core import server
+from jcfl.core import faults, server
 from jcfl.core.context import Context, model_bytes
 from jcfl.core.memory import memories
 from jcfl.core.method import Method
@@ -89,7 +89,7 @@ class Merge(Clustering):
             renew=method.when.renew,
             follow=partial(server.merged, method=method),
             privacy=context.privacy,
-            goes_on=context.faults.on_divergence != "stop" or method.aggregate.exclude is not None,
+            goes_on=faults.leaves_out(context.faults, method.aggregate.exclude),
         )
         if context.resources.devices > 1:  # each device holds only a part of every model, which it averages at once
             settings = settings._replace(parts=1)

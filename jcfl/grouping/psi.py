@@ -171,8 +171,7 @@ def descriptions(
         zero = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(real))
         psi, trust = jax.lax.cond(new.any(), real, zero)
         fine = trees.finite((psi, trust))
-        psi = jax.tree.map(lambda leaf: jnp.where(trees.wide(new & fine, leaf), leaf, 0.0), psi)
-        return psi, jnp.where(fine, trust, 0.0)
+        return trees.where_weighted(new & fine, psi), jnp.where(fine, trust, 0.0)
 
     chunk = min(settings.chunk, who.size)
     return chunks.unchunked(

@@ -206,8 +206,8 @@ def after_renewal(settings: Settings, state: State, cohort: Cohort, federation: 
         def alike(who: Array, before: Models, trust: Array) -> tuple[Array, Models, Array]:
             psi, fresh = descriptions(settings, state.memory, who, due(state)[who], federation)
             length = jnp.sqrt(jnp.maximum(trust * fresh, 1e-12))
-            alike = jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * length)
-            return jnp.where(trust * fresh > 0, alike, trust == fresh), psi, fresh  # without a finite Ψ: if as before
+            near = jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * length)
+            return jnp.where(trust * fresh > 0, near, trust == fresh), psi, fresh  # without a finite Ψ: if as before
 
         return exchanged(settings, state, due(state), federation, alike)
 

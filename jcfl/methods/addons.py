@@ -152,8 +152,8 @@ def cam(
     """
     if not (method.group.alone or method.train.private):
         refuse_without_clusters(method, "cam")
-    by_models = isinstance(method.describe, TrainedModel) and isinstance(method.group, KMeans)
-    by_models = by_models and not isinstance(method.when, Once)
+    keeps_models = isinstance(method.describe, TrainedModel) and not isinstance(method.when, Once)
+    by_models = keeps_models and isinstance(method.group, KMeans)
     phases = (Phase(warmup, "alone" if by_models else "shared"),) if warmup else ()
     summed = method.with_answer(model="sum").with_train(in_turn=update == "alternating")
     return replace(summed, before=(*method.before, *phases))

@@ -147,14 +147,14 @@ def register_score(
         refuse_others(name, what, listed, known, values, "a tuple of ")
 
     def put(function: Function) -> Function:
-        refuse_taken(name, function)
+        refuse_replacing(name, function)
         add(Score(name, title, short, unit, better, over, places, function, first_line(function)))
         return function
 
     return put
 
 
-def refuse_taken(name: str, function: Function) -> None:
+def refuse_replacing(name: str, function: Function) -> None:
     """Refuse the name of another module's score, which would be replaced; a notebook may run its own cell again.
 
     Raises:

@@ -159,8 +159,8 @@ class History:
             )
         if seed is not None and not (np.ndim(seed) == 0 and seed in self.seeds):
             raise InputError(f"{self.name}: no seed {seed!r}; there are {', '.join(map(str, self.seeds))}")
-        place = 0 if seed is None else self.seeds.index(seed)
-        return self.predictor(self.state, place, x, self.places(clients, ids))
+        lane = 0 if seed is None else self.seeds.index(seed)
+        return self.predictor(self.state, lane, x, self.places(clients, ids))
 
     def places(self, clients: Any, ids: Any) -> Any:
         """The clients' places in the federation, given as such or by ids. [n] or []"""

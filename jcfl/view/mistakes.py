@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from jcfl import metrics
-from jcfl.errors import MOST_KNOWN, InputError, unknown
+from jcfl.errors import InputError, unknown
 
 
 def unknown_metric(what: str, got: str, known: Iterable[str]) -> InputError:
@@ -13,8 +13,4 @@ def unknown_metric(what: str, got: str, known: Iterable[str]) -> InputError:
     "unknown metric 'accuracy'; did you mean 'accuracy_micro'? Known: accuracy_micro, accuracy_p5"
     """
     names = sorted(set(known))
-    meant = metrics.by_title(got, names)
-    if meant is None:
-        return unknown(what, got, names)
-    known = f" Known: {', '.join(names)}" * (len(names) <= MOST_KNOWN)
-    return InputError(f"unknown {what} {got!r}; did you mean {meant!r}?{known}")
+    return unknown(what, got, names, metrics.by_title(got, names))

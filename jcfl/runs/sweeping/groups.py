@@ -29,10 +29,10 @@ from jcfl.runs.sweeping.alike import FEDERATION, differing_options, grouped, key
 from jcfl.runs.sweeping.points import Point, Points
 from jcfl.types import Federation
 
-TRAINED = (*FEDERATION, "attack", "seed")
+ATTACKED = (*FEDERATION, "attack", "seed")
 """The keys on which a plan's federation depends, with its attackers. They are drawn by `seed` if no other is given."""
 
-CLIENTS = (*TRAINED, "model")
+CLIENTS = (*ATTACKED, "model")
 """The keys of a configuration on which `representation` depends."""
 
 
@@ -196,7 +196,7 @@ class Training:
         tracking = trackers.tracking(config.track, point.name, place)
         if place is None:
             return Run(config.method.title, plan._replace(config=config), algorithm, None, tracking, point.name)
-        held = self.fingerprint(key_text(config, TRAINED), lambda: fingerprint(plan.federation))
+        held = self.fingerprint(key_text(config, ATTACKED), lambda: fingerprint(plan.federation))
         one = plan._replace(config=config)
         return Run(config.method.title, one, algorithm, Folder(place), tracking, point.name, held)
 
