@@ -234,7 +234,9 @@ def clusters_at(merges: Merges, tau: float) -> int:
 
 def like(merges: Merges, labels: np.ndarray) -> float:
     """The threshold, in the middle of those that are equally good, at which clusters agree best with `labels` [p]."""
-    score = [metrics.ari(labels_at(merges, clusters_at(merges, tau)), labels) for tau in GRID]
+    counts = [clusters_at(merges, tau) for tau in GRID]
+    agreement = {count: metrics.ari(labels_at(merges, count), labels) for count in set(counts)}
+    score = [agreement[count] for count in counts]
     return float(GRID[middle(np.isclose(score, max(score)), int(np.argmax(score)))])
 
 
