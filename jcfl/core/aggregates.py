@@ -53,7 +53,12 @@ Growth = Annotated[
     ),
 ]
 Spread = Annotated[
-    float, Field(gt=0, description="standard deviation σ₀ of a cluster's weights around zero; used with growth")
+    float,
+    Field(
+        gt=0,
+        description="standard deviation σ₀ of a cluster's weights around zero; used with growth",
+        json_schema_extra={"only_with": {"growth": None}},
+    ),
 ]
 Weighting = Annotated[Weights, Field(description="weights of clients: by their training examples, or equal")]
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the aggregate")]
@@ -64,7 +69,14 @@ Optimizer = Annotated[
 Absent = Annotated[
     bool, Field(description="the cluster's old model counts for members that did not take part (Ma 2023, eq. 7.6)")
 ]
-ServerRate = Annotated[float, Field(gt=0, description="learning rate of the server's optimizer")]
+ServerRate = Annotated[
+    float,
+    Field(
+        gt=0,
+        description="learning rate of the server's optimizer",
+        json_schema_extra={"only_with": {"server": ["momentum", "adam", "yogi", "adagrad"]}},
+    ),
+]
 
 
 class Bounds(NamedTuple):

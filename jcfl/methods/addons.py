@@ -47,6 +47,11 @@ Parameters = Annotated[
 ]
 
 
+def of_rules(*rules: str) -> Any:
+    """The mark of an option of `robust` that has no effect with other rules."""
+    return Field(json_schema_extra={"only_with": {"rule": list(rules)}})
+
+
 def extended(method: Method, addons: Sequence[Mapping[str, Any]]) -> Method:
     """A method with its add-ons, each `{name, options…}` with its options checked.
 
@@ -177,7 +182,10 @@ def voting(
     method: Annotated[
         str | None, Field(description="method of the second run; the same method with another seed if not given")
     ] = None,
-    options: Annotated[dict[str, Any], Field(description="options of the second method")] = {},  # noqa: B006
+    options: Annotated[
+        dict[str, Any],
+        Field(description="options of the second method", json_schema_extra={"only_with": {"method": None}}),
+    ] = {},  # noqa: B006
     by: Ballot = "probabilities",
 ) -> Method:
     """An ensemble with a second, independent run (Ma 2023, §7.4.4).
@@ -201,11 +209,11 @@ def robust(
     rule: Literal[
         "median", "trimmed_mean", "median_of_means", "krum", "multi_krum", "geometric_median", "norm_bound"
     ] = "median",
-    beta: Beta = 0.1,
-    buckets: Buckets = 3,
-    size: Drawn = None,
-    share: Hostile = 0.2,
-    bound: Bounded = None,
+    beta: Annotated[Beta, of_rules("trimmed_mean")] = 0.1,
+    buckets: Annotated[Buckets, of_rules("median_of_means")] = 3,
+    size: Annotated[Drawn, of_rules("median_of_means")] = None,
+    share: Annotated[Hostile, of_rules("krum", "multi_krum")] = 0.2,
+    bound: Annotated[Bounded, of_rules("norm_bound")] = None,
     of: Averaged = "all",
 ) -> Method:
     """Models are averaged by a robust rule instead of the mean, also ω if it is trained (Ma 2023, §2.4)."""
@@ -241,7 +249,14 @@ def exclude(
     limit: Annotated[
         float, Field(gt=0, description="deviations above the cluster's median distance, or the largest factor")
     ] = 3.0,
-    neighbours: Annotated[int, Field(ge=1, description="number of neighbours of the local outlier factor")] = 5,
+    neighbours: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="number of neighbours of the local outlier factor",
+            json_schema_extra={"only_with": {"by": ["lof"]}},
+        ),
+    ] = 5,
     patience: Annotated[
         int | None,
         Field(ge=1, description="rounds left out after which a client is never sampled again; null: no limit"),

@@ -10,7 +10,8 @@ from jcfl.core.faults import Faults
 from jcfl.core.method import Method
 from jcfl.core.reliability import WINDOW, Reliability
 from jcfl.data import hostile
-from jcfl.runs.config import FILLED_IN, Config
+from jcfl.runs.config import FILLED_IN, KINDS, Config
+from jcfl.runs.unused import unused
 from jcfl.types import Federation
 
 
@@ -26,7 +27,7 @@ def faults_of(config: Config) -> Faults:
 
 
 def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method | None]) -> Iterator[str]:
-    """A line for each option about attackers, slow or absent clients, and later rounds that changes nothing.
+    """A line for each option of methods, or about attackers, slow or absent clients, and later rounds, without effect.
 
     Such options are allowed: a comparison may have a baseline, and a sweep a point, in which they change nothing, and a
     run can go on to more rounds.
@@ -34,6 +35,8 @@ def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method 
     for title, method in methods.items():
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:
             yield f"{title}: every client is alone and sends no model, so the attack {attack.name} has no effect"
+    for method in config.methods.values():
+        yield from unused(method, KINDS)
     given = config.reliability.options
     if given.get("late") == "lost" and not given.get("stragglers"):
         yield "reliability.late has no effect, because reliability.stragglers is 0, so that no client is slow"
