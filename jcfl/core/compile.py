@@ -193,6 +193,11 @@ def check(method: Method, context: Context) -> None:
         )
     if train.private and train.tied:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
+    if method.group.alone and train.tied:
+        raise InputError(
+            f"{name}: every client has a model of its own that it does not send, so no layers can be averaged over "
+            "clients; take fedavg and train=private with the other layers"
+        )
     grouped = "model" in method.group.keeps(method, context)
     if (context.measures_quality or context.models_at) and train.active:
         measuring.refuse(method, context)

@@ -87,7 +87,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
                 state, sums, cohort = in_rounds_of_clusters(before, given, state, sums, cohort)
             sums = noising.noised(method, context, keys.noise, sums, number)
             state = server.after_server_step(method, tied, private, state, sums, federation)
-        return finished(context, sent, state, cohort, apart=method.group.alone and not tied)
+        return finished(context, sent, state, cohort, apart=method.group.alone)
 
     predict = evaluation.predictor(method, context, grouping, client)
 
