@@ -1,9 +1,13 @@
 """The user's mistakes, told apart from ours; text that is safe to print; the limit of memory."""
 
 import difflib
+import inspect
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
 
 LONGEST = 10_000
 """Characters of an error that are shown; of a longer one the middle is left out."""
@@ -124,6 +128,57 @@ def shown(value: object, most: int = MOST_SHOWN) -> str:
     except Exception:  # a user's class may raise anything
         return f"a value of the type {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def listed(value: object) -> str:
+    """The items of a list that was meant by a value, as messages show them: `a, b` for the text "a,b" too."""
+    items = [item.strip() for item in value.split(",")] if isinstance(value, str) else [value]
+    return ", ".join(map(shown, items))
+
+
+def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """The first complaint of a pydantic error, as one line: key, complaint, what was got.
+
+    An unknown key comes before all others, because a key that is missing is often the same one, misspelled.
+
+    Args:
+        model: what was checked; the nearest of its keys is offered for an unknown one.
+    """
+    first, *rest = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    branches = {one.__name__ for one in inner_models(model)} if model is not None else set()
+    dotted = lambda path: ".".join(part for part in map(str, path) if "[" not in part and part not in branches)
+    key = dotted(path)  # without int[…], which is a branch of a union
+    others = {dotted(one["loc"]) for one in rest} - {key}
+    also = [one.get("ctx", {}).get("expected") for one in rest if dotted(one["loc"]) == key]  # words beside a number
+    more = f" (and {len(others)} more)" if others else ""
+    if model is not None and first["type"] == "extra_forbidden":
+        above, _, name = key.rpartition(".")
+        return f"{above}{': ' * bool(above)}{unknown('key', name, known_keys(model, path[:-1]))}"
+    got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
+    instead = {"tuple_type": f"expected a list, such as [{listed(first.get('input'))}]"}  # no words of Python's
+    instead["model_type"] = "expected a name, or keys and values"
+    said = instead.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
+    said = " or ".join([said, *filter(None, also)])
+    return f"{key}{': ' * bool(key)}{said}{got}{more}"
+
+
+def known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys that a model knows at a path: those of the last model on the way, inside of mappings and lists too."""
+    for part in path:
+        inner = list(inner_models(model.model_fields[part].annotation)) if part in model.model_fields else []
+        model = inner[0] if inner else model
+    return list(model.model_fields)
+
+
+def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The pydantic models in a type, such as that of `dict[str, Part]`, and those in the types of their fields."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from inner_models(field.annotation)
+    for inner in get_args(annotation):
+        yield from inner_models(inner)
 
 
 def refuse_beyond_memory(what: str, need: int, instead: str, room: int | None = None) -> None:

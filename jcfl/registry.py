@@ -8,15 +8,15 @@ the loaders that were provided, and imports the plug-ins, which are installed pa
 import importlib.metadata
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache, wraps
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jcfl.errors import InputError, Unregistered, shown, unknown
+from jcfl.errors import InputError, Unregistered, sentence, shown, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -342,47 +342,6 @@ def parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """The options of a registered function: its keyword-only parameters, annotations resolved."""
     signature = inspect.signature(function, eval_str=True)
     return tuple(parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY)
-
-
-def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """The first complaint of a pydantic error, as one line: key, complaint, what was got.
-
-    An unknown key comes before all others, because a key that is missing is often the same one, misspelled.
-
-    Args:
-        model: what was checked; the nearest of its keys is offered for an unknown one.
-    """
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"]]
-    branches = {one.__name__ for one in models(model)} if model is not None else set()
-    key = ".".join(part for part in path if "[" not in part and part not in branches)  # int[…] is a branch of a union
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if model is not None and first["type"] == "extra_forbidden":
-        above, _, name = key.rpartition(".")
-        return f"{above}{': ' * bool(above)}{unknown('key', name, keys(model, path[:-1]))}"
-    got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
-    instead = {"tuple_type": f"expected a list, such as [{shown(first.get('input'))}]"}  # no words of Python's
-    instead["model_type"] = "expected a name, or keys and values"
-    said = instead.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
-    return f"{key}{': ' * bool(key)}{said}{got}{more}"
-
-
-def keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys that a model knows at a path: those of the last model on the way, inside of mappings and lists too."""
-    for part in path:
-        inner = list(models(model.model_fields[part].annotation)) if part in model.model_fields else []
-        model = inner[0] if inner else model
-    return list(model.model_fields)
-
-
-def models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The pydantic models in a type, such as that of `dict[str, Part]`, and those in the types of their fields."""
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from models(field.annotation)
-    for inner in get_args(annotation):
-        yield from models(inner)
 
 
 def schema(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:

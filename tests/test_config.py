@@ -192,7 +192,10 @@ def test_files_that_are_not_configurations(tmp_path):
     path = tmp_path / "one.yaml"
     for text, said in (
         ("a: [", "not YAML"),
-        ("just words", "expected keys and values"),
+        ("a: {b: c\nd: 3", r"is not YAML: .* \(line 2, column 2, while .* that begins in line 1\)$"),
+        ("a: 1\na: 2", r"the key 'a' is there twice \(line 2, column 1\)$"),
+        ("just words", "expected keys and values, got 'just words'"),
+        ("", "expected keys and values, got nothing"),
         ("roundz: 1", "did you mean 'rounds'"),
     ):
         path.write_text(text)
@@ -211,6 +214,13 @@ def test_files_that_are_not_configurations(tmp_path):
     [
         ("data={}", "data.name: field required"),
         ("data=null", "data: expected a name, or keys and values, got None"),
+        ("compare=ifca,fesem", r"compare: expected a list, such as \['ifca', 'fesem'\], got 'ifca,fesem'"),
+        ("addons=[cam]", r"unknown key 'addons'; did you mean 'method\.addons'\?"),
+        ("describe=gradient", r"unknown key 'describe'; did you mean 'method\.describe'\?"),
+        (
+            "train.batch_size=-1",
+            r"train .sgd.: batch_size: input should be greater than or equal to 1 or 'full', got -1$",
+        ),
         ("method=[ifca]", r"method: expected a name, or keys and values, got \['ifca'\]"),
         ("compare=[3]", r"compare\.0: expected a name, or keys and values, got 3"),
     ],

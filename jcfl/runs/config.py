@@ -14,7 +14,7 @@ from jcfl import registry
 from jcfl.core.context import EngineName
 from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
-from jcfl.errors import InputError, as_argument, shown, unknown
+from jcfl.errors import InputError, as_argument, sentence, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, titles, undecided
 from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Stop, Trainer, Tuned
@@ -164,6 +164,8 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 def unknown_key(key: str, settings: Mapping[str, Any]) -> InputError:
     """The error for an unknown key; an option of one of the pieces is offered with its section."""
     registry.load()
+    if key in (*KINDS, *OPTIONAL):
+        return InputError(f"unknown key {key!r}; did you mean 'method.{key}'?")
     having = {
         section: [name for name in registry.names(section) if key in registry.schema(registry.find(section, name))]
         for section in SECTIONS
@@ -341,7 +343,7 @@ def checked(settings: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:
-        raise InputError(registry.sentence(error, Config)) from None
+        raise InputError(sentence(error, Config)) from None
     if config.seed + config.seeds > 2**32:
         raise InputError(f"seeds: {config.seeds} from {config.seed} on go beyond {2**32 - 1}, the largest there is")
     late = [round for round in config.compare_models if round > config.rounds]

@@ -1,11 +1,10 @@
 """Settings in YAML: plain values, of a size that can be worked with, every key there once."""
 
-from collections import Counter
 from typing import Any
 
 import yaml
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, shown
 
 MOST, DEEPEST = 100_000, 50
 """The most values that settings hold, those counted again that an alias repeats, and how deep they are nested."""
@@ -41,10 +40,12 @@ class Loader(yaml.SafeLoader):
         if id(node) in self.flat:
             return
         self.flat.add(id(node))
-        own = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        twice = [value for (_, value), times in own.items() if times > 1]
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} is there twice", node.start_mark)
+        own: set[tuple[str, str]] = set()
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if (key.tag, key.value) in own:
+                said = f"the key {key.value!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+            own.add((key.tag, key.value))
         super().flatten_mapping(node)
         if len(node.value) > max(MERGED, len(own)):
             raise yaml.constructor.ConstructorError(None, None, f"more than {MERGED} keys", node.start_mark)
@@ -54,7 +55,7 @@ def parsed(text: str, what: str) -> dict[str, Any]:
     """The mapping that YAML text contains; `what` names the text in error messages."""
     found = value_of(text, f"{what} is not YAML")
     if not isinstance(found, dict):
-        raise InputError(f"{what}: expected keys and values, got {type(found).__name__}")
+        raise InputError(f"{what}: expected keys and values, got {'nothing' if found is None else shown(found)}")
     return found
 
 
@@ -81,11 +82,20 @@ def value_of(text: str, wrong: str) -> Any:
         found = yaml.load(text, Loader)
     except RecursionError:
         raise InputError(f"{wrong}: nested too deep; expected at most {DEEPEST} levels") from None
+    except yaml.MarkedYAMLError as error:
+        raise InputError(f"{wrong}: {error.problem}{placed(error)}") from None
     except Exception as error:  # PyYAML lets through what int(), float() and date() raise, and lists it nowhere
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{wrong}: {reason}") from None
     refuse_endless(found, wrong)
     return found
+
+
+def placed(error: yaml.MarkedYAMLError) -> str:
+    """Where in a text PyYAML found a mistake, and what it was reading there."""
+    place, begin = error.problem_mark, error.context_mark
+    reading = f", {error.context} that begins in line {begin.line + 1}" if error.context and begin else ""
+    return f" (line {place.line + 1}, column {place.column + 1}{reading})" if place else reading
 
 
 def refuse_endless(value: Any, wrong: str) -> None:

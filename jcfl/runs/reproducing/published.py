@@ -8,8 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from jcfl import registry
-from jcfl.errors import InputError
+from jcfl.errors import InputError, sentence
 from jcfl.runs.reproducing.judging import Judgement, Verdict, defined
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
@@ -172,4 +171,4 @@ def parsed(path: Path) -> File:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
-        raise InputError(f"{path} is no results of `jcfl reproduce` (.json): {registry.sentence(error)}") from None
+        raise InputError(f"{path} is no results of `jcfl reproduce` (.json): {sentence(error)}") from None

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jcfl import metrics, registry
-from jcfl.errors import InputError, shown, unknown
+from jcfl import metrics
+from jcfl.errors import InputError, sentence, shown, unknown
 from jcfl.runs.config import Config, checked, overridden
 from jcfl.runs.reproducing.judging import WIDEST, WIDEST_COUNT, Printed
 from jcfl.runs.yamltext import parsed
@@ -235,7 +235,7 @@ def tables(stem: str, text: str, numbers: Mapping[str, Any]) -> Iterator[Table]:
         try:
             given = Definition.model_validate(joined(joined(printed, whole), own))
         except ValidationError as error:
-            raise InputError(f"{stem}, {name}: {registry.sentence(error, Definition)}") from None
+            raise InputError(f"{stem}, {name}: {sentence(error, Definition)}") from None
         yield sound(Table(name, stem, given))
 
 
