@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import zlib
 
 import pytest
 
@@ -51,12 +52,44 @@ QUICK = {
 """The test files of the working day: they compile little. Of `test_contract.py` only one method's cases are taken."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the files in `QUICK`."""
+SLOW = "JCFL_SLOW"
+"""Which slow tests run beside the others: `all`, none if it is empty, or the part `I/N` of them, I from 1."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let slow tests run where files, tests or marks are asked for by name; only a plain `pytest` leaves them out."""
+    asked = config.option.markexpr or config.option.keyword or config.args_source is not config.ArgsSource.TESTPATHS
+    if asked and not hasattr(config, "workerinput"):  # the processes of xdist get what their controller has decided
+        os.environ[SLOW] = "all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of the files in `QUICK`, and leave out the slow ones that are not asked for."""
     for item in items:
         name = item.path.stem.removeprefix("test_")
         if name in QUICK and (name != "contract" or "[ifca-None]" in item.name):
             item.add_marker(pytest.mark.quick)
+    out = [item for item in items if item.get_closest_marker("slow") and not runs_now(item.nodeid)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Say which slow tests have run."""
+    asked = os.environ.get(SLOW, "")
+    if asked != "all":
+        part = f"part {asked} of the slow tests ran" if asked else "the slow tests were left out"
+        terminalreporter.write_line(f"{part}; {SLOW}=all runs all of them")
+
+
+def runs_now(test: str) -> bool:
+    """Whether a slow test is among those that `SLOW` asks for."""
+    asked = os.environ.get(SLOW, "")
+    if asked in ("", "all"):
+        return asked == "all"
+    part, parts = map(int, asked.split("/"))
+    return zlib.crc32(test.encode()) % parts == part - 1
 
 
 @pytest.fixture(autouse=True)
