@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from jcfl.runs.experiment import run as run
     from jcfl.runs.searching import tune as tune
     from jcfl.runs.sweeping import sweep as sweep
+    from jcfl.view.comparing.compared import compare as compare
     from jcfl.view.plotting.explaining import explain as explain
 
 _HOMES = {
     "History": "jcfl.results",
     "choose_k": "jcfl.runs.choice",
+    "compare": "jcfl.view.comparing.compared",
     "explain": "jcfl.view.plotting.explaining",
     "federation": "jcfl.runs.experiment",
     "run": "jcfl.runs.experiment",
@@ -39,6 +41,7 @@ __all__ = [
     "InputError",
     "TrainingError",
     "choose_k",
+    "compare",
     "data",
     "explain",
     "federation",

@@ -45,20 +45,20 @@ def compare(
     from jcfl import registry
     from jcfl.results import writable
     from jcfl.runs import bars
-    from jcfl.view import comparing, plotting
-    from jcfl.view.comparing import files, tables
+    from jcfl.view.comparing import tables
+    from jcfl.view.comparing.compared import compare
 
     if out is not None and os.path.exists(out) and not os.path.isdir(out):
         raise InputError(f"--out expects a folder, got the file {str(out)!r}")
     registry.load()
     chosen = [name for option in names or [] for name in option.split(",") if name] or ["accuracy_micro"]
-    found = comparing.comparison(plotting.histories(folders), list(dict.fromkeys(chosen)), baseline, target)
-    written = files.write(found, out) if out is not None else []
+    compared = compare(folders, chosen, baseline, target)
+    written = compared.write(out) if out is not None else []
     if as_json:
-        print(json.dumps(writable(found), indent=2))
+        print(json.dumps(writable(compared.found), indent=2))
         return
     console = bars.screen()
-    for grid in tables.grids(found):
+    for grid in tables.grids(compared.found):
         console.print(f"{grid.title}", **{**PLAIN, "style": "bold"})
         console.print(shown(grid), highlight=False)
         console.print(f"{grid.note}\n", highlight=False, markup=False, style="dim")

@@ -209,10 +209,7 @@ class History:
         Raises:
             InputError: pandas is not installed.
         """
-        try:
-            import pandas  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise InputError("to_dataframe needs pandas: pip install pandas") from None
+        pandas = with_pandas()
         tables = [one.columns(clients) for one in (self, *self.others.values())]
         return pandas.concat([pandas.DataFrame(table) for table in tables], ignore_index=True)
 
@@ -226,6 +223,19 @@ class History:
         what |= {"cluster": self.labels.ravel(), "accuracy": self.accuracy_clients.ravel()}
         name = self.summary.get("method", self.name)  # of a run that was loaded, `name` is that of the folder
         return {"method": name} | when | (what if clients else {k: v.ravel() for k, v in self.scores.items()})
+
+
+def with_pandas() -> Any:
+    """The package pandas, which only `to_dataframe` needs.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import pandas  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError("to_dataframe needs pandas: pip install pandas") from None
+    return pandas
 
 
 def history(

@@ -18,6 +18,7 @@ from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import place_of
+from jcfl.results.history import with_pandas
 from jcfl.runs import bars, loop
 from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
@@ -95,6 +96,27 @@ class Sweep:
             values = as_checked(point.values, point.config) | left  # also where the configuration has decided it
             rows.append({"name": point.name, "best": index == best, "values": values, **scores, **more})
         return rows
+
+    def to_dataframe(self, clients: bool = False) -> Any:
+        """All scores as a `pandas.DataFrame`: the tables of all points' histories, one below the other.
+
+        Args:
+            clients: whether to give the clients' accuracies instead, as `History.to_dataframe` does.
+
+        Returns:
+            The table of `History.to_dataframe`, after a column for every key that was swept.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        tables = []
+        for point, one in zip(self.points, self.histories, strict=True):
+            table = one.to_dataframe(clients)
+            swept = {key: value for key, value in point.values.items() if key not in table}  # `seed` is a column there
+            for place, (key, value) in enumerate(swept.items()):
+                table.insert(place, key, [value] * len(table))
+            tables.append(table)
+        return with_pandas().concat(tables, ignore_index=True)
 
 
 @keywords_checked
