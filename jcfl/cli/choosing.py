@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from jcfl.cli.app import DataDir, Overrides, app, begin_work
-from jcfl.cli.arguments import configured, preset_names, separated
+from jcfl.cli.arguments import assigned, configured, preset_names, separated
 
 
 @app.command()
@@ -45,7 +45,9 @@ def choose_k(
     from jcfl.runs.yamltext import value_of
 
     begin_work()
-    config = configured(*separated(words, overrides))
+    names, given = separated(words, overrides)
+    config = configured(names, given)
+    choice.refuse_others(key.partition(".")[0] for key in assigned(given) if key != "seed")
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     found = choice.choose_k(
         config,

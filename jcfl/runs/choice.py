@@ -1,6 +1,6 @@
 """The choice of the number of clusters by short runs (Xie et al. 2020, §5.2, https://arxiv.org/abs/2005.01026)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -89,8 +89,7 @@ def choose_k(
         InputError: numbers of clusters that cannot be compared, a share out of range, a method without the option
             `clusters`, or a key that short runs cannot keep, such as participation.
     """
-    for key in settings.keys() & Config.model_fields.keys() - set(USED):
-        raise InputError(f"choose_k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}")
+    refuse_others(settings)
     config, objects = config_and_objects(what, settings)
     federation = objects.federation if objects.federation is not None else federation_of(config)
     short = sample(np.random.default_rng(seed), federation, clients, held_back)
@@ -164,6 +163,15 @@ def distances(found: History) -> np.ndarray:
     )
     gaps = (own - centres[turns, state.labels] for own, centres in pairs)  # [seeds, s, ...] each
     return sum((np.square(gap).reshape(*gap.shape[:2], -1).sum(-1) for gap in gaps), np.zeros(state.labels.shape))
+
+
+def refuse_others(keys: Iterable[str]) -> None:
+    """Refuse keys of a configuration that short runs do not keep."""
+    for key in Config.model_fields.keys() & set(keys) - set(USED):
+        raise InputError(
+            f"choose-k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}, and its own options "
+            "method, rounds, clients and seeds"
+        )
 
 
 def sample(rng: np.random.Generator, federation: Federation, clients: int, held_back: float) -> Federation:
