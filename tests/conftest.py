@@ -9,6 +9,7 @@ import zlib
 import pytest
 
 import jcfl
+from tests import slow
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports JAX
 # Most of a test's time is compilation: without its newest code generator and optimizations XLA takes a third of it. A
@@ -64,8 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of the files in `QUICK`, and leave out the slow ones that are not asked for."""
+    """Mark the tests of the files in `QUICK` and the slow ones, and leave out slow ones that are not asked for."""
+    listed = slow.listed()
     for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.slow)
         name = item.path.stem.removeprefix("test_")
         if name in QUICK and (name != "contract" or "[ifca-None]" in item.name):
             item.add_marker(pytest.mark.quick)

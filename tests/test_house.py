@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from jcfl.version import __version__
+from tests import slow
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [
@@ -31,6 +32,13 @@ TEMPLATES = [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("b
 
 def read(*parts: str):
     return yaml.safe_load(ROOT.joinpath(*parts).read_text("utf-8"))
+
+
+def test_slow_tests_are_tests():
+    """A name that is left in the list would hide no test, but a reader would look for it."""
+    for name in slow.listed() | {f"tests/{kept}" for kept in slow.KEPT}:
+        file, _, test = name.partition("::")
+        assert re.search(rf"^def {re.escape(test.partition('[')[0])}\(", (ROOT / file).read_text("utf-8"), re.M), name
 
 
 def test_citation_names_this_version():
