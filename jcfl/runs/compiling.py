@@ -106,19 +106,25 @@ def is_known(name: str, value: Any) -> bool:
     return True
 
 
-def refuse_too_large(init: jax.stages.Compiled, rounds: jax.stages.Compiled, evaluate: jax.stages.Compiled) -> None:
+def refuse_too_large(
+    init: jax.stages.Compiled, advance: jax.stages.Compiled | None = None, evaluate: jax.stages.Compiled | None = None
+) -> None:
     """Refuse programs that take more than the device has free, which XLA knows before they run.
 
     Rounds write the new state in place of the old one, and an evaluation has the state beside what it makes.
 
+    Args:
+        init, advance, evaluate: the programs of a run, of which some may not be called.
+
     Raises:
         TooLarge: the line says how much that is.
     """
-    sizes = [size for program in (init, rounds, evaluate) if (size := program.memory_analysis()) is not None]
-    if len(sizes) < 3:  # not every backend says it
+    sizes = [program and program.memory_analysis() for program in (init, advance, evaluate)]
+    if sizes[0] is None:  # not every backend says it
         return
     state = sizes[0].output_size_in_bytes
-    first, each_round, evaluation = (size.temp_size_in_bytes + size.output_size_in_bytes for size in sizes)
+    made = lambda size: size.temp_size_in_bytes + size.output_size_in_bytes if size else 0
+    first, each_round, evaluation = map(made, sizes)
     need = max(first, each_round, evaluation + state)
     advice = "take fewer clients, clusters or classes, or a smaller model"
     refuse_beyond_memory("a round or an evaluation", need, advice, int(over_hosts(free_memory(), np.min)))

@@ -355,7 +355,7 @@ def begun(run: Run) -> programs.Compiling:
     """A run's programs, which are compiled while the caller goes on."""
     context, lanes = run.plan.context, len(run.batches()[0])
     devices, options = context.resources.devices, round_options(context)
-    return programs.begun(run.algorithm, run.plan.federation, lanes, devices, options)
+    return programs.begun(run.algorithm, run.plan.federation, lanes, devices, options, run.parts())
 
 
 def compiled_to_fit(run: Run, compiling: programs.Compiling) -> programs.Programs:

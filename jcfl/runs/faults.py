@@ -55,7 +55,7 @@ def unreached(options: Mapping[Any, Any], rounds: int, above: str = "") -> Itera
     for key, value in options.items():
         if not isinstance(value, Mapping):
             continue
-        late = max((moment for moment in value if isinstance(moment, int)), default=0)
+        late = max((moment for moment in value if isinstance(moment, int)), default=-1)
         if late >= rounds:
             yield f"{above}{key} has no effect in round {late}, because the run has {rounds} rounds, counted from 0"
         yield from unreached(value, rounds, f"{above}{key}.")

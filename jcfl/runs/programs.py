@@ -99,11 +99,23 @@ def with_an_axis(algorithm: Algorithm, federation: Federation, seeds: int, devic
     return compiling(lambda scalars: algorithm, {}, federation, seeds, devices, None)().with_values({})
 
 
+class Parts(NamedTuple):
+    """Which programs a run calls besides the one that makes its first state."""
+
+    rounds: bool = True
+    evaluation: bool = True
+
+
 def begun(
-    algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, options: Options = None
+    algorithm: Algorithm,
+    federation: Federation,
+    seeds: int,
+    devices: int = 1,
+    options: Options = None,
+    parts: Parts = Parts(),  # noqa: B008
 ) -> Compiling:
     """The programs of `programs`, traced here; they are compiled while the caller goes on."""
-    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, options)
+    return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, options, parts)
 
 
 def family_begun(
@@ -113,6 +125,7 @@ def family_begun(
     lanes: int,
     devices: int = 1,
     options: Options = None,
+    parts: Parts = Parts(),  # noqa: B008
 ) -> Compiling:
     """One program for algorithms that differ in scalar options, traced here and compiled while the caller goes on.
 
@@ -126,9 +139,10 @@ def family_begun(
         lanes: how many runs, of seeds or of options and seeds, go side by side.
         devices: how many devices share the clients; all of them hold the states and the results.
         options: XLA's options for rounds, such as those of `round_options`.
+        parts: what is called; a program that is not is not compiled either.
     """
     several = threaded if lanes > 1 and target().is_cpu else compiling
-    return several(make, like, federation, lanes, devices, options)
+    return several(make, like, federation, lanes, devices, options, parts)
 
 
 def compiling(
@@ -138,6 +152,7 @@ def compiling(
     lanes: int,
     devices: int,
     options: Options,
+    parts: Parts = Parts(),  # noqa: B008
     stop_early: bool = True,
 ) -> Compiling:
     """Programs with an axis of lanes if there are several; see `family_begun`.
@@ -170,23 +185,33 @@ def compiling(
             placed = state_on_devices(state, devices, lanes) if devices > 1 else None
             if placed is not None:
                 state = placed_shapes(state, placed)
-            rounds = jax.jit(advance, donate_argnums=0, out_shardings=placed)
-            block = compiled(rounds.lower(state, like, federation, np.int32(0)), options)  # first: it takes the longest
             begin = init if placed is None else jax.jit(init, out_shardings=placed)
-            begin = compiled(begin.lower(first, like, federation), seldom)
-            judged = compiled(jax.jit(evaluate, out_shardings=where).lower(state, like, federation), seldom)
+            futures = {}
+            if parts.rounds:  # first: it takes the longest
+                rounds = jax.jit(advance, donate_argnums=0, out_shardings=placed)
+                futures["advance"] = compiled(rounds.lower(state, like, federation, np.int32(0)), options)
+            futures["init"] = compiled(begin.lower(first, like, federation), seldom)
+            if parts.evaluation:
+                judged = jax.jit(evaluate, out_shardings=where)
+                futures["evaluate"] = compiled(judged.lower(state, like, federation), seldom)
     finally:
         pool.shutdown(wait=False)
-    futures = begin, block, judged
 
     def wait() -> Family:
-        made, ends = zip(*(future.result() for future in futures), strict=True)
+        found = {name: future.result() for name, future in futures.items()}
         tidy()
-        refuse_too_large(*made)
-        begin, block, figures = map(one_at_a_time, made)
-        return Family(begin, block, figures, max(ends) - start, devices, placed)
+        refuse_too_large(**{name: program for name, (program, _) in found.items()})
+        called = {name: one_at_a_time(program) for name, (program, _) in found.items()}
+        seconds = max(end for _, end in found.values()) - start
+        made = {"advance": uncalled, "evaluate": uncalled} | called
+        return Family(**made, seconds=seconds, devices=devices, places=placed)
 
     return wait
+
+
+def uncalled(*arguments: Any) -> Any:
+    """In place of a program that a run was said not to call."""
+    raise AssertionError("this program was not compiled")
 
 
 def threaded(
@@ -196,12 +221,13 @@ def threaded(
     lanes: int,
     devices: int,
     options: Options,
+    parts: Parts,
 ) -> Compiling:
     """The programs of one lane, which as many threads as there are cores run for several lanes."""
     where = on_every_device(devices) if devices > 1 else None
     split = jax.jit(lambda tree: [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(lanes)], out_shardings=where)
     join = jax.jit(lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), out_shardings=where)
-    started = compiling(make, split(like)[0], federation, 1, devices, options, stop_early=False)
+    started = compiling(make, split(like)[0], federation, 1, devices, options, parts, stop_early=False)
     return lambda: on_threads(started(), lanes, split, join)
 
 

@@ -19,11 +19,12 @@ from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.metrics import moves
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
-from jcfl.runs import accounting
+from jcfl.runs import accounting, hosts
 from jcfl.runs.config import Config
 from jcfl.runs.loop import SELDOM, Clock
 from jcfl.runs.needs import due, last_turns
 from jcfl.runs.plan import Plan
+from jcfl.runs.programs import Parts
 from jcfl.runs.provenance import provenance, refuse_other
 from jcfl.runs.trackers import Tracking
 from jcfl.types import Algorithm
@@ -97,6 +98,13 @@ class Run:
             warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
         self.records = [record for saved in found for record in saved.records]
         return bool(found)
+
+    def parts(self) -> Parts:
+        """The programs that are called from here on: a run that is complete only makes a state to read its own into."""
+        rounds = self.plan.config.rounds
+        stores = [self.stores.get(seeds[0]) for seeds in self.batches()]
+        left = hosts.several() or any(store is None or max(store.sound, default=-1) < rounds for store in stores)
+        return Parts(rounds=left and rounds > 0, evaluation=left)
 
     def faults(self) -> dict[str, str]:
         """The files that an earlier sitting left damaged, besides checkpoints, and what is wrong with them."""
