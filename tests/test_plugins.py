@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import jcfl
-from jcfl import registry
+from jcfl import cli, registry
 from jcfl.errors import InputError
 
 SAMPLE = Path(__file__).parent / "plugin"
@@ -31,7 +31,7 @@ SWEEP = """
 base: mine.yaml
 compare: []
 rounds: 1
-over: [{method.p: 1, method.clusters: 2}, {method.p: 3, method.clusters: 3}]
+over: [{method.p: 3, method.clusters: 2}, {method.p: 1, method.clusters: 3}]
 """
 PIECES = {"method": "pacfl fedper", "data": "har", "scenario": "placements", "model": "narrow", "score": "accuracy_p10"}
 
@@ -45,56 +45,6 @@ def install(folder: Path, project: dict, code: str) -> None:
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
     (info / "entry_points.txt").write_text(f"[jcfl.pieces]\npieces = {module}\n", "utf-8")
-
-
-def test_a_users_package_is_listed_run_resumed_swept_and_plotted(tmp_path):
-    site = tmp_path / "site"
-    site.mkdir()
-    project = tomllib.loads((SAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
-    install(site, project, (SAMPLE / "jcfl_har.py").read_text("utf-8"))
-    (tmp_path / "mine.yaml").write_text(CONFIG, "utf-8")
-    (tmp_path / "sweep.yaml").write_text(SWEEP, "utf-8")
-    path = os.pathsep.join([str(site), str(Path(jcfl.__file__).parents[1])])
-    environment = os.environ | {"PYTHONPATH": path, "JCFL_CACHE": str(tmp_path / "cache")}
-
-    def commands(*lines: str) -> str:
-        """What one new process prints that runs these commands."""
-        words = [shlex.split(line) for line in lines]
-        program = f"from jcfl import cli\nfor line in {words}:\n    assert cli.status(line) == 0, line"
-        options = {"cwd": tmp_path, "env": environment, "text": True, "timeout": 600}
-        return subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, **options).stdout
-
-    listed = commands(
-        *(f"list {name}" for name in ("pacfl", "fedper", "har", "placements", "narrow", "accuracy_p10")),
-        "run mine.yaml --out runs/one -q",
-        "run mine.yaml --out runs/swapped -q --set 'method.describe={name: subspace, p: 5}' compare=[] rounds=0",
-    )
-    for said in ("by principal angles between subspaces", "degrees at which merging stops", "a private head"):
-        assert said in listed
-    for said in ("A made-up accelerometer set", "places", "One hidden layer of a few units", "accuracy_p10 (score)"):
-        assert said in listed
-    commands(
-        "run --resume runs/one --set rounds=3 -q",
-        "sweep sweep.yaml --out runs/sweep -q",
-        "plot runs/one --figure curves --format png",
-    )
-    runs = tmp_path / "runs"
-    for method in ("pacfl", "fedper"):
-        (file,) = (runs / "one").rglob(f"*{method}*/metrics.jsonl")
-        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-        assert [line["round"] for line in lines] == [1, 2, 3]
-        assert 0 <= lines[-1]["accuracy_p10"] <= lines[-1]["accuracy_macro"] <= 1
-    assert (runs / "one" / "figures" / "curves.png").is_file()
-    points = json.loads((runs / "sweep" / "sweep.json").read_text("utf-8"))["points"]
-    assert [(point["values"]["method.p"], point["clusters"]["mean"]) for point in points] == [(1, 2), (3, 3)]
-    stored = yaml.safe_load((runs / "swapped" / "config.yaml").read_text("utf-8"))
-    assert stored["method"]["describe"] == {"name": "subspace", "p": 5}
-    assert stored["made_by"]["versions"]["jcfl-har"] == "1.0"
-
-
-def test_jcfl_itself_has_none_of_the_samples_names():
-    registry.load()
-    assert not [name for kind, names in PIECES.items() for name in names.split() if name in registry.names(kind)]
 
 
 @pytest.fixture
@@ -115,6 +65,59 @@ def installed(tmp_path, monkeypatch):
     registry.plugins.cache_clear()
     for name in set(sys.modules) - before:
         del sys.modules[name]
+
+
+def test_a_users_package_is_listed_run_resumed_swept_and_plotted(installed, tmp_path, monkeypatch, capsys):
+    """A new process runs it; this one, which has not seen the package before, resumes the run."""
+    project = tomllib.loads((SAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
+    install(tmp_path, project, (SAMPLE / "jcfl_har.py").read_text("utf-8"))
+    (tmp_path / "mine.yaml").write_text(CONFIG, "utf-8")
+    (tmp_path / "sweep.yaml").write_text(SWEEP, "utf-8")
+    lines = (
+        *(f"list {name}" for name in ("pacfl", "fedper", "har", "placements", "narrow", "accuracy_p10")),
+        "run mine.yaml --out runs/one -q",
+        "run mine.yaml --out runs/swapped -q --set 'method.describe={name: subspace, p: 5}' compare=[] rounds=0",
+    )
+    program = f"""
+import gc
+gc.set_threshold(50_000, 20, 20)  # as conftest.py has it
+from jcfl import cli
+for line in {[shlex.split(line) for line in lines]}:
+    assert cli.status(line) == 0, line
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(jcfl.__file__).parents[1])])}
+    options = {"cwd": tmp_path, "env": environment, "text": True, "timeout": 600}
+    words = [sys.executable, "-c", program]
+    listed = subprocess.run(words, check=True, stdout=subprocess.PIPE, **options).stdout
+    for said in ("by principal angles between subspaces", "degrees at which merging stops", "a private head"):
+        assert said in listed
+    for said in ("A made-up accelerometer set", "places", "One hidden layer of a few units", "accuracy_p10 (score)"):
+        assert said in listed
+    monkeypatch.chdir(tmp_path)
+    assert "jcfl_har" not in sys.modules
+    for line in (
+        "run --resume runs/one --set rounds=3 -q",
+        "sweep sweep.yaml --out runs/sweep -q",
+        "plot runs/one --figure curves --format png",
+    ):
+        assert cli.status(shlex.split(line)) == 0, capsys.readouterr().err
+    runs = tmp_path / "runs"
+    for method in ("pacfl", "fedper"):
+        (file,) = (runs / "one").rglob(f"*{method}*/metrics.jsonl")
+        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        assert [line["round"] for line in lines] == [1, 2, 3]
+        assert 0 <= lines[-1]["accuracy_p10"] <= lines[-1]["accuracy_macro"] <= 1
+    assert (runs / "one" / "figures" / "curves.png").is_file()
+    points = json.loads((runs / "sweep" / "sweep.json").read_text("utf-8"))["points"]
+    assert [(point["values"]["method.p"], point["clusters"]["mean"]) for point in points] == [(3, 2), (1, 3)]
+    stored = yaml.safe_load((runs / "swapped" / "config.yaml").read_text("utf-8"))
+    assert stored["method"]["describe"] == {"name": "subspace", "p": 5}
+    assert stored["made_by"]["versions"]["jcfl-har"] == "1.0"
+
+
+def test_jcfl_itself_has_none_of_the_samples_names():
+    registry.load()
+    assert not [name for kind, names in PIECES.items() for name in names.split() if name in registry.names(kind)]
 
 
 PIECE = '''
