@@ -2,6 +2,7 @@
 
 import base64
 import importlib.util
+import itertools
 import re
 import runpy
 import shutil
@@ -31,13 +32,31 @@ def path(request) -> Path:
     return request.param
 
 
-@pytest.fixture
-def quick(tmp_path, monkeypatch):
-    """Kernels collect less garbage, as `conftest` has it, share its compiled programs, and take no user's settings."""
-    first = tmp_path / "ipython" / "profile_default" / "startup" / "first.py"
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """The notebooks as they come out of a run from top to bottom, by path.
+
+    One kernel runs all of them, to start only once, and forgets every name before each. It collects less garbage, as
+    `conftest` has it, shares its compiled programs, and takes no user's settings.
+    """
+    folder, refresh = tmp_path_factory.mktemp("fresh"), runpy.run_path(str(FOLDER / "refresh.py"))
+    first = folder / "profile_default" / "startup" / "first.py"
     first.parent.mkdir(parents=True)
-    first.write_text("import gc, jcfl\ngc.set_threshold(50_000, 20, 20)\njcfl.use_cache()\ndel gc, jcfl\n", "utf-8")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    first.write_text("import gc, jcfl\ngc.set_threshold(50_000, 20, 20)\njcfl.use_cache()\n", "utf-8")
+    notebooks = {path: nbformat.read(path, as_version=4) for path in PATHS}
+    for notebook in notebooks.values():
+        notebook.cells[1].source = "%reset -f\n" + notebook.cells[1].source
+    whole = nbformat.read(PATHS[0], as_version=4)
+    whole.cells = [cell for notebook in notebooks.values() for cell in notebook.cells]
+    for number, cell in enumerate(whole.cells):
+        cell.id = f"cell-{number}"
+    nbformat.write(whole, folder / "whole.ipynb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(folder))
+        cells = iter(refresh["executed"](folder / "whole.ipynb").cells)
+    for notebook in notebooks.values():
+        notebook.cells = list(itertools.islice(cells, len(notebook.cells)))
+    return {path: refresh["kept"](notebook) for path, notebook in notebooks.items()}
 
 
 def test_there_are_six():
@@ -46,16 +65,13 @@ def test_there_are_six():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are started as on POSIX")
-@pytest.mark.usefixtures("quick")
-def test_runs_from_top_to_bottom_and_shows_pictures(path):
-    refresh = runpy.run_path(str(FOLDER / "refresh.py"))
-    stored = nbformat.read(path, as_version=4)
-    fresh = refresh["kept"](refresh["executed"](path))
-    nbformat.validate(fresh)
-    assert len(pictures(fresh)) == len(pictures(stored)) > 0
-    for before, now in zip(stored.cells, fresh.cells, strict=True):
-        kinds = [[output.output_type for output in cell.get("outputs", ())] for cell in (before, now)]
-        assert kinds[0] == kinds[1], f"outputs are not those of this cell; python notebooks/refresh.py: {now.source}"
+def test_runs_from_top_to_bottom_and_shows_pictures(path, fresh):
+    stored, now = nbformat.read(path, as_version=4), fresh[path]
+    nbformat.validate(now)
+    assert len(pictures(now)) == len(pictures(stored)) > 0
+    for cell, again in zip(stored.cells, now.cells, strict=True):
+        kinds = [[output.output_type for output in each.get("outputs", ())] for each in (cell, again)]
+        assert kinds[0] == kinds[1], f"outputs are not those of this cell; python notebooks/refresh.py: {again.source}"
 
 
 def test_stored_as_a_reader_on_github_needs_it(path):
