@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -695,11 +693,6 @@ def test_matched_gives_groups_the_numbers_that_agree_most(pairs):
 
 def test_a_notebook_shows_a_figure(one):
     assert plotting.sizes(one)._repr_png_().startswith(b"\x89PNG")
-
-
-def test_a_run_does_not_wait_for_matplotlib():
-    code = "import sys, jcfl.cli, jcfl.runs.experiment, jcfl.cli.display; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_plot_draws_what_there_is_and_says_what_there_is_not(one, several, capsys, monkeypatch, tmp_path):

@@ -121,12 +121,17 @@ def test_a_fault_of_a_user_s_own_function_shows_as_it_is():
         jcfl.run(tiny.federation(), **{**RUN, "method": broken})
 
 
-def test_packages_are_reached_by_their_names():
-    """Each of them as the first thing that is asked of jcfl: before every name all modules of jcfl are forgotten."""
+def test_packages_are_reached_by_their_names_and_what_takes_long_to_import_is_imported_late():
+    """jcfl does not wait for JAX, nor a run for matplotlib.
+
+    Each name is the first thing that is asked of jcfl: before it, all modules of jcfl are forgotten.
+    """
     names = ["core", "methods", "metrics", "models", "types", "plotting", "results"]
     code = f"""
 import sys, jcfl
 assert "jax" not in sys.modules
+import jcfl.cli, jcfl.cli.display, jcfl.runs.experiment
+assert "matplotlib" not in sys.modules
 for name in {names}:
     for module in [module for module in sys.modules if module.partition(".")[0] == "jcfl"]:
         del sys.modules[module]
