@@ -203,7 +203,7 @@ class MaskedModern(nnx.Module):
 @pytest.mark.parametrize("modern", [False, True], ids=["linen", "nnx"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"axis": 3, "momentum": 0.5, "use_scale": False}, {"axis": 1}, {"use_fast_variance": False}],
+    [{"axis": 3, "momentum": 0.5, "use_scale": False}, {"axis": 1}, {"use_fast_variance": False}],
     ids=str,
 )
 def test_batch_normalisation_with_a_mask_is_that_of_flax(options, modern):
