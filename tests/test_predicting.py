@@ -65,7 +65,8 @@ def test_only_chunks_with_clients_whose_results_are_used_take_time():
 def test_histories_are_pickled_without_clients_data_and_with_any_method():
     """Neither the examples that a user passed nor her functions are in the file; a copy in memory predicts."""
     federation = jcfl.federation(ROTATED)
-    history = jcfl.run(federation, method=lambda context: fedavg(), rounds=1)
+    alike = {key: ROTATED[key] for key in ("model", "train", "rounds")}  # the programs of other tests
+    history = jcfl.run(federation, **alike, method=lambda context: fedavg())
     stored = pickle.dumps(history)
     assert len(stored) < np.asarray(federation.x).nbytes
     one = np.asarray(federation.x)[:1]
