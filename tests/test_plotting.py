@@ -703,8 +703,9 @@ def test_plot_draws_what_there_is_and_says_what_there_is_not(one, several, capsy
     assert "effect: not drawn, no number" in printed
     assert "privacy: not drawn, no run has ε" in printed
     monkeypatch.chdir(tmp_path)
-    words = ["plot", str(one), str(several), "--figure", "curves,clusters", "--figure", "effect", "--format", "svg"]
+    words = ["plot", str(one), str(several), "--figure", "curves,clusters", "--figure", "effect", "--format", "png"]
     assert cli.status(words) == 2  # `one` has no tau
+    assert (tmp_path / "figures" / "clusters.png").is_file()
     words = ["plot", str(several), "--figure", "curves,groups_to_clusters", "--out", "here", "--format", "svg,pdf"]
     assert cli.status(words) == 0
     names = {"curves", *(f"groups_to_clusters-run{i}" for i in range(4))}
