@@ -11,7 +11,7 @@ from rich.console import Console
 from jcfl import cli, registry
 from jcfl.cli import display
 from jcfl.errors import InputError
-from jcfl.runs import bars, config
+from jcfl.runs import automatic, bars, config
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import planned
 from jcfl.view import facts, options
@@ -131,7 +131,7 @@ def test_json_has_answers_costs_and_scores(call):
 
 
 ANSWERS = [(kind, name) for kind in facts.MEANINGS for name in registry.names(kind)]
-KINDS = ("training", "method", "addon", "model", "train", "attack", "reliability", "privacy", "stop")
+KINDS = ("training", "addon", "model", "train", "attack", "reliability", "privacy", "stop")
 ANSWERS += [(kind, name) for kind in KINDS for name in registry.names(kind)]
 SHAPES = {"cnn_cifar": (32, 32, 3), "cnn_e": (28, 28, 1), "cnn_path": (28, 28, 3), "cnn_celeba": (84, 84, 3)}
 """Of the examples of datasets that are not here, by model."""
@@ -146,10 +146,9 @@ def test_every_answers_example_has_a_meaning(kind, name):
         return
     words = words[words.index("--set") + 1 :]
     if kind in KINDS[2:] and not any(word.startswith("method=") for word in words):
-        words.append(
-            "method.tau=0.5" if kind == "addon" else "method=fedavg"
-        )  # no threshold is chosen, which takes long
-    plan = planned(config.read("quickstart", [*words, "compare=[]"]))
+        words.append("method=fedavg")
+    given = config.read("quickstart", [*words, "compare=[]"])
+    plan = planned(automatic.with_stand_ins(given))  # no threshold is chosen, which takes long
     assert len(plan.algorithms) == 1
 
 
