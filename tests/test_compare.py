@@ -407,7 +407,7 @@ def test_one_seed_says_so(tmp_path):
 
 def test_clients_weigh_as_in_the_metric(tmp_path):
     """Of a run that was trained, where clients are held out and leave: those here are what the metric is a mean of."""
-    words = "quickstart --set scenario.clients=12 scenario.held_out=0.2 model.hidden=4 method=majority compare=[local]"
+    words = "quickstart --set scenario.clients=12 scenario.held_out=0.2 model=linear method=majority compare=[fedavg]"
     words += f" train.epochs=1 rounds=2 --seeds 2 -q --out {tmp_path / 'run'}"
     assert cli.status(["run", *words.split(), "--set", "scenario.departures={1: 0.4}"]) == 0
     (block,) = matching.blocks(plotting.histories([tmp_path / "run"]))

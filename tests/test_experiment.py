@@ -283,11 +283,12 @@ def test_a_users_module_and_names_together(tmp_path):
     assert 0 <= found["accuracy_micro"][0, -1] <= 1
     with pytest.raises(InputError, match="was passed in Python; pass it again"):
         planned(config.read(tmp_path / "run" / "config.yaml"))
-    whole = {"scenario": {"name": "iid", "clients": 4}, "method": fedavg(), "model": Net(), "train": local.sgd(lr=0.5)}
+    whole = {"scenario": {"name": "iid", "clients": 4}, "method": majority(), "model": Net()}
+    whole["train"] = local.sgd(lr=0.5)
     _, objects = config_and_objects(whole, {})
     assert (objects.method, objects.model, objects.train) == (whole["method"], whole["model"], whole["train"])
-    made, objects = config_and_objects(whole, {"model": "linear", "method": majority()})
-    assert (made.model.name, objects.model, objects.method) == ("linear", None, majority())
+    made, objects = config_and_objects(whole, {"model": "linear", "method": fedavg()})
+    assert (made.model.name, objects.model, objects.method) == ("linear", None, fedavg())
     assert experiment.run(whole, rounds=0).rounds.tolist() == [0]
 
 
@@ -355,7 +356,7 @@ def test_a_history_is_asked_for_its_scores_and_compared_by_identity(compared):
 
 def test_a_history_shares_no_memory_with_the_federation():
     made = jcfl.data.from_clients(np.ones((16, 4)), np.arange(16) % 2, np.repeat([*"abcd"], 4))
-    history = jcfl.run(made, method="fedavg", model="linear", rounds=0)
+    history = jcfl.run(made, method="majority", model="linear", rounds=0)
     history.clients[0] = "z"
     assert made.clients.tolist() == [*"abcd"]
 
@@ -478,10 +479,10 @@ def test_a_run_goes_on_with_the_same_objects_only(tmp_path, section, before, aft
 
 def test_methods_to_compare_may_be_objects():
     given = {"model": tiny.task(), "rounds": 1}
-    found = experiment.run(tiny.federation(), method="fedavg", compare=[majority(), "local"], **given)
-    alone = experiment.run(tiny.federation(), method="majority", **given)
-    assert list(found.others) == ["majority", "local"]
-    np.testing.assert_array_equal(found.others["majority"].accuracy_clients, alone.accuracy_clients)
+    found = experiment.run(tiny.federation(), method="majority", compare=[fedavg(), "majority"], **given)
+    alone = experiment.run(tiny.federation(), method="fedavg", **given)
+    assert list(found.others) == ["fedavg", "majority-2"]
+    np.testing.assert_array_equal(found.others["fedavg"].accuracy_clients, alone.accuracy_clients)
 
 
 @pytest.mark.parametrize(

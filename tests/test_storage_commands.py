@@ -15,10 +15,10 @@ from jcfl.runs import config, titles, verifying
 from jcfl.runs.sweeping.points import point_names
 from tests import folders
 
-SMALL = ["scenario.clients=8", "method.name=majority", "rounds=2", "model.hidden=4", "compare=[]"]
+SMALL = ["scenario.clients=8", "method.name=majority", "rounds=2", "model=linear", "compare=[]"]
 MORE = {
     "run": [],
-    "sweep": ["--over", "seed=0,1"],
+    "sweep": ["--over", "train.lr=0.1,0.2"],
     "tune": ["--over", "train.lr=0.1,0.2", "--sampler", "grid"],
 }
 
@@ -79,7 +79,7 @@ def test_other_arrays_in_a_file_are_one_line(tmp_path, capsys, name):
 
 
 def test_a_sweep_that_goes_on_mends_a_file_that_no_history_is_read_from(tmp_path, trained):
-    file = trained("sweep", tmp_path / "sweep") / "runs" / "seed=0" / "federation.npz"
+    file = trained("sweep", tmp_path / "sweep") / "runs" / "lr=0.1" / "federation.npz"
     before = file.read_bytes()
     file.write_bytes(before[:-5])
     assert cli.status(["sweep", "-q", "--resume", str(tmp_path / "sweep")]) == 0
