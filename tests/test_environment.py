@@ -9,8 +9,8 @@ import jcfl
 from jcfl import cli
 from jcfl.runs import environment
 
-SMALL = {"scenario": {"name": "rotated", "clients": 8}, "model": {"name": "mlp", "hidden": 4}, "method": "majority"}
-SWEEP = {**SMALL, "method": "fedavg", "rounds": 0, "over": {"train.lr": [0.1, 0.2]}}
+SMALL = {"scenario": {"name": "rotated", "clients": 8}, "model": "linear", "method": "majority", "rounds": 0}
+SWEEP = {**SMALL, "over": {"train.lr": [0.1, 0.2]}}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def test_python_switches_the_cache_on_only_when_asked(cache, tmp_path):
-    jcfl.run(SMALL, rounds=0)
+    jcfl.run(SMALL)
     jcfl.sweep(SWEEP)
     assert cache() is None
     assert not (tmp_path / "cache").exists()
@@ -38,9 +38,9 @@ def test_python_switches_the_cache_on_only_when_asked(cache, tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_the_command_line_switches_it_on(cache, tmp_path, command):
-    words = ["quickstart", "--quiet", "--set", "rounds=0", "scenario.clients=8", "model.hidden=4", "compare=[]"]
+    words = ["quickstart", "--quiet", "--set", "method=majority", "model=linear", "compare=[]", "rounds=0"]
     more = ["--over", "train.lr=0.1,0.2"] if command == "sweep" else []
-    assert cli.status([command, *words, *more]) == 0
+    assert cli.status([command, *words, "scenario.clients=8", *more]) == 0
     assert cache() == str(tmp_path / "cache")
 
 

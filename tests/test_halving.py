@@ -15,7 +15,7 @@ from jcfl.data.validation import with_validation
 from jcfl.errors import InputError
 from jcfl.runs import config, experiment, loop
 from jcfl.runs.searching.trials import rounds_of, rungs
-from jcfl.runs.sweeping import shared
+from jcfl.runs.sweeping import groups
 from jcfl.view import plotting
 from tests import tiny
 
@@ -23,6 +23,22 @@ from tests import tiny
 @functools.cache
 def federation():
     return with_validation(np.random.default_rng(0), tiny.federation(), 0.3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once():
+    """Searches on one federation share their programs, which take the learning rate as an argument."""
+    begun, made = groups.family_begun, {}
+
+    def shared(make, like, federation, lanes, *how):
+        key = (*like, lanes, federation.x.shape)
+        if key not in made:
+            made[key] = begun(make, like, federation, lanes, *how)()
+        return lambda: made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "family_begun", shared)
+        yield
 
 
 OVER = {"train.lr": [0.001, 0.9, 0.1, 0.3, 3e38]}
@@ -159,7 +175,7 @@ def test_trials_are_shared_out_over_workers(brief, tmp_path, monkeypatch):
         for name, task in tasks.items():
             on_done(name, pickle.loads(pickle.dumps(task))())
 
-    monkeypatch.setattr(shared, "share_out", share_out)
+    monkeypatch.setattr("jcfl.runs.sweeping.shared.share_out", share_out)
     found = jcfl.tune(federation(), out=tmp_path / "shared", trials=2, workers=2, **BRIEF)
     assert found.rows() == brief[0]
     assert given == [2, 1]

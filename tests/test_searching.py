@@ -163,7 +163,7 @@ def test_a_search_chooses_on_validation_and_goes_on(tmp_path, capsys):
 
 def test_the_trials_of_an_object_train_it():
     """They trained the main method: that of an object in `compare` was not passed on."""
-    given = GIVEN | {"trials": 2, "sampler": "grid"}
+    given = GIVEN | {"method": "majority", "trials": 2, "sampler": "grid"}
     one, named = (
         jcfl.tune(federation(), {"train.lr": [0.1, 1.0]}, compare=[other], **given)
         for other in (registry.find("method", "ifca")(clusters=3), {"name": "ifca", "clusters": 3})
