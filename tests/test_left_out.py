@@ -1,5 +1,6 @@
 """What uploads that are left out, forged, partial or never sent may change, and what they may not."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -8,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jcfl import registry
 from jcfl.core import robust
+from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.local import Local
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import addons, fesem
 from jcfl.types import Broadcast, Clients
 from tests import tiny
-from tests.groups import at, paths, run, state, two_groups, vector, vectors
+from tests.groups import at, paths, run, two_groups, vector, vectors
 
 FEDERATION = two_groups()
 SCALED = {"attack": {"name": "scaled", "share": 0.25, "factor": 50.0, "flip_labels": False}}
@@ -39,22 +42,25 @@ def shared(*given, **more) -> np.ndarray:
 
 
 def test_a_dropped_client_leaves_no_trace_in_control_variates():
-    found = state(run(two_groups(scale={3: 1e30}), "scaffold", on_divergence="drop_client", **DIVERGES))
-    assert found.clients["dropped"].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
-    assert np.isfinite(vectors(found.server["control"])).all()
+    (path,) = paths([two_groups(scale={3: 1e30})], "scaffold", on_divergence="drop_client", **DIVERGES)
+    assert (at(path, 1).failed < 0).all()
+    assert at(path, 1).clients["dropped"].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
+    assert np.isfinite(vectors(at(path, 1).server["control"])).all()
 
 
 @pytest.mark.parametrize("engine", ["general", "factored"])
 def test_a_client_that_is_not_there_may_diverge(engine):
     """It fills up the cohort and trains with weight 0."""
     gone = two_groups(scale={3: 1e30}, depart={3: 0})
-    found = run(gone, "ifca", clusters=2, **DIVERGES | {"engine": engine})
-    assert np.isfinite(vectors(state(found).clusters)).all()
+    (path,) = paths([gone], "ifca", clusters=2, **DIVERGES | {"engine": engine})
+    assert (at(path, 1).failed < 0).all()
+    assert np.isfinite(vectors(at(path, 1).clusters)).all()
 
 
 def test_an_update_that_is_not_finite_is_left_out():
-    found = run(two_groups(scale={3: 1e30}), "fedavg", {"name": "exclude"}, **DIVERGES)
-    assert state(found).clients["suspected"].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
+    (path,) = paths([two_groups(scale={3: 1e30})], "fedavg", {"name": "exclude"}, **DIVERGES)
+    assert (at(path, 1).failed < 0).all()
+    assert at(path, 1).clients["suspected"].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
 
 
 def test_clients_that_meet_no_sound_model_end_the_run_also_with_a_geometric_median():
@@ -85,16 +91,33 @@ def test_the_global_model_of_clients_with_models_of_their_own_is_defended():
     )
 
 
-@pytest.mark.parametrize("more", [{"rate": 0.5}, {"server": "momentum", "server_lr": 0.1}], ids=["rate", "server"])
+@functools.cache
+def by_the_server(method):
+    """The models after a round in which the server takes the mean, half of the way, and a step with momentum."""
+    given = {"fedavg": {}, "stocfl": {"lam": 0.0}, "ditto": {"lam": 0.0}, "fesem": {"clusters": 2}}[method]
+    value = registry.find("method", method)(**given)
+
+    def made(numbers):
+        rate, lr = numbers
+        aggregate = {"rate": rate, "server": ServerOptimizer(kind="momentum", lr=lr)}
+        return tiny.built(value.with_aggregate(**aggregate), tiny.setting())
+
+    ways = {"whole": (1.0, 1.0), "rate": (0.5, 1.0), "server": (1.0, 0.1)}  # the first step has no momentum yet
+    states = tiny.swept(made, ways.values(), 1)
+    return {way: at((one.shared, one.clusters), 1) for way, one in zip(ways, states, strict=True)}
+
+
+@pytest.mark.parametrize("way", ["rate", "server"])
 @pytest.mark.parametrize("method", ["stocfl", "ditto", "fesem"])
-def test_the_server_goes_its_way_with_the_models_that_it_gets(method, more):
+def test_the_server_goes_its_way_with_the_models_that_it_gets(method, way):
     """The global model goes it too, as FedAvg's does; models that clients keep to themselves do not."""
-    how = {"name": "mean", "weights": "equally"} if method == "fesem" else {"name": "mean"}
-    given = {"stocfl": {"lam": 0.0}, "ditto": {"lam": 0.0}, "fesem": {"clusters": 2}}[method]
-    whole, part = (last(method, rounds=1, aggregate=one, **given) for one in (how, how | more))
-    same = shared("fedavg", rounds=1, aggregate={"name": "mean", **more})
-    np.testing.assert_allclose(vector(part.shared), same, atol=1e-5)
-    moved = np.abs(vectors(part.clusters) - vectors(whole.clusters)).max()
+    (_, whole), (shared, part), (same, _) = (
+        by_the_server(method)["whole"],
+        by_the_server(method)[way],
+        by_the_server("fedavg")[way],
+    )
+    np.testing.assert_allclose(vector(shared), vector(same), atol=1e-5)
+    moved = np.abs(vectors(part) - vectors(whole)).max()
     assert moved == 0 if method == "ditto" else moved > 1e-3
 
 
