@@ -24,6 +24,7 @@ from jcfl.core.rounds import first_state
 from jcfl.core.streams import Stream, round_keys, stream
 from jcfl.errors import InputError
 from jcfl.runs import accounting
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Cohort, Upload
 from tests import tiny
 
@@ -334,8 +335,10 @@ def test_perfectly_reliable_clients_of_a_configuration_are_reliable():
     assert not Reliability(dropout=0.1).is_perfect and not Reliability(period=4).is_perfect
     given = {"clip": 1.0, "noise": 1.0, "description_clip": 1.0, "description_noise": 1.0}
     options = {"method": {"name": "wecfl", "clusters": 2}, "participation": 1, "rounds": 1, "compare": [], "seeds": 1}
-    history = jcfl.run("quickstart", scenario={"name": "rotated", "clients": 8}, privacy=given, **options)
-    assert history["epsilon"][0, -1] > 0
+    scenario = {"name": "rotated", "clients": 8}
+    plan = planned(*config_and_objects("quickstart", {"scenario": scenario, "privacy": given, **options}))
+    (algorithm,) = plan.algorithms.values()
+    assert accounting.epsilon_after(algorithm.method, plan.context, plan.federation, 1) > 0
 
 
 def test_figures_do_not_depend_on_chunks_and_a_resumed_run_is_the_same(tmp_path):
