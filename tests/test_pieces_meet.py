@@ -28,14 +28,9 @@ from jcfl.runs import config
 from jcfl.runs.objects import checked_method
 from jcfl.runs.plan import config_and_objects, planned
 from tests import plain, tiny
-from tests.groups import run, settings, split_as, state, two_groups, vectors
+from tests.groups import at, paths, settings, split_as, two_groups, vectors
 
 TURNS = 3
-
-
-def head_of(models) -> np.ndarray:
-    """The heads of models, as rows."""
-    return vectors({"params": models["params"]["head"]})
 
 
 # Private parameters and loss terms
@@ -57,27 +52,42 @@ class ToItsCluster(LossTerm):
 
 
 @functools.cache
-def with_private_heads(term):
-    """The states of a run of one cluster whose clients keep their heads, and whose loss has this term."""
-    method = ifca(clusters=1).with_train(private=("head",), terms=(term,))
-    return tiny.run(tiny.built(method, tiny.setting(0.5)), TURNS)
+def with_private_heads():
+    """The states of runs of one cluster whose clients keep their heads, by the loss term that counts, one program."""
+    terms = {
+        "pull to ω": lambda weight: Proximal(weight, "shared"),
+        "pull to the mean": lambda weight: Proximal(weight, "mean"),
+        "pull to its cluster": ToItsCluster,
+        "pull": lambda weight: Proximal(weight, "start"),
+        "distillation from ω": lambda weight: Distillation(weight, 2.0, "shared"),
+        "distillation": lambda weight: Distillation(weight, 2.0, "start"),
+        "none": lambda weight: Proximal(weight, "start"),
+    }
+
+    def made(weights):
+        given = tuple(make(weight) for make, weight in zip(terms.values(), weights, strict=True))
+        return tiny.built(ifca(clusters=1).with_train(private=("head",), terms=given), tiny.setting(0.5))
+
+    weights = 0.5 * np.eye(len(terms), dtype=np.float32)
+    weights[-1] = 0.0
+    return dict(zip(terms, tiny.swept(made, weights, TURNS), strict=True))
 
 
 @pytest.mark.parametrize(
     ("term", "same"),
     [
-        (Proximal(0.5, "shared"), Proximal(0.5, "start")),
-        (Proximal(0.5, "mean"), Proximal(0.5, "start")),
-        (ToItsCluster(0.5), Proximal(0.5, "start")),
-        (Distillation(0.5, 2.0, "shared"), Distillation(0.5, 2.0, "start")),
+        ("pull to ω", "pull"),
+        ("pull to the mean", "pull"),
+        ("pull to its cluster", "pull"),
+        ("distillation from ω", "distillation"),
     ],
-    ids=str,
 )
 def test_loss_terms_see_every_model_with_the_client_s_own_private_part(term, same):
     """With one cluster, ω, the mean of the clusters' models and the cluster's model are the same model."""
-    one, two = with_private_heads(term), with_private_heads(same)
+    one, two, without = (with_private_heads()[name] for name in (term, same, "none"))
     tiny.same(one.clients, two.clients, 1e-6)
     tiny.same(one.clusters, two.clusters, 1e-6)
+    assert np.abs(plain.vectors(one.clusters, 2) - plain.vectors(without.clusters, 2)).max() > 1e-3
 
 
 @pytest.mark.parametrize("addon", [{"name": "con_para"}, {"name": "cks", "on": "head"}], ids=lambda one: one["name"])
@@ -124,7 +134,7 @@ def test_slots_without_clients_do_not_change_when_training_stops(method, options
     """The norm of all models is that of the clusters', however much room there is for more."""
     stop = {"name": "converged", "rounds": 2, "change": 0.05}
     ends = [
-        run(two_groups(), method, capacity=capacity, stop=stop, **options)["trained_rounds"][0, -1]
+        int(at(paths([two_groups()], method, capacity=capacity, stop=stop, **options)[0], 1).ended)
         for capacity in (3, 8)
     ]
     assert ends[0] == ends[1] < 24
@@ -150,25 +160,16 @@ def test_clusters_of_different_starts_are_asked_for_where_the_least_loss_decides
     tiny.built(ifca(clusters=1).with_train(distinct=False), tiny.setting())
 
 
-@functools.cache
-def plain_ifca():
-    """A run of IFCA on two groups, whose clusters begin at different models."""
-    return run(two_groups(), "ifca", clusters=2, rounds=8, train={"lr": 1.0}, seed=1)
-
-
 @pytest.mark.parametrize("train", [{"name": "proximal", "mu": 0.1}, {"name": "scaffold"}], ids=lambda one: one["name"])
 def test_clusters_of_different_starts_train_in_any_way(train):
-    found = plain_ifca()
-    other = jcfl.run(
-        two_groups(),
-        model="linear",
-        rounds=8,
-        train={"lr": 1.0, "epochs": 1},
-        seed=1,
-        method={"name": "ifca", "clusters": 2, "train": {**train, "distinct": True}},
-    )
-    assert split_as(found.labels[0, -1], found.groups)
-    assert split_as(other.labels[0, -1], found.groups)
+    """IFCA finds the two groups by them."""
+    federation = two_groups()
+    given = settings("ifca", rounds=8)
+    given["method"] |= {"clusters": 2, "train": {**train, "distinct": True}}
+    plan = planned(*config_and_objects(federation, given))
+    (algorithm,) = plan.algorithms.values()
+    (states,) = tiny.ends(algorithm, 8, 1, [plan.federation])
+    assert split_as(at(states, 1).labels, federation.groups)
 
 
 # Attacks
@@ -233,39 +234,49 @@ def test_clients_that_were_never_sampled_have_accumulated_nothing():
 @pytest.mark.parametrize("averaging", ["by_size", "equally"])
 def test_clusters_of_one_grouping_start_from_averages_as_all_rounds_take_them(averaging):
     """The weights of clients in the first average of their models are those of every later one."""
-    method = oneshot_kmeans(clusters=1, averaging=averaging)
-    states = tiny.run(tiny.built(replace(method, train=Train(active=False)), tiny.setting(epochs=1, batch_size=12)), 0)
-    plainly = tiny.run(
-        tiny.built(replace(fedavg(), aggregate=Aggregate(weights=averaging)), tiny.setting(epochs=1, batch_size=12)), 1
-    )
+    method, here = oneshot_kmeans(clusters=1, averaging=averaging), tiny.setting(epochs=1, batch_size=12)
+    start = tiny.built(replace(method, train=Train(active=False)), here).init
+    state = jax.jit(start)(jax.random.key(0), jax.device_put(tiny.federation()))
+    plainly = tiny.run(tiny.built(replace(fedavg(), aggregate=Aggregate(weights=averaging)), here), 1)
     expected = plain.vectors(plainly.clusters, 2)[1, 0]
-    np.testing.assert_allclose(plain.vectors(states.clusters, 2)[0, 0], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(plain.vectors(state.clusters, 1)[0], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("guard", [{"on_divergence": "drop_client"}, {"addons": [{"name": "exclude"}]}], ids=str)
-def test_models_that_are_not_finite_group_nobody(guard):
+def sound(state) -> bool:
+    """Whether all models are finite, and were in every round."""
+    return bool(np.isfinite(vectors(state.clusters)).all() and (state.failed < 0).all())
+
+
+ONESHOT = {"clusters": 2, "distance": "l2", "restarts": 5, "rounds": 2}
+
+
+def test_models_that_are_not_finite_group_nobody():
     """One client's examples are so large that its model overflows; the others are grouped without it."""
-    federation = two_groups(scale={0: 1e30})
-    options = {"clusters": 2, "distance": "l2", "restarts": 5, "train": {"lr": 1.0, "epochs": 2}, "rounds": 2}
-    found = run(federation, "oneshot_kmeans", *guard.pop("addons", ()), **options, **guard)
-    assert np.isfinite(vectors(state(found).clusters)).all()
-    assert split_as(found.labels[0, -1, 1:], found.groups[1:])
+    federation, train = two_groups(scale={0: 1e30}), {"lr": 1.0, "epochs": 2}
+    (path,) = paths([federation], "oneshot_kmeans", train=train, on_divergence="drop_client", **ONESHOT)
+    assert sound(at(path, 1))
+    assert split_as(at(path, 1).labels[1:], federation.groups[1:])
 
 
 def test_clients_that_are_left_out_do_not_group():
-    """A client whose examples are large would have a cluster of its own, in which it is never suspected."""
-    federation = two_groups(scale={3: 1e3})
-    given = {"clusters": 2, "distance": "l2", "restarts": 5, "train": {"lr": 0.1, "epochs": 2}, "rounds": 2}
-    found = run(federation, "oneshot_kmeans", {"name": "exclude"}, **given)
-    others = np.arange(len(found.groups)) != 3
-    assert split_as(found.labels[0, -1, others], found.groups[others])
+    """A client whose examples are large would have a cluster of its own, in which it is never suspected.
+
+    Nor does one group whose model overflows.
+    """
+    federations = [two_groups(scale={3: scale}) for scale in (1e3, 1e30)]
+    train = {"lr": 0.1, "epochs": 2}
+    for path in paths(federations, "oneshot_kmeans", {"name": "exclude"}, train=train, **ONESHOT):
+        last, others = at(path, 1), np.arange(8) != 3
+        assert sound(last)
+        assert split_as(last.labels[others], federations[0].groups[others])
 
 
 def test_cfl_splits_though_one_upload_is_not_finite():
     """A client that is left out counts in no cosine."""
     federation = two_groups((12,) * 9, scale={8: 1e30})
-    found = run(federation, "cfl", {"name": "exclude"}, rounds=12, train={"lr": 2.0})
-    assert split_as(found.labels[0, -1, :8], found.groups[:8])
+    (path,) = paths([federation], "cfl", {"name": "exclude"}, rounds=12, train={"lr": 2.0})
+    assert sound(at(path, 1))
+    assert split_as(at(path, 1).labels[:8], federation.groups[:8])
 
 
 def test_medoids_of_subspaces():
@@ -461,8 +472,10 @@ def test_quality_is_not_measured_of_models_without_their_private_layers():
 
 
 def test_a_threshold_that_changes_by_round_merges_when_it_changes():
-    found = run(two_groups(), "stocfl", tau={0: 0.99, 3: 0.0}, rounds=5, evaluate_every=1)
-    assert found["clusters"][0].tolist() == [8, 8, 8, 1, 1]
+    plan = planned(*config_and_objects(two_groups(), settings("stocfl", tau={0: 0.99, 3: 0.0}, rounds=5)))
+    (algorithm,) = plan.algorithms.values()
+    states = tiny.run(algorithm, 5, data=plan.federation)
+    assert [len(set(labels)) for labels in states.labels[1:]] == [8, 8, 8, 1, 1]
 
 
 @pytest.mark.parametrize("describe", [Update(), Accumulated()])
@@ -475,25 +488,27 @@ def test_cam_warms_up_one_model_where_clients_are_not_grouped_by_their_models(de
     jax.eval_shape(algorithm.step, start, tiny.federation())
 
 
-@pytest.mark.parametrize("there", [{}, {0: 0}], ids=["nobody", "one client"])
-def test_one_clustering_waits_for_clients(there):
-    federation = two_groups((12,) * 8, arrive={**dict.fromkeys(range(8), 1), **there})
-    found = run(federation, "oneshot_kmeans", clusters=2, restarts=5, rounds=8)
-    assert found["ari"][0, -1] == 1
+def test_one_clustering_waits_for_clients():
+    """Where nobody is there at first, and where one client is."""
+    come = [{**dict.fromkeys(range(8), 1), **there} for there in ({}, {0: 0})]
+    federations = [two_groups(arrive=arrive) for arrive in come]
+    for path in paths(federations, "oneshot_kmeans", clusters=2, restarts=5, rounds=8):
+        assert split_as(at(path, 1).labels, federations[0].groups)
 
 
 def test_one_clustering_comes_after_a_warm_up():
-    federation = two_groups((12,) * 8, arrive={6: 1, 7: 1})
-    found = run(federation, "flhc", {"name": "cam", "warmup": 2}, clusters=2, at=0, rounds=4, evaluate_every=1)
-    assert found["ari"][0, -1] == 1
+    federation = two_groups(arrive={6: 1, 7: 1})
+    (path,) = paths([federation], "flhc", {"name": "cam", "warmup": 2}, clusters=2, at=0, rounds=4)
+    assert split_as(at(path, 1).labels, federation.groups)
 
 
 def test_clients_that_never_train_spoil_no_clustering():
     """Their models may not be finite; features of 1e25 make training diverge."""
     federation = two_groups((12,) * 8, held_out=(0,), scale={0: 1e25})
     train = {"lr": 1.0, "epochs": 4}
-    found = run(federation, "oneshot_kmeans", clusters=2, restarts=5, rounds=2, train=train)
-    assert found["ari"][0, -1] == 1
+    (path,) = paths([federation], "oneshot_kmeans", clusters=2, restarts=5, rounds=2, train=train)
+    assert sound(at(path, 1))
+    assert split_as(at(path, 1).labels[1:], federation.groups[1:])
 
 
 def test_rounds_of_the_global_model_move_no_cluster_and_count_nobody():
@@ -517,8 +532,8 @@ def test_rounds_of_the_global_model_move_no_cluster_and_count_nobody():
 def test_hostile_clients_are_left_out_of_the_clustering_after_a_warm_up_alone():
     attack = {"name": "gaussian", "share": 0.25, "sigma": 50.0}
     given = {"clusters": 2, "rounds": 2, "attack": attack}
-    found = run(two_groups((12,) * 12), "wecfl", {"name": "cam", "warmup": 2}, {"name": "exclude"}, **given)
-    assert np.linalg.norm(vectors(state(found).clusters), axis=1).max() < 10
+    (path,) = paths([two_groups((12,) * 12)], "wecfl", {"name": "cam", "warmup": 2}, {"name": "exclude"}, **given)
+    assert np.linalg.norm(vectors(at(path, 1).clusters), axis=1).max() < 10
 
 
 def test_a_new_cluster_of_cfl_takes_no_place_of_clients_that_are_absent():
