@@ -21,8 +21,8 @@ from jcfl.core.method import Aggregate, Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError
-from jcfl.methods import fedavg, feddane, ifca, local, stocfl
-from jcfl.methods.addons import cam
+from jcfl.methods import ditto, fedavg, fedavg_plus, feddane, ifca, local, stocfl
+from jcfl.methods.addons import cam, cks, con_cks, con_para, robust, voting
 from jcfl.types import Broadcast, Clients
 from tests import plain, tiny
 
@@ -43,10 +43,10 @@ def base(method, *options):
 
 
 @functools.cache
-def swept(method, option, values, participation=1.0, addons=(), train=(), **options):
+def swept(method, option, values, participation=1.0, train=()):
     """The states of a method's runs with one option at each of its values, by one program."""
-    here = tiny.setting(participation, extras=[dict(addon) for addon in addons], **dict(train))
-    return tiny.swept(lambda value: tiny.built(method, here, **{option: value}, **options), values, TURNS)
+    here = tiny.setting(participation, **dict(train))
+    return tiny.swept(lambda value: tiny.built(method, here, **{option: value}), values, TURNS)
 
 
 def alike(one, two):
@@ -65,9 +65,21 @@ def only_cluster(states):
 
 
 def test_wecfl_with_one_cluster_is_fedavg():
-    one, averaged = run("wecfl", clusters=1), base("fedavg")
-    tiny.same(only_cluster(one), averaged.shared, CLOSE)
-    tiny.same(one.shared, averaged.shared, CLOSE)
+    """Also where clients leave: the last models of those that are gone, which it keeps, count no more."""
+    data = tiny.federation()
+    leaving = data.replace(depart=np.where(np.arange(8) == 6, 2, np.where(np.arange(8) == 1, 1, data.depart)))
+
+    def runs(method, **options):
+        """Its states with all clients, and with two that leave, by one program."""
+        algorithm = tiny.built(method, tiny.setting(), **options)
+        on = lambda data: algorithm._replace(
+            init=lambda key, _: algorithm.init(key, data), step=lambda state, _: algorithm.step(state, data)
+        )
+        return tiny.swept(on, (data, leaving), 4)
+
+    for one, averaged in zip(runs("wecfl", clusters=1), runs("fedavg"), strict=True):
+        tiny.same(only_cluster(one), averaged.shared, CLOSE)
+        tiny.same(one.shared, averaged.shared, CLOSE)
 
 
 def test_fesem_with_one_cluster_is_fedavg_that_counts_equally():
@@ -101,36 +113,55 @@ def test_addons_of_weight_zero_are_none():
     alike(run("ifca", *ZERO, clusters=3), base("ifca", ("clusters", 3)))
 
 
-CKS = (("name", "cks"), ("lam", 0.3))
-
-
+@functools.cache
 def knowledge():
-    """CKS on StoCFL with one cluster, and with as many as it finds."""
-    return swept("stocfl", "tau", (-1.0, 0.4), 0.75, (CKS,), lam=0.0)
+    """StoCFL's runs by its threshold, the weight of CKS, and that of its own pull to ω, by one program."""
+
+    def made(numbers):
+        tau, mean, lam = numbers
+        return tiny.built(cks(stocfl(tau=tau, lam=lam), lam=mean), tiny.setting(0.75))
+
+    runs = {
+        "one cluster": (-1.0, 0.3, 0.0),
+        "one cluster, free": (-1.0, 0.0, 0.0),
+        "several": (0.4, 0.3, 0.0),
+        "several, pulled to ω": (0.4, 0.0, 0.3),
+        "several, free": (0.4, 0.0, 0.0),
+    }
+    return dict(zip(runs, tiny.swept(made, runs.values(), TURNS), strict=True))
 
 
 def test_cks_on_one_cluster_is_fedprox():
     """The mean of the cluster models is then the model that everybody starts from, however ω is trained beside it."""
-    one, _ = knowledge()
-    assert (one.labels[one.seen] == 0).all()
     pulled, averaged = swept("fedprox", "mu", (0.3, 0.0), 0.75)
-    tiny.same(only_cluster(one), pulled.shared, CLOSE)
-    assert gap(only_cluster(one), averaged.shared) > 1e-3
+    for found, expected in (("one cluster", pulled), ("one cluster, free", averaged)):
+        one = knowledge()[found]
+        assert (one.labels[one.seen] == 0).all()
+        tiny.same(only_cluster(one), expected.shared, CLOSE)
+        tiny.same(one.shared, averaged.shared, CLOSE)
+    assert gap(pulled.shared, averaged.shared) > 1e-3
 
 
 def test_cks_pulls_to_the_mean_of_the_cluster_models_and_not_to_a_trained_shared_one():
-    _, several = knowledge()
+    several = knowledge()["several"]
     assert len(set(several.labels[-1])) > 1
-    pulled, free = swept("stocfl", "lam", (0.3, 0.0), 0.75, tau=0.4)
-    assert gap(several.clusters, pulled.clusters) > 1e-4
-    assert gap(several.clusters, free.clusters) > 1e-3
+    assert gap(several.clusters, knowledge()["several, pulled to ω"].clusters) > 1e-4
+    assert gap(several.clusters, knowledge()["several, free"].clusters) > 1e-3
 
 
 def test_con_cks_is_con_on_the_head_with_cks_on_the_backbone():
-    both = run("ifca", {"name": "con_cks", "mu": 0.5, "lam": 0.2}, clusters=3)
-    apart = [{"name": "con_para", "mu": 0.5, "on": "head"}, {"name": "cks", "lam": 0.2, "on": "backbone"}]
-    alike(both, run("ifca", *apart, clusters=3))
-    assert gap(both.clusters, base("ifca", ("clusters", 3)).clusters) > 1e-3
+    """And both are nothing where their weights are."""
+
+    def made(weights):
+        (mu, lam), (head, backbone) = weights
+        together = con_cks(ifca(clusters=3), mu=mu, lam=lam)
+        return tiny.built(cks(con_para(together, mu=head, on="head"), lam=backbone, on="backbone"), tiny.setting())
+
+    on, off = (0.5, 0.2), (0.0, 0.0)
+    both, apart, neither = tiny.swept(made, ((on, off), (off, on), (off, off)), TURNS)
+    alike(both, apart)
+    alike(neither, base("ifca", ("clusters", 3)))
+    assert gap(both.clusters, neither.clusters) > 1e-3
 
 
 def test_feddist_all_the_way_is_fedavg_that_counts_equally():
@@ -172,22 +203,27 @@ def test_fedsgd_is_fedavg_of_one_full_step():
     tiny.same(fedsgd(), run("fedavg", train=dict(ONCE)).shared, CLOSE)
 
 
-@pytest.mark.parametrize(
-    "robust",
-    [{"rule": "trimmed_mean", "beta": 0.0}, {"rule": "median_of_means", "buckets": 1}],
-    ids=["trimmed", "means"],
-)
-def test_a_robust_average_that_drops_nobody_is_the_mean(robust):
-    """Of those present: half of the clients take part."""
-    options = (("averaging", "equally"), ("clusters", 3), ("participation", 0.5))
-    one, equally = run("ifca", {"name": "robust", **robust}, **dict(options)), base("ifca", *options)
+EQUALLY = (("averaging", "equally"), ("clusters", 3), ("participation", 0.5))
+
+
+def test_a_trimmed_mean_that_drops_nobody_is_the_mean():
+    """Of those present: half of the clients take part. One that drops somebody is not the mean."""
+
+    def made(beta):
+        method = ifca(clusters=3, averaging="equally")
+        return tiny.built(robust(method, rule="trimmed_mean", beta=beta), tiny.setting(0.5))
+
+    (one, trimmed), equally = tiny.swept(made, (0.0, 0.4), TURNS), base("ifca", *EQUALLY)
     np.testing.assert_array_equal(one.labels, equally.labels)
     tiny.same(one.clusters, equally.clusters, CLOSE)
+    assert gap(trimmed.clusters, equally.clusters) > 1e-3
 
 
-def test_a_robust_average_that_drops_somebody_is_not_the_mean():
-    trimmed = run("fedavg", {"name": "robust", "rule": "trimmed_mean", "beta": 0.4}, averaging="equally")
-    assert gap(trimmed.shared, base("fedavg", ("averaging", "equally")).shared) > 1e-3
+def test_a_median_of_the_mean_of_one_bucket_is_the_mean():
+    one = run("ifca", {"name": "robust", "rule": "median_of_means", "buckets": 1}, **dict(EQUALLY))
+    equally = base("ifca", *EQUALLY)
+    np.testing.assert_array_equal(one.labels, equally.labels)
+    tiny.same(one.clusters, equally.clusters, CLOSE)
 
 
 def test_robust_tkm_that_trims_nobody_is_oneshot_kmeans():
@@ -210,11 +246,20 @@ def test_cfl_that_never_splits_is_fedavg():
     tiny.same(only_cluster(never), base("fedavg").shared, CLOSE)
 
 
+@functools.cache
+def with_cam():
+    """IFCA with CAM: two rounds of warm-up and one of its own."""
+    return run("ifca", {"name": "cam", "warmup": 2}, clusters=3)
+
+
 @pytest.mark.parametrize("rule", [(), ({"name": "robust"},)], ids=["mean", "median"])
 def test_cam_warms_up_with_fedavg(rule):
     """And leaves the cluster models alone; a rule that averages the global model alone does so in the warm-up too."""
-    shared = ({**one, "of": "shared"} for one in rule)
-    warm = run("ifca", {"name": "cam", "warmup": TURNS}, *shared, clusters=3)
+    if rule:
+        warm = run("ifca", {"name": "cam", "warmup": TURNS}, {**rule[0], "of": "shared"}, clusters=3)
+    else:
+        warm = jax.tree.map(lambda leaf: leaf[:3], with_cam())
+    turns = len(warm.labels) - 1
     start = jax.tree.map(lambda leaf: leaf[0], warm.shared)
 
     def begun(setting):
@@ -226,7 +271,7 @@ def test_cam_warms_up_with_fedavg(rule):
 
         return algorithm._replace(init=init)
 
-    tiny.same(warm.shared, tiny.run(begun(tiny.setting(extras=rule)), TURNS).shared, CLOSE)
+    tiny.same(warm.shared, tiny.run(begun(tiny.setting(extras=rule)), turns).shared, CLOSE)
     tiny.same(*(jax.tree.map(lambda leaf, turn=turn: leaf[turn], warm.clusters) for turn in (0, -1)))
 
 
@@ -259,9 +304,11 @@ def test_cam_on_private_layers_is_cam_on_own_models_if_all_layers_are_private():
 def test_models_stay_as_they_were_in_the_others_turn(extras):
     """Simultaneous and alternating CAM differ in the models whose turn it is not, and in nothing else."""
     at = lambda tree, turn: jax.tree.map(lambda leaf: leaf[turn], tree)
-    extra = {"name": "cam", "warmup": 0}
-    both = run("ifca", extra, *extras, clusters=3, turns=1)
-    turns = run("ifca", extra | {"update": "alternating"}, *extras, clusters=3)
+    warmup = 0 if extras else 2
+    extra = {"name": "cam", "warmup": warmup}
+    both = run("ifca", extra, *extras, clusters=3, turns=1) if extras else with_cam()
+    turns = run("ifca", extra | {"update": "alternating"}, *extras, clusters=3, turns=warmup + 3)
+    turns, both = (jax.tree.map(lambda leaf: leaf[warmup:], states) for states in (turns, both))
     tiny.same(at(turns.clusters, 1), at(both.clusters, 1), CLOSE)
     for models, turn in ((turns.shared, 0), (turns.clusters, 1), (turns.shared, 2)):
         tiny.same(at(models, turn), at(models, turn + 1), CLOSE if extras else 0)
@@ -289,38 +336,40 @@ def test_fesem_by_share_takes_the_steps_of_the_thesis(extras):
     """θ ← (1 − λ)θ + λΘ − η (n_i/n) ∇ℓ, where the weight of the term is λ/η (Ma 2023, eq. 7.13)."""
     rate, pull, steps, data = 0.5, 0.2, 3, tiny.federation()
     here = tiny.setting(lr=rate, epochs=None, steps=steps, extras=extras, batch_size="full")
-    found, usual = (
-        tiny.run(tiny.built("fesem", here, clusters=1, lam=pull / rate, by_share=by_share), 2)
-        for by_share in (True, False)
-    )
+    found = tiny.run(tiny.built("fesem", here, clusters=1, lam=pull / rate, by_share=True), 2)
     after = lambda states, turn: jax.tree.map(lambda leaf: leaf[turn], states)
-    centre = after(only_cluster(found), 1)
-    beside = after(found.shared, 1) if extras else None
+    centre, first = after(only_cluster(found), 1), after(only_cluster(found), 0)
 
     @jax.jit
-    def trained(x, y, share):
+    def trained(x, y, start, beside, pull, share):
         def loss(params):
             logits = here.task.apply({"params": params}, x)[0]
             logits = logits + here.task.apply(beside, x)[0] if extras else logits
             return here.task.loss(logits, y).mean()
 
-        params = centre["params"]
+        params = start["params"]
         for _ in range(steps):
             move = lambda old, to, slope: (1 - pull) * old + pull * to - rate * share * slope
-            params = jax.tree.map(move, params, centre["params"], jax.grad(loss)(params))
+            params = jax.tree.map(move, params, start["params"], jax.grad(loss)(params))
         return params
 
+    copies, gaps, total = [], [], data.train.size.sum()
     for i, size in enumerate(data.train.size):
         rows = data.train.owned(i)
-        want = trained(data.x[rows], data.y[rows], size / data.train.size.sum())
-        tiny.same(after(found.clients["model"]["params"], (2, i)), want, CLOSE)
+        mine = functools.partial(trained, data.x[rows], data.y[rows])
+        want, whole = (mine(centre, after(found.shared, 1), pull, share) for share in (size / total, 1.0))
+        kept = after(found.clients["model"]["params"], (2, i))
+        tiny.same(kept, want, CLOSE)
+        gaps.append(gap(kept, whole))
+        copies.append(mine(after(found.shared, 0), first, 0.0, 1.0))
     if extras:  # ω takes whole steps
-        tiny.same(after(found.shared, 1), after(usual.shared, 1), CLOSE)
-    assert gap(after(found.clients["model"], 1), after(usual.clients["model"], 1)) > 0.05
+        mean = jax.tree.map(lambda *leaves: np.tensordot(data.train.size / total, np.stack(leaves), 1), *copies)
+        tiny.same(after(found.shared, 1)["params"], mean, CLOSE)
+    assert max(gaps) > 0.05
 
 
 def test_by_share_leaves_the_steps_of_a_chained_global_model_whole():
-    chained = stocfl(tau=0.3).with_train(chained=True)
+    chained = ditto().with_train(chained=True)
     whole, scaled = (
         tiny.run(tiny.built(method, tiny.setting()), 1) for method in (chained, chained.with_train(by_share=True))
     )
@@ -352,38 +401,38 @@ def test_shuffled_clients_have_the_unshuffled_average_in_fesem_ma():
 
 
 @functools.cache
-def trained(method, turns, extras, **options):
-    """A state after some rounds, and the labels and logits that it predicts."""
-    algorithm = tiny.built(method, tiny.setting(0.5, extras=[dict(extra) for extra in extras]), **options)
-    data = jax.device_put(tiny.federation())
+def answers(method, extras, **options):
+    """What a method answers, jitted."""
+    setting = tiny.setting(0.5, extras=[dict(extra) for extra in extras])
+    return jax.jit(tiny.built(method, setting, **options).predict)
 
-    def whole(key):
-        step = lambda _, state: algorithm.step(state, data)
-        state = jax.lax.fori_loop(0, turns, step, algorithm.init(key, data))
-        return state, algorithm.predict(state, data)
 
-    return jax.jit(whole)(jax.random.key(0))
+def with_clients_never_seen():
+    """StoCFL's states, as if two clients had never been sampled."""
+    states, never = knowledge()["several, free"], np.arange(8) < 2
+    return states.replace(labels=np.where(never, -1, states.labels), seen=states.seen & ~never)
 
 
 CAM = (("name", "cam"), ("warmup", 2))
 
 
 @pytest.mark.parametrize(
-    ("method", "turns", "extras", "options", "steps"),
+    ("method", "states", "turn", "extras", "options", "steps"),
     [
-        ("ifca", 1, (), {"clusters": 3}, 0),
-        ("ifca", 1, (), {"clusters": 3}, 3),
-        ("ifca", 1, (CAM,), {"clusters": 3}, 3),
-        ("stocfl", 3, (CAM,), {"lam": 0.0}, 3),
+        ("ifca", lambda: base("ifca", *EQUALLY), 1, (), {"clusters": 3}, 0),
+        ("ifca", lambda: base("ifca", *EQUALLY), 1, (), {"clusters": 3}, 3),
+        ("ifca", with_cam, 1, (CAM,), {"clusters": 3}, 3),
+        ("stocfl", with_clients_never_seen, 2, (CAM,), {"lam": 0.0}, 3),
     ],
     ids=["no-steps", "ifca", "ifca-cam-warming-up", "stocfl-cam-with-clients-never-seen"],
 )
-def test_fine_tuning_that_goes_nowhere_is_none(method, turns, extras, options, steps):
+def test_fine_tuning_that_goes_nowhere_is_none(method, states, turn, extras, options, steps):
     """No steps, or three that are vanishingly small; also where a client has no cluster's model yet."""
-    state, two = trained(method, turns, extras, **options)
+    state = jax.tree.map(lambda leaf: leaf[turn], states()).replace(key=jax.random.key(0))
     addons = [*(dict(extra) for extra in extras), {"name": "finetune", "steps": steps}]
-    tuned = tiny.built(method, tiny.setting(0.5, extras=addons, lr=1e-9), **options)
-    one, two = (list(map(np.asarray, found)) for found in (jax.jit(tuned.predict)(state, tiny.federation()), two))
+    tuned = jax.jit(tiny.built(method, tiny.setting(0.5, extras=addons, lr=1e-9), **options).predict)
+    both = (predict(state, tiny.federation()) for predict in (tuned, answers(method, extras, **options)))
+    one, two = (list(map(np.asarray, found)) for found in both)
     np.testing.assert_array_equal(one[0], two[0])
     np.testing.assert_allclose(one[1], two[1], atol=1e-5)
     assert (one[0] < 0).any() == bool(extras)
@@ -392,20 +441,18 @@ def test_fine_tuning_that_goes_nowhere_is_none(method, turns, extras, options, s
 @pytest.mark.parametrize(("method", "options"), [("scaffold", {}), ("feddane", {"mu": 0.0})])
 def test_fine_tuning_follows_the_clients_own_gradients(method, options):
     """Corrections lead to the model of all clients; with them, fine-tuning hardly changed what a client answers."""
-    data, key, extras = jax.device_put(tiny.federation()), jax.random.key(1), [{"name": "finetune", "steps": 3}]
-    setting = tiny.setting(0.5, extras=extras)
-    corrected, usual = tiny.built(method, setting, **options), tiny.built("fedavg", setting)
+    data, key, tune = jax.device_put(tiny.federation()), jax.random.key(1), (("name", "finetune"), ("steps", 3))
+    corrected = tiny.built(method, tiny.setting(0.5, extras=[dict(tune)]), **options)
     state = jax.jit(lambda: corrected.step(corrected.step(corrected.init(key, data), data), data))()
-    same = {name: getattr(state, name) for name in ("clusters", "shared", "labels", "seen", "round", "key")}
-    two = jax.jit(lambda: usual.predict(usual.init(key, data).replace(**same), data))()
+    two = answers("fedavg", (tune,))(state.replace(clients={}, server={}), data)
     for found, expected in zip(jax.jit(corrected.predict)(state, data), two, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_votes_are_those_of_two_runs_of_their_own():
-    """Voting beside itself, and FedAvg+ of two runs: the main run and the other are what each is alone."""
+    """Voting beside itself, which is FedAvg+ of two runs: the main run and the other are what each is alone."""
     data = jax.device_put(tiny.federation())
-    voting = tiny.built("fedavg", tiny.setting(0.5, extras=[{"name": "voting"}]))
+    assert replace(voting(fedavg()), name="fedavg_plus") == fedavg_plus(runs=2)
     plus, alone = tiny.built("fedavg_plus", tiny.setting(0.5), runs=2), tiny.built("fedavg", tiny.setting(0.5))
     sums = tiny.built("fedavg_plus", tiny.setting(0.5), runs=2, by="logits")
 
@@ -420,13 +467,12 @@ def test_votes_are_those_of_two_runs_of_their_own():
         return jax.jit(final)
 
     key = jax.random.key(3)
-    one, (*two, summed) = whole(voting)(key), whole(plus, sums)(key)
-    tiny.same(one, tuple(two), CLOSE)
+    shared, voted, summed = whole(plus, sums)(key)
     run_alone = whole(alone)
     main, other = run_alone(key), run_alone(stream(key, Stream.VOTE, 0))
-    tiny.same(one[0], main[0], CLOSE)
+    tiny.same(shared, main[0], CLOSE)
     votes = (jax.nn.softmax(main[1]) + jax.nn.softmax(other[1])) / 2
-    np.testing.assert_allclose(np.exp(one[1]), votes, atol=1e-5)
+    np.testing.assert_allclose(np.exp(voted), votes, atol=1e-5)
     assert gap(main[1], other[1]) > 0.1
     np.testing.assert_allclose(summed, (main[1] + other[1]) / 2, atol=1e-5)
 

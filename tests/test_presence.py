@@ -92,15 +92,6 @@ def test_clients_come_and_go(method):
     assert np.abs(kernel(went({LATE: (2, 3)})) - kernel(states)).max() > 1e-4
 
 
-def test_who_has_gone_counts_no_more_in_the_average():
-    """Methods that keep absent clients' last models drop those of clients that left: with one cluster it is FedAvg."""
-    data = present(depart={GONE: 2, 1: 1})
-    one = tiny.run(begun("wecfl", data=data, clusters=1), 4, data=data)
-    averaged = tiny.run(begun("fedavg", data=data), 4, data=data)
-    tiny.same(one.shared, averaged.shared, 2e-6)
-    tiny.same(jax.tree.map(lambda leaf: leaf[:, 0], one.clusters), averaged.shared, 2e-6)
-
-
 @functools.cache
 def held_out_run(method):
     """A run with two clients held out, and the same with other examples in their hands: states and answers."""
