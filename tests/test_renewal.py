@@ -17,9 +17,9 @@ def two_groups():
     return data.replace(y=(data.y % 5 + 5 * data.groups[owner]).astype(np.int32))
 
 
-def labels(data, turns=16, **options):
-    """StoCFL's labels after every round, and its last state."""
-    algorithm = tiny.built("stocfl", tiny.setting(0.5, data=data), tau=0.3, **options)
+def labels(*federations, turns=16, **options):
+    """StoCFL's labels after every round, and its last state, on each of some federations, by one program."""
+    algorithm = tiny.built("stocfl", tiny.setting(0.5, data=federations[0]), tau=0.3, **options)
 
     @jax.jit
     def whole(key, data):
@@ -29,19 +29,18 @@ def labels(data, turns=16, **options):
 
         return jax.lax.scan(step, algorithm.init(key, data), length=turns)
 
-    last, found = whole(jax.random.key(0), jax.device_put(data))
-    return np.asarray(found), last
+    runs = (whole(jax.random.key(0), jax.device_put(data)) for data in federations)
+    return [(np.asarray(found), last) for last, found in runs]
 
 
 def test_clusters_recover_from_drift_where_descriptions_are_renewed():
-    still = two_groups()
-    drifts = with_drift(np.random.default_rng(0), still, {5: 0.34})
+    data = two_groups()
+    drifts, still = (with_drift(np.random.default_rng(0), data, {when: 0.34}) for when in (5, 99))  # 99 never comes
     score = lambda found, data: [metrics.ari(row, data.at(turn).groups) for turn, row in enumerate(found)]
-    fixed, renewed = labels(drifts), labels(drifts, renew=1)
+    (fixed, never), (renewed, often) = labels(drifts, still), labels(drifts, still, renew=1)
     assert score(fixed[0], drifts)[4] == score(renewed[0], drifts)[4] == 1
     assert max(score(fixed[0], drifts)[5:]) < 0.5
     assert score(renewed[0], drifts)[-1] == 1
-    never, often = labels(still), labels(still, renew=1)
     np.testing.assert_array_equal(never[0], often[0])
     used = np.unique(never[0][-1])
     one, other = (jax.tree.map(lambda leaf: leaf[used], state.clusters) for _, state in (never, often))
@@ -54,9 +53,9 @@ def test_sums_are_those_of_what_clients_hold():
     """What renewal and departures leave is what StoCFL makes of the new data at once."""
     still = two_groups()
     drifts = with_drift(np.random.default_rng(0), still.replace(depart=np.where(np.arange(12) == 3, 6, 99)), {5: 0.34})
-    found, last = labels(drifts, 12, renew=2, clustering_only=True)
+    ((found, last),) = labels(drifts, turns=12, renew=2, clustering_only=True)
     late = drifts.at(11).replace(drift=(), depart=still.depart, held_out=np.arange(12) == 3)
-    again, expected = labels(late, 12, clustering_only=True)
+    ((again, expected),) = labels(late, turns=12, clustering_only=True)
     together = lambda row: row[:, None] == row
     np.testing.assert_array_equal(together(found[-1]), together(again[-1]))
     live, other = np.asarray(last.memory.live), np.asarray(expected.memory.live)
