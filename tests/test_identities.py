@@ -1,12 +1,9 @@
 """The limits that the papers state, and what must change nothing."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
 
-import jcfl
 from jcfl import methods as methods
 from tests import tiny
 
@@ -23,11 +20,6 @@ def by_pull(method, option, pulls):
 @pytest.fixture(scope="module")
 def fedavg():
     return tiny.run(tiny.built("fedavg", tiny.setting()), TURNS)
-
-
-@pytest.fixture(scope="module")
-def fedavg_sampled():
-    return tiny.run(tiny.built("fedavg", tiny.setting(0.5)), TURNS)
 
 
 def test_fedavg_trains(fedavg):
@@ -56,13 +48,6 @@ def test_ifca_with_one_cluster_is_fedavg(fedavg):
     tiny.same(jax.tree.map(lambda leaf: leaf[:, 0], one.clusters), fedavg.shared, CLOSE)
 
 
-def test_stocfl_that_always_merges_is_fedavg(fedavg_sampled):
-    one = tiny.run(tiny.built("stocfl", tiny.setting(0.5), tau=-1.0, lam=0.0), TURNS)
-    assert set(one.labels.ravel()) == {-1, 0}
-    tiny.same(jax.tree.map(lambda leaf: leaf[:, 0], one.clusters), fedavg_sampled.shared, CLOSE)
-    tiny.same(one.shared, fedavg_sampled.shared, CLOSE)
-
-
 @pytest.fixture(scope="module")
 def stocfl():
     """StoCFL in which clusters merge and the global objective is FedProx's, and one that never merges."""
@@ -84,20 +69,21 @@ def test_stocfl_that_never_merges_is_ditto(stocfl, ditto):
     assert_alone(stocfl[1], ditto[0.3])
 
 
-def test_a_client_that_has_not_trained_predicts_alike_in_both():
-    """With the global model: its own one has its initial values."""
-    few = {"scenario": {"name": "iid", "clients": 12}, "participation": 0.25, "rounds": 4, "compare": [], "seeds": 1}
-    predict = lambda method: jcfl.run("quickstart", method=method, evaluate_every=4, **few)
-    alone, ditto = predict({"name": "stocfl", "tau": 1.5, "lam": 0.3}), predict({"name": "ditto", "lam": 0.3})
-    untrained = alone.labels[0, -1] < 0
-    assert untrained.any()
-    np.testing.assert_array_equal(alone.accuracy_clients[0, -1, untrained], ditto.accuracy_clients[0, -1, untrained])
-
-
 def test_stocfl_that_never_merges_is_ditto_with_clients_that_come_later():
-    setting = tiny.setting(0.5)
-    alone = tiny.run(tiny.built("stocfl", setting, tau=1.1, lam=0.3, start="initial"), TURNS)
-    assert_alone(alone, tiny.run(tiny.built("ditto", setting, lam=0.3), TURNS))
+    """A client that has not trained is answered by the global model in both: its own one has its initial values."""
+    setting, data = tiny.setting(0.5), tiny.federation()
+    both = [
+        tiny.built("stocfl", setting, tau=1.1, lam=0.3, start="initial"),
+        tiny.built("ditto", setting, lam=0.3),
+    ]
+    alone, ditto = (tiny.run(algorithm, TURNS) for algorithm in both)
+    assert_alone(alone, ditto)
+    first = [jax.tree.map(lambda leaf: leaf[1], states) for states in (alone, ditto)]
+    (_, one), (_, two) = (jax.jit(algorithm.predict)(state, data) for algorithm, state in zip(both, first, strict=True))
+    owner = np.repeat(np.arange(8), data.test.size)  # of each answer
+    untrained = first[0].labels[owner] < 0
+    assert 0 < untrained.sum() < untrained.size
+    np.testing.assert_allclose(one[untrained], two[untrained], atol=1e-5)
 
 
 def assert_alone(alone, ditto):
@@ -114,35 +100,25 @@ def test_ditto_without_pull_is_local(ditto):
     tiny.same(ditto[0.0].clusters, tiny.run(tiny.built("local", tiny.setting()), TURNS).clusters, CLOSE)
 
 
-@functools.cache
-def whole_stocfl():
-    """StoCFL without chunks and tiles."""
-    return tiny.run(tiny.built("stocfl", tiny.setting(0.75), tau=0.4), TURNS)
-
-
-@pytest.mark.parametrize("method", ["fedavg", "stocfl", "ifca"])
-def test_chunks_change_nothing(method, fedavg_sampled):
-    """The last chunk is not full."""
-    if method == "fedavg":
-        whole, parts = fedavg_sampled, tiny.run(tiny.built("fedavg", tiny.setting(0.5, chunk=3)), TURNS)
-    elif method == "stocfl":
-        whole, parts = whole_stocfl(), tiny.run(tiny.built("stocfl", tiny.setting(0.75, chunk=4), tau=0.4), TURNS)
-    else:
-        whole, parts = (tiny.run(tiny.built(method, tiny.setting(0.75, chunk=chunk)), TURNS) for chunk in (None, 4))
+@pytest.mark.parametrize(("method", "participation", "chunk"), [("fedavg", 0.5, 3), ("ifca", 0.75, 4)])
+def test_chunks_change_nothing(method, participation, chunk):
+    """The last chunk is not full; StoCFL's chunks follow below."""
+    settings = (tiny.setting(participation, chunk=size) for size in (None, chunk))
+    whole, parts = (tiny.run(tiny.built(method, setting), TURNS) for setting in settings)
     np.testing.assert_array_equal(whole.labels, parts.labels)
     tiny.same(whole.shared, parts.shared, CLOSE)
     tiny.same(whole.clusters, parts.clusters, CLOSE)
 
 
 @pytest.mark.parametrize("options", [{}, {"similarity": "noise_corrected"}])
-def test_tiles_of_psi_change_nothing(options):
-    setting = tiny.setting(0.75)
-    whole = tiny.run(tiny.built("stocfl", setting, tau=0.4, **options), TURNS) if options else whole_stocfl()
-    few = setting.with_resources(budget=4 * 4 * 3 * 172)  # room for three Ψ
+def test_chunks_and_tiles_of_psi_change_nothing(options):
+    whole = tiny.run(tiny.built("stocfl", tiny.setting(0.75), tau=0.4, **options), TURNS)
+    few = tiny.setting(0.75, chunk=4).with_resources(budget=4 * 4 * 3 * 172)  # room for three Ψ
     parts = tiny.run(tiny.built("stocfl", few, tau=0.4, capacity=8, **options), TURNS)
     np.testing.assert_array_equal(whole.labels, parts.labels)
     np.testing.assert_allclose(whole.memory.gram, parts.memory.gram, atol=1e-5)
     tiny.same(whole.memory.sums, parts.memory.sums, 1e-5)
+    tiny.same(whole.shared, parts.shared, CLOSE)
     tiny.same(whole.clusters, parts.clusters, CLOSE)
 
 
