@@ -12,10 +12,11 @@ from jcfl.core.faults import Faults
 from jcfl.core.reliability import Reliability
 from jcfl.core.stopping import Converged, with_stop
 from jcfl.errors import InputError
-from jcfl.runs import loop
+from jcfl.runs import accounting, loop
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import NEVER, Drift
 from tests import tiny
-from tests.groups import two_groups
+from tests.groups import at, paths, two_groups
 
 TURNS = 30
 QUICK = {
@@ -46,11 +47,18 @@ def end_of(states, rule: Converged, first: int = 1) -> int:
     return NEVER
 
 
-@pytest.mark.parametrize(("rounds", "change", "moves"), [(2, 0.08, 0.0), (1, 0.11, 1.0)])
-def test_training_ends_where_a_plain_loop_ends_and_nothing_changes_after_it(rounds, change, moves):
-    rule = Converged(rounds=rounds, change=change, moves=moves)
+@pytest.fixture(scope="module")
+def unstopped():
+    """IFCA that half of the clients take part in, and its states without a stop condition."""
     algorithm = tiny.built("ifca", tiny.setting(participation=0.5), clusters=2)
-    plain, stopped = tiny.run(algorithm, TURNS), tiny.run(with_stop(algorithm, rule), TURNS)
+    return algorithm, tiny.run(algorithm, TURNS)
+
+
+@pytest.mark.parametrize(("rounds", "change", "moves"), [(2, 0.08, 0.0), (1, 0.11, 1.0)])
+def test_training_ends_where_a_plain_loop_ends_and_nothing_changes_after_it(unstopped, rounds, change, moves):
+    rule = Converged(rounds=rounds, change=change, moves=moves)
+    algorithm, plain = unstopped
+    stopped = tiny.run(with_stop(algorithm, rule), TURNS)
     end = end_of(plain, rule)
     assert 2 < end < TURNS
     assert stopped.ended.tolist() == [NEVER] * end + [end] * (TURNS + 1 - end)
@@ -60,10 +68,12 @@ def test_training_ends_where_a_plain_loop_ends_and_nothing_changes_after_it(roun
 
 
 def test_a_warm_up_is_no_convergence():
-    """In a warm-up the cluster models stay as they are."""
+    """In a warm-up the cluster models stay as they are. No change is less than nothing, so one run does not end."""
     rule = Converged(rounds=2, change=0.08, moves=1.0)
     algorithm = tiny.built("ifca", tiny.setting(extras=({"name": "cam", "warmup": 8},)), clusters=2)
-    plain, stopped = tiny.run(algorithm, TURNS), tiny.run(with_stop(algorithm, rule), TURNS)
+    stop_at = lambda moves: with_stop(algorithm, dataclasses.replace(rule, moves=moves))
+    plain, stopped = tiny.swept(stop_at, (-1.0, rule.moves), TURNS)
+    assert plain.ended[-1] == NEVER
     assert end_of(plain, rule) <= 8 < end_of(plain, rule, first=9) < TURNS
     assert stopped.ended[-1] == end_of(plain, rule, first=9)
 
@@ -78,40 +88,49 @@ def test_a_round_without_an_upload_is_no_convergence():
     assert stopped.ended[-1] == trained[-1]
 
 
-def test_every_seed_ends_by_itself_and_metrics_are_those_of_its_last_round():
-    runs = {seeds: jcfl.run({**QUICK, **ROTATED, "stop": LIMIT}, seed=1, seeds=seeds) for seeds in (1, 3)}
-    ends = runs[3]["trained_rounds"][:, -1]
+@pytest.fixture(scope="module")
+def stopping():
+    """A run that ends by itself."""
+    return jcfl.run({**QUICK, **ROTATED, "stop": LIMIT}, seed=1)
+
+
+def test_every_seed_ends_by_itself_and_metrics_are_those_of_its_last_round(stopping):
+    several = jcfl.run({**QUICK, **ROTATED, "stop": LIMIT}, seed=1, seeds=3)
+    ends = several["trained_rounds"][:, -1]
     assert len(set(ends)) > 1
     assert ends.max() < 12
-    np.testing.assert_array_equal(runs[1]["accuracy_micro"][0], runs[3]["accuracy_micro"][0])
+    np.testing.assert_array_equal(stopping["accuracy_micro"][0], several["accuracy_micro"][0])
     free = jcfl.run({**QUICK, **ROTATED}, seed=1, seeds=3)
     for seed, end in enumerate(ends.astype(int)):
         expected = free["loss"][seed, np.minimum(np.arange(12), end - 1)]
-        np.testing.assert_array_equal(runs[3]["loss"][seed], expected)
-    assert runs[3].summary["trained_rounds"]["mean"] == pytest.approx(ends.mean())
+        np.testing.assert_array_equal(several["loss"][seed], expected)
+    assert several.summary["trained_rounds"]["mean"] == pytest.approx(ends.mean())
 
 
-def test_a_run_that_ended_is_not_evaluated_again_and_goes_on_as_it_ended(tmp_path, monkeypatch):
+def test_a_run_that_ended_is_not_evaluated_again_and_goes_on_as_it_ended(stopping, tmp_path, monkeypatch):
     counted = []
     evaluated = loop.evaluated
     monkeypatch.setattr(loop, "evaluated", lambda *args: counted.append(args[-1]) or evaluated(*args))
     config = {**QUICK, **ROTATED, "stop": LIMIT, "seed": 1}
-    whole = jcfl.run(config)
-    end = int(whole["trained_rounds"][0, -1])
-    assert counted == list(range(1, end + 1))
+    end = int(stopping["trained_rounds"][0, -1])
     jcfl.run({**config, "rounds": end + 1}, out=tmp_path / "run")
+    assert counted == list(range(1, end + 1))
     resumed = jcfl.run(config, out=tmp_path / "run", resume=True)
-    assert resumed.rounds.tolist() == whole.rounds.tolist()
+    assert counted == [*range(1, end + 1), end + 2], "a run that goes on is evaluated once more"
+    assert resumed.rounds.tolist() == stopping.rounds.tolist()
     for name in ("loss", "accuracy_micro", "trained_rounds"):
-        np.testing.assert_array_equal(resumed[name], whole[name])
+        np.testing.assert_array_equal(resumed[name], stopping[name])
 
 
 def test_rounds_after_the_end_cost_no_privacy():
     config = {**QUICK, **ROTATED, "method": "fedavg", "privacy": {"clip": 0.001, "noise": 1.0}}
     ended = jcfl.run(config, stop={"name": "converged", "rounds": 2, "change": 0.5})
-    free = jcfl.run(config)
     assert ended["trained_rounds"][0, -1] == 2
-    np.testing.assert_array_equal(ended["epsilon"][0], free["epsilon"][0, [0, *[1] * 11]])
+    plan = planned(*config_and_objects(config, {}))
+    (algorithm,) = plan.algorithms.values()
+    cost = [accounting.epsilon_after(algorithm.method, plan.context, plan.federation, done) for done in (1, 2, 3)]
+    assert cost[0] < cost[1] < cost[2]
+    np.testing.assert_allclose(ended["epsilon"][0], [cost[0], *[cost[1]] * 11], rtol=1e-6)
 
 
 def test_what_cannot_converge_is_refused():
@@ -132,6 +151,6 @@ def test_what_cannot_converge_is_refused():
 def test_training_goes_on_until_the_last_client_has_arrived():
     """Clients of the second group come late, when the models of the first have not changed for long."""
     federation = two_groups(arrive={1: 20, 3: 20, 5: 20, 7: 20})
-    given = {"model": "linear", "train": {"lr": 1.0, "epochs": 1}, "rounds": 30, "evaluate_every": 10, "seeds": 1}
-    found = jcfl.run(federation, method="fedavg", stop={"name": "converged", "rounds": 3, "change": 0.05}, **given)
-    assert found["trained_rounds"][0, -1] > 20
+    stop = {"name": "converged", "rounds": 3, "change": 0.05}
+    (path,) = paths([federation], "fedavg", rounds=30, stop=stop)
+    assert at(path, 1).ended > 20
