@@ -244,6 +244,24 @@ def test_a_finished_run_can_be_prolonged(tmp_path):
     same_files(tmp_path / "long", tmp_path / "short")
 
 
+def test_only_what_a_run_calls_is_compiled(tmp_path, monkeypatch):
+    """A complete run makes a state to read its own into; one of no rounds trains nothing."""
+    compiled, compile = [], programs.compiled_at
+    monkeypatch.setattr(programs, "compiled_at", lambda *given: compiled.append(given) or compile(*given))
+
+    def programs_of(**given):
+        compiled.clear()
+        return walked(**given), len(compiled)
+
+    run, count = programs_of(rounds=2, out=tmp_path / "run", evaluate_every=1)
+    again, after = programs_of(rounds=2, out=tmp_path / "run", evaluate_every=1, resume=True)
+    assert (count, after) == (3, 1)
+    np.testing.assert_array_equal(run["accuracy_micro"], again["accuracy_micro"])
+    jax.tree.map(np.testing.assert_array_equal, run.state, again.state)
+    assert programs_of(rounds=3, out=tmp_path / "run", evaluate_every=1, resume=True)[1] == 3
+    assert programs_of(rounds=0)[1] == 2
+
+
 def test_folders_that_are_taken_or_hold_another_run(tmp_path):
     walked(out=tmp_path / "run")
     with pytest.raises(InputError, match="already holds a run"):

@@ -1,6 +1,7 @@
 """What becomes of answers, add-ons and faults that meet in one method: each holds, or the combination is refused."""
 
 import functools
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -323,6 +324,10 @@ def test_shares_of_classes_with_noise_are_shares_still():
             r"describe\.epochs.*when=once",
         ),
         ({"method": {"name": "fedprox", "mu": {"0": 0.1, "5": None}}}, r"mu.*round 5"),
+        (
+            {"method": {"name": "local", "train": {"name": "tied", "layers": ["body"]}}},
+            "no layers can be averaged over",
+        ),
     ],
     ids=str,
 )
@@ -346,6 +351,13 @@ def test_what_does_nothing_in_a_baseline_is_told(given, says):
     """A sweep over stragglers may begin with none, and local training is a baseline under every attack."""
     with pytest.warns(Notice, match=says):
         planned(config.read({"data": "digits", "scenario": "iid", "rounds": 1, "method": "fedavg", **given}))
+
+
+def test_a_run_of_no_rounds_has_no_option_without_effect():
+    """Only a round that is given, and that the run does not reach, makes an option one of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        planned(config.read({"data": "digits", "scenario": "iid", "rounds": 0, "method": "fedavg"}))
 
 
 def test_features_of_a_private_backbone_have_nothing_to_contrast():
