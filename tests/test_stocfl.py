@@ -1,5 +1,7 @@
 """StoCFL against a plain loop, and what its server remembers."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -13,10 +15,21 @@ from tests import oracle, tiny
 from tests.groups import run, split_as, state, two_groups
 
 
-@pytest.fixture(scope="module")
+def grouping(setting, **options):
+    """StoCFL that groups clients and trains nothing, which compiles in half of the time."""
+    return tiny.built("stocfl", setting, clustering_only=True, **options)
+
+
+@functools.cache
+def all_asked():
+    """The states of a round with all clients, none of them merged, and with τ = 0.3; see `grouping`."""
+    return tiny.swept(lambda tau: grouping(tiny.setting(), tau=tau), (1.1, 0.3), 1)
+
+
+@pytest.fixture
 def gram():
     """The inner products of all clients' Ψ. [8, 8]"""
-    return tiny.run(tiny.built("stocfl", tiny.setting(), tau=1.1), 1).memory.gram[-1]
+    return all_asked()[0].memory.gram[-1]
 
 
 def cohorts(algorithm_setting, states, data):
@@ -29,11 +42,22 @@ def cohorts(algorithm_setting, states, data):
         yield np.asarray(cohort.who)[np.asarray(cohort.present)]
 
 
-@pytest.mark.parametrize(("tau", "participation"), [(0.35, 0.5), (0.6, 0.375), (0.2, 1.0)])
-def test_agrees_with_a_plain_loop(tau, participation):
-    data, turns = tiny.federation(), 5
-    setting = tiny.setting(participation, batch_size="full", epochs=3)
-    states = tiny.run(tiny.built("stocfl", setting, tau=tau, lam=0.2), turns)
+PLAIN = {"batch_size": "full", "epochs": 3}
+TAUS = {0.375: (0.35, 0.6), 1.0: (0.2,)}
+"""By the share of the clients that take part."""
+
+
+@functools.cache
+def trained(participation):
+    """The states of runs with `TAUS`."""
+    setting = tiny.setting(participation, **PLAIN)
+    runs = tiny.swept(lambda tau: tiny.built("stocfl", setting, tau=tau, lam=0.2), TAUS[participation], 5)
+    return dict(zip(TAUS[participation], runs, strict=True))
+
+
+@pytest.mark.parametrize(("participation", "tau"), [(part, tau) for part, taus in TAUS.items() for tau in taus])
+def test_agrees_with_a_plain_loop(participation, tau):
+    data, setting, states = tiny.federation(), tiny.setting(participation, **PLAIN), trained(participation)[tau]
     clients = [
         (data.x[rows].reshape(len(rows), -1).astype(float), data.y[rows])
         for rows in (data.train.rows[a : a + n] for a, n in zip(data.train.start, data.train.size, strict=True))
@@ -75,7 +99,7 @@ def test_a_global_model_that_is_handed_on_pulls_as_it_was_at_the_beginning_of_th
 
 def test_single_pass_unites_connected_parts(gram):
     setting = tiny.setting()
-    states = tiny.run(tiny.built("stocfl", setting, tau=0.5, merge="single_pass"), 1)
+    states = tiny.run(grouping(setting, tau=0.5, merge="single_pass"), 1)
     from scipy.sparse.csgraph import connected_components
 
     _, parts = connected_components(gram >= 0.5)
@@ -90,8 +114,8 @@ def test_a_client_that_leaves_is_forgotten():
     leaving = data.replace(depart=depart)
     without = data.replace(held_out=np.isin(np.arange(8), [1, 6]))
     options = {"tau": 0.4, "similarity": "noise_corrected"}
-    left = tiny.run(tiny.built("stocfl", tiny.setting(data=leaving), **options), 3, data=leaving)
-    never = tiny.run(tiny.built("stocfl", tiny.setting(data=without), **options), 3, data=without)
+    left = tiny.run(grouping(tiny.setting(data=leaving), **options), 3, data=leaving)
+    never = tiny.run(grouping(tiny.setting(data=without), **options), 3, data=without)
     assert (left.labels[2][[1, 6]] >= 0).all()
     assert (left.labels[3][[1, 6]] == -1).all()
     stays = np.setdiff1d(np.arange(8), [1, 6])
@@ -105,7 +129,7 @@ def test_clients_arrive_and_are_placed():
     data = tiny.federation()
     arrive = np.where(np.arange(8) == 3, 2, 0).astype(np.int32)
     late = data.replace(arrive=arrive)
-    states = tiny.run(tiny.built("stocfl", tiny.setting(data=late), tau=0.3), 3, data=late)
+    states = tiny.run(grouping(tiny.setting(data=late), tau=0.3), 3, data=late)
     assert (states.labels[1:3, 3] == -1).all()
     assert states.labels[3, 3] >= 0
     assert (states.labels[1][[0, 1, 2, 4, 5, 6, 7]] >= 0).all()
@@ -131,7 +155,7 @@ def test_a_newcomer_unlike_all_starts_from_the_nearest_model():
 def test_held_out_clients_go_to_the_nearest_cluster():
     data = tiny.federation(held_out=2)
     setting = tiny.setting(held_out=2)
-    algorithm = tiny.built("stocfl", setting, tau=0.3)
+    algorithm = grouping(setting, tau=0.3)
     placed_data = jax.device_put(data)
     step, state = jax.jit(algorithm.step), jax.jit(algorithm.init)(jax.random.key(0), placed_data)
     for _ in range(2):
@@ -139,7 +163,7 @@ def test_held_out_clients_go_to_the_nearest_cluster():
     assert (np.asarray(state.labels)[-2:] == -1).all()
     outcome = jax.device_get(jax.jit(algorithm.evaluate)(state, placed_data))
     found = metrics.measured(outcome, data, 2)
-    labels, joined = found["labels"], tiny.run(tiny.built("stocfl", tiny.setting(), tau=0.3), 1).labels[-1]
+    labels, joined = found["labels"], all_asked()[1].labels[-1]
     assert (labels[-2:] >= 0).all()
     assert 0 <= found["held_out_accuracy_micro"] <= 1
     assert (labels[-1] == labels[np.flatnonzero(joined[:-2] == joined[-1])]).all()
@@ -148,7 +172,7 @@ def test_held_out_clients_go_to_the_nearest_cluster():
 def test_clients_never_asked_are_placed_where_they_belong(gram):
     """Zeng et al. infer the cluster of a client that did not take part (§4.4); by default ω answers for it."""
     setting, data = tiny.setting(0.25), jax.device_put(tiny.federation())
-    shared, placed = (tiny.built("stocfl", setting, tau=0.3, unsampled=who) for who in ("shared", "placed"))
+    shared, placed = (grouping(setting, tau=0.3, unsampled=who) for who in ("shared", "placed"))
     step, asked, inferred = jax.jit(shared.step), jax.jit(shared.predict), jax.jit(placed.predict)
     start = jax.jit(shared.init)(jax.random.key(0), data)
     assert (np.asarray(inferred(start, data)[0]) == -1).all(), "there is no cluster yet"
@@ -163,7 +187,7 @@ def test_clients_never_asked_are_placed_where_they_belong(gram):
 
 
 def test_too_few_slots_is_written_down():
-    states = tiny.run(tiny.built("stocfl", tiny.setting(), tau=0.95, capacity=3), 2)
+    states = tiny.run(grouping(tiny.setting(), tau=0.95, capacity=3), 2)
     assert tuple(states.failed[-1]) == (0, -2)
 
 
@@ -195,9 +219,8 @@ def test_a_description_that_is_not_finite_ends_the_run():
 
 
 def test_clustering_only_trains_nothing():
-    setting = tiny.setting(0.5)
-    only = tiny.run(tiny.built("stocfl", setting, tau=0.4, clustering_only=True), 4)
-    whole = tiny.run(tiny.built("stocfl", setting, tau=0.4), 4)
+    only = tiny.run(grouping(tiny.setting(0.375, **PLAIN), tau=0.35), 5)
+    whole = trained(0.375)[0.35]
     np.testing.assert_array_equal(only.labels, whole.labels)
     tiny.same(*(jax.tree.map(lambda leaf: leaf[turn], only.shared) for turn in (0, -1)))
 
@@ -208,8 +231,7 @@ def test_noise_corrected_cosine_is_that_of_the_distributions():
     setting = tiny.setting(data=data)
     cosine = {}
     for similarity in ("plain", "noise_corrected"):
-        algorithm = tiny.built("stocfl", setting, tau=1.1, similarity=similarity, clustering_only=True)
-        gram = tiny.run(algorithm, 1, data=data).memory.gram[-1]
+        gram = tiny.run(grouping(setting, tau=1.1, similarity=similarity), 1, data=data).memory.gram[-1]
         fives = np.kron(np.eye(8), np.ones(5))  # [8, 40]
         inner = fives @ gram @ fives.T
         norm = np.sqrt(np.diag(inner))
