@@ -156,7 +156,7 @@ def test_the_first_average_of_a_late_clustering_begins_at_the_model_that_clients
 
 def test_a_rule_can_be_for_the_global_model_alone_beside_another_for_the_clusters():
     extras = [{"name": "robust"}, FAIR | {"of": "shared"}]
-    states = tiny.run(tiny.built("stocfl", setting(extras=extras), tau=-1.0, lam=0.0), 1)
+    states = tiny.run(tiny.built(fedavg().with_train(shared="trained"), setting(extras=extras)), 1)
     median = tiny.run(tiny.built("fedavg", setting(extras=[{"name": "robust"}])), 1)
     np.testing.assert_allclose(plain.vectors(states.shared, 1)[1], expected(), atol=1e-5)
     mine = plain.vectors(states.clusters, 2)[1][states.labels[1]]
