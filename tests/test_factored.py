@@ -18,6 +18,7 @@ from jcfl.errors import InputError
 from jcfl.fast import factored, slabs
 from jcfl.grouping.merging import greedy
 from jcfl.grouping.psi import MergeMemory, Settings, joint_gram, sums_with_clients
+from jcfl.methods import ifca
 from jcfl.types import NEVER
 from tests import tiny
 
@@ -45,75 +46,102 @@ def task(name: str):
     return registry.find("model", name)(SHAPE, tiny.CLASSES, **({"hidden": (7, 5)} if name == "mlp" else {}))
 
 
-def states(method, options, engine, model="mlp", extras=(), dtype=None, participation=1.0, **train):
-    """The states of a run by one engine."""
+def built(method, options, model="mlp", extras=(), participation=1.0, data=None, held_out=0, tile=None, **train):
+    """The algorithm of the general engine, and that of the factored one."""
     registry.load()
-    setting = tiny.setting(participation, extras=extras, **train)
-    setting = setting.with_context(task=task(model), engine=engine)
-    algorithm = tiny.built(method, setting, **options)
-    assert algorithm.engine == engine
-    return tiny.run(algorithm, ROUNDS)
+    setting = tiny.setting(participation, extras=extras, data=data, held_out=held_out, **train)
+    setting = setting.with_resources(tile=tile)
+    for engine in ("general", "factored"):
+        algorithm = tiny.built(method, setting.with_context(task=task(model), engine=engine), **options)
+        assert algorithm.engine == engine
+        yield algorithm
 
 
+def states(method, options, *given, data=None, taus=(None,), **more):
+    """The states of a run by the general engine, and the factored one's of the same rounds; by τ if there are some.
+
+    Each round of the factored engine begins at the general one's state, so one program serves both.
+
+    Returns:
+        by τ, the general engine's states, with the first one, [ROUNDS + 1, ...], and the factored one's [ROUNDS, ...]
+    """
+
+    @jax.jit
+    def whole(key, tau, data):
+        chosen = options if tau is None else {**options, "tau": tau}
+        general, factored = built(method, chosen, *given, data=federation, **more)
+
+        def step(state, _):
+            new = general.step(state, data)
+            return new, (new, factored.step(state, data))
+
+        start = general.init(key, data)
+        return start, *jax.lax.scan(step, start, length=ROUNDS)[1]
+
+    federation = tiny.federation() if data is None else data
+    for tau in taus:
+        start, general, short = whole(jax.random.key(0), tau, jax.device_put(federation))
+        yield jax.tree.map(tiny.joined, start, general), jax.tree.map(tiny.numpy, short)
+
+
+def engines_agree(general, short, tolerance=1e-10):
+    """Whether both engines took the same steps, in labels, models and all that is remembered; and steps they were."""
+    rest = jax.tree.map(lambda leaf: leaf[1:], general)
+    np.testing.assert_array_equal(rest.labels, short.labels)
+    tiny.same(rest, short, tolerance)
+    kernels = [leaf for leaf in jax.tree.leaves(general.clusters["params"]) if leaf.ndim == 4]  # [turns, k, in, out]
+    assert all(np.abs(leaf[-1] - leaf[0]).max() > 0.01 for leaf in kernels) and kernels
+
+
+SGD = {"momentum": 0.5, "weight_decay": 0.1, "lr": 0.2}
+CAM = {"name": "cam", "warmup": 1}
 METHODS = {
-    "fedavg": ("fedavg", {}, ()),
     "fedprox, median": ("fedprox", {"mu": 0.3}, [{"name": "robust"}]),
     "ditto": ("ditto", {"lam": 0.2}, ()),
     "fesem": ("fesem", {"clusters": 2, "lam": 0.2}, ()),
     "cfl": ("cfl", {}, ()),
-    "stocfl of many": ("stocfl", {"tau": 0.99, "lam": 0.3, "mu": 0.4}, ()),
     "stocfl, handed on": ("stocfl", {"tau": 0.99, "lam": 0.3, "mu": 0.4, "shared_update": "sequential"}, ()),
     "fedavg, handed on": ("fedavg", {"shared_update": "sequential"}, ()),
-    "cam, handed on": (
-        "stocfl",
-        {"tau": 0.3, "lam": 0.0, "shared_update": "sequential"},
-        [{"name": "cam", "warmup": 1}],
-    ),
-    "cam": ("ifca", {"clusters": 2}, [{"name": "cam", "warmup": 1}]),
-    "cks": ("ifca", {"clusters": 3}, [{"name": "cks", "lam": 0.3}]),
+    "cam, handed on": (ifca(clusters=2).with_train(shared="trained", chained=True), {}, [CAM]),
+    "cam": ("ifca", {"clusters": 2}, [CAM]),
+    "cks": ("ifca", {"clusters": 2}, [{"name": "cks", "lam": 0.3}]),
 }
 """With a pull to each reference and none, one cluster, several and one for each client, with uploads kept and not."""
+ONE_EACH = {"ditto", "stocfl, handed on"}
+"""Where each client has a cluster to itself, so that training in tiles of several need not be compiled."""
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_engines_agree(name):
     method, options, extras = METHODS[name]
     with jax.enable_x64(True):
-        general, short = (
-            states(method, options, engine, extras=extras, momentum=0.5, weight_decay=0.1, lr=0.2)
-            for engine in ("general", "factored")
-        )
-    np.testing.assert_array_equal(general.labels, short.labels)
-    tiny.same(general.clusters, short.clusters, 1e-10)
-    tiny.same(general.shared, short.shared, 1e-10)
-    tiny.same(general.clients, short.clients, 1e-10)
-    moved = np.abs(
-        general.clusters["params"]["dense_0"]["kernel"][-1] - general.clusters["params"]["dense_0"]["kernel"][0]
-    )
-    assert moved.max() > 0.01
+        ((general, short),) = states(method, options, extras=extras, tile=1 if name in ONE_EACH else None, **SGD)
+    engines_agree(general, short)
 
 
 def test_inference_and_departures_in_coordinates():
-    """StoCFL: held-out clients are placed, and those that leave forgotten, as with whole gradients."""
+    """StoCFL: held-out clients are placed, and those that leave forgotten, as with whole gradients.
+
+    With few clusters, and with one for each client.
+    """
     data = tiny.federation(held_out=2)
     data = data.replace(depart=np.where(np.arange(8) == 1, 2, NEVER).astype(np.int32))
-    options, found = {"tau": 0.3, "lam": 0.3, "capacity": 4, "similarity": "noise_corrected"}, []
+    options, more = {"lam": 0.3, "mu": 0.4, "similarity": "noise_corrected"}, {"data": data, "held_out": 2, **SGD}
     with jax.enable_x64(True):
-        for engine in ("general", "factored"):
-            setting = tiny.setting(held_out=2, data=data, momentum=0.5, weight_decay=0.1, lr=0.2)
-            setting = setting.with_context(task=task("mlp"), engine=engine)
-            algorithm = tiny.built("stocfl", setting, **options)
-            assert algorithm.engine == engine
-            states = tiny.run(algorithm, ROUNDS, data=data)
-            last = jax.tree.map(lambda leaf: leaf[-1], states.replace(key=()))
-            last = last.replace(key=jax.random.key(0), memory=last.memory.replace(key=jax.random.key(0)))
-            labels, _ = jax.jit(algorithm.predict)(last, jax.device_put(data))
-            models = states.clusters, states.shared, states.clients
-            found.append((states.labels, states.memory.sums, np.asarray(labels), models))
-    tiny.same(found[0], found[1], 1e-10)
-    assert found[0][0][-1, 1] == -1
-    assert (found[0][2][6:] >= 0).all()
-    assert all(np.abs(leaf[-1] - leaf[0]).max() > 0.01 for leaf in jax.tree.leaves(found[0][3][:2]))
+        few, many = states("stocfl", options, taus=(0.3, 1.1), **more)
+        last = jax.tree.map(lambda leaf: leaf[-1], few[0].replace(key=()))
+        last = last.replace(key=jax.random.key(0), memory=last.memory.replace(key=jax.random.key(0)))
+        engines = list(built("stocfl", {**options, "tau": 0.3}, **more))
+        labels = jax.jit(lambda *given: [one.predict(*given)[0] for one in engines])(last, jax.device_put(data))
+    engines_agree(*few)
+    engines_agree(*many)
+    np.testing.assert_array_equal(*labels)
+    assert (np.asarray(labels[0])[6:] >= 0).all()
+    assert few[0].labels[-1, 1] == -1
+    moved = jax.tree.leaves((few[0].clusters, few[0].shared))
+    assert all(np.abs(leaf[-1] - leaf[0]).max() > 0.01 for leaf in moved)
+    clusters = [len(set(one.labels[-1]) - {-1}) for one, _ in (few, many)]
+    assert clusters[0] < clusters[1] == 5, "all that are there, each its own"
 
 
 def test_inner_products_in_parts(monkeypatch):
@@ -193,14 +221,20 @@ def test_a_sketch_keeps_inner_products():
     np.testing.assert_allclose(both[0][0], plain, atol=1e-5)
 
 
+SINGLE = {"tau": 0.3, "similarity": "noise_corrected"}
+
+
 @functools.cache
-def single(engine, **options):
-    """The states of StoCFL in single precision; half of the clients take part."""
-    return states("stocfl", {"tau": 0.3, "similarity": "noise_corrected", **options}, engine, participation=0.5)
+def single():
+    """The states of StoCFL in single precision, by both engines; half of the clients take part."""
+    ((general, short),) = states("stocfl", SINGLE, participation=0.5)
+    return general, short
 
 
 def test_a_sketch_finds_the_groups():
-    whole, sketched = single("general"), single("general", sketch=150, clustering_only=True)
+    setting = tiny.setting(0.5).with_context(task=task("mlp"), engine="general")
+    sketched = tiny.run(tiny.built("stocfl", setting, **SINGLE, sketch=150, clustering_only=True), ROUNDS)
+    whole, _ = single()
     np.testing.assert_array_equal(whole.labels, sketched.labels)
     assert len(set(whole.labels[-1]) - {-1}) > 1
 
@@ -216,12 +250,13 @@ def test_a_sketch_finds_the_groups():
 )
 def test_models_and_schedules(model, train):
     with jax.enable_x64(True):
-        general, short = (states("fedprox", {"mu": 0.3}, engine, model, **train) for engine in ("general", "factored"))
-    tiny.same(general.clusters, short.clusters, 1e-10)
+        ((general, short),) = states("fedprox", {"mu": 0.3}, model, **train)
+    engines_agree(general, short)
 
 
 def test_single_precision():
-    tiny.same(single("general").clusters, single("factored").clusters, 1e-5)
+    general, short = single()
+    tiny.same(jax.tree.map(lambda leaf: leaf[1:], general.clusters), short.clusters, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Local training on a random share of a client's examples, drawn anew in every round."""
 
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -20,7 +21,8 @@ from jcfl.types import Clients
 from jcfl.types.target import Target, compiling_for
 from tests import plain, tiny
 from tests.test_contract import restored
-from tests.test_factored import states as by_engine
+from tests.test_factored import SGD, engines_agree
+from tests.test_factored import states as by_both_engines
 from tests.test_oracles import CLIENTS, first_of
 
 SHARE, LR, EPOCHS, TURNS = 0.8, 0.5, 2, 3
@@ -67,27 +69,31 @@ def fedavg(states, one_after_another=False, batch=None):
         yield shared
 
 
+@functools.cache
+def shared_out(batch, update="parallel", **share):
+    """The states of a run of FedAvg."""
+    setting = tiny.setting(batch_size=batch, lr=LR, epochs=EPOCHS, **share)
+    return tiny.run(tiny.built("fedavg", setting, shared_update=update), TURNS)
+
+
 @pytest.mark.parametrize("batch", ["full", 3])
 @pytest.mark.parametrize("update", ["parallel", "sequential"])
 def test_agrees_with_a_plain_loop(update, batch):
-    setting = tiny.setting(batch_size=batch, share=SHARE, lr=LR, epochs=EPOCHS)
-    states = tiny.run(tiny.built("fedavg", setting, shared_update=update), TURNS)
+    states = shared_out(batch, update, share=SHARE)
     found = plain.vectors(states.shared, 1)
     expected = fedavg(states, update == "sequential", None if batch == "full" else batch)
     for turn, shared in enumerate(expected, 1):
         np.testing.assert_allclose(found[turn], shared, atol=2e-5)
 
 
-@pytest.mark.parametrize("batch", ["full", 4])
+@pytest.mark.parametrize("batch", ["full", 3])
 def test_the_whole_share_is_the_training_of_before(batch):
-    whole, usual = (
-        tiny.run(tiny.built("fedavg", tiny.setting(batch_size=batch, **one)), TURNS) for one in ({"share": 1.0}, {})
-    )
+    whole, usual = shared_out(batch, share=1.0), shared_out(batch)
     tiny.same(whole, usual)
     data = clients(9)
     assert batches.drawn(1.0, data, jax.random.key(0)) is data
     assert batches.compact(data, 12) is data
-    part = tiny.run(tiny.built("fedavg", tiny.setting(batch_size=batch, share=SHARE)), TURNS)
+    part = shared_out(batch, share=SHARE)
     assert np.abs(plain.vectors(part.shared, 1)[-1] - plain.vectors(usual.shared, 1)[-1]).max() > 1e-3
 
 
@@ -97,15 +103,13 @@ def test_the_whole_share_is_the_training_of_before(batch):
     ids=["ditto", "ifca"],
 )
 def test_the_factored_engine_computes_the_same(method, options, batch):
-    more = {"momentum": 0.5, "weight_decay": 0.1, "lr": 0.2, "batch_size": batch, "share": SHARE}
     with jax.enable_x64(True):
-        general, short = (by_engine(method, options, engine, **more) for engine in ("general", "factored"))
-    np.testing.assert_array_equal(general.labels, short.labels)
-    tiny.same(general.clusters, short.clusters, 1e-10)
-    tiny.same(general.shared, short.shared, 1e-10)
+        ((general, short),) = by_both_engines(method, options, batch_size=batch, share=SHARE, **SGD)
+    engines_agree(general, short)
 
 
 def test_a_run_is_repeated_and_resumed_with_the_same_draws_and_one_compilation():
+    """Repeated in chunks of three clients."""
     algorithm = tiny.built("fedavg", tiny.setting(0.5, share=SHARE))
     chunks_of_three = tiny.built("fedavg", tiny.setting(0.5, chunk=3, share=SHARE))
     data = jax.device_put(tiny.federation())
@@ -113,11 +117,8 @@ def test_a_run_is_repeated_and_resumed_with_the_same_draws_and_one_compilation()
     for _ in range(TURNS):
         state = step(restored(state), data)
     assert step._cache_size() == 1
-    for again in (algorithm, chunks_of_three):
-        once = tiny.run(again, TURNS)
-        tiny.same(
-            tiny.numpy(state.shared["params"]["head"]["kernel"]), once.shared["params"]["head"]["kernel"][-1], 1e-6
-        )
+    once = tiny.run(chunks_of_three, TURNS)
+    tiny.same(tiny.numpy(state.shared["params"]["head"]["kernel"]), once.shared["params"]["head"]["kernel"][-1], 1e-6)
 
 
 def clients(size, width=12):
