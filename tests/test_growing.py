@@ -14,6 +14,7 @@ from jcfl import models
 from jcfl.core import chain, growing
 from jcfl.core.chain import Layer
 from jcfl.models import Network
+from tests import tiny
 
 SHAPE, CLASSES = (4, 4, 1), 3
 NETWORKS = {
@@ -258,14 +259,18 @@ def test_models_that_are_not_finite_spoil_their_own_cluster_only():
 
 
 def test_a_run_grows_where_sigma_is_small():
-    given = {
-        "scenario": {"name": "rotated", "clients": 12, "groups": 2},
-        "model": {"name": "mlp", "hidden": 12, "spare": 0.5},
-        "train": {"steps": 3},
-        "rounds": 4,
-    }
-    method = {"name": "fesem_ma", "clusters": 2, "growth": 1.0}
-    wide, tight = (jcfl.run({**given, "method": {**method, "sigma": sigma}}) for sigma in (0.001, 10.0))
-    assert "neurons" not in jcfl.run({**given, "rounds": 1, "method": {"name": "fesem_ma"}}).scores
-    assert wide.scores["neurons"].ravel()[-1] > 6.0
-    assert tight.scores["neurons"].ravel()[-1] == 6.0
+    """Three rounds in which clients' neurons count as the cluster's, and three in which they differ."""
+    method = {"name": "fesem_ma", "clusters": 2, "growth": 1.0, "sigma": {0: 10.0, 3: 0.001}}
+    network, train = {"name": "mlp", "hidden": 12, "spare": 0.5}, {"lr": 0.5, "steps": 3}
+    found = jcfl.run(tiny.federation(), method=method, model=network, train=train, rounds=6, evaluate_every=1)
+    neurons = found.scores["neurons"].ravel()
+    assert (neurons[:3] == 6.0).all()
+    assert neurons[-1] > 6.0
+
+
+def test_only_layers_that_grow_have_their_neurons_counted():
+    setting, data = tiny.setting().with_context(task=task("mlp")), jax.device_put(tiny.federation())
+    for options, counted in (({"growth": 1.0}, True), ({}, False)):
+        algorithm = tiny.built("fesem_ma", setting, **options)
+        outcome = jax.eval_shape(lambda key, a=algorithm: a.evaluate(a.init(key, data), data), jax.random.key(0))
+        assert ("neurons" in outcome) == counted
