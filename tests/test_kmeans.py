@@ -214,6 +214,7 @@ def test_lloyd_is_the_textbooks_loop(metric, centre, trim):
         np.testing.assert_allclose(found.inertia, inertia, rtol=1e-9)
 
 
+@functools.partial(jax.jit, static_argnums=(4, 5))
 def centres_of(points, labels, weights, old, centre="mean", metric="euclidean"):
     """The centres of labelled clients, empty clusters re-seeded."""
     own = jnp.take_along_axis(kmeans.distances(points, old, metric), labels[:, None], 1)[:, 0]
@@ -429,25 +430,25 @@ class Named(nn.Module):
 
 
 @pytest.mark.parametrize("first", CONVOLUTIONAL)
-@pytest.mark.parametrize("only_first", [False, True])
-def test_layer_distance_of_models_with_convolutions(first, only_first):
+def test_layer_distance_of_models_with_convolutions(first):
+    """Of their first layers, and of all; K-means takes it."""
     task = CONVOLUTIONAL[first]()
-    represent = kernels.convolutions(task, (6, 6, 1), only_first=only_first)
-    stack = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 5))
-    found = jax.vmap(represent)(stack)
-    if only_first:
-        np.testing.assert_array_equal(found[0], stack["params"][first]["kernel"])
-    assert len(found) == (1 if only_first else 2)
-    flat = jnp.concatenate([leaf.reshape(5, -1) for leaf in found], 1)
-    metric = kernels.layer_distance([leaf.shape[1:] for leaf in found])
-    away = np.asarray(jax.jit(metric)(flat[:3], flat[3:]))
-    for i, j in itertools.product(range(3), range(2)):
-        columns = [(np.moveaxis(leaf[i], -1, 0), np.moveaxis(leaf[3 + j], -1, 0)) for leaf in found]
-        pairs = [cdist(*(rows.reshape(len(rows), -1) for rows in both), "cityblock") for both in columns]
-        np.testing.assert_allclose(away[i, j], sum(table.min(1).sum() for table in pairs), rtol=1e-5)
-    clusters = jax.jit(
-        lambda key: kmeans.fit(key, flat, jnp.ones(5), 2, iterations=3, restarts=2, metric=metric).labels
-    )(jax.random.key(1))
+    stack = jax.jit(jax.vmap(task.init))(jax.random.split(jax.random.key(0), 5))
+    for only_first in (True, False):
+        represent = kernels.convolutions(task, (6, 6, 1), only_first=only_first)
+        found = jax.vmap(represent)(stack)
+        if only_first:
+            np.testing.assert_array_equal(found[0], stack["params"][first]["kernel"])
+        assert len(found) == (1 if only_first else 2)
+        flat = jnp.concatenate([leaf.reshape(5, -1) for leaf in found], 1)
+        metric = kernels.layer_distance([leaf.shape[1:] for leaf in found])
+        away = np.asarray(jax.jit(metric)(flat[:3], flat[3:]))
+        for i, j in itertools.product(range(3), range(2)):
+            columns = [(np.moveaxis(leaf[i], -1, 0), np.moveaxis(leaf[3 + j], -1, 0)) for leaf in map(np.array, found)]
+            pairs = [cdist(*(rows.reshape(len(rows), -1) for rows in both), "cityblock") for both in columns]
+            np.testing.assert_allclose(away[i, j], sum(table.min(1).sum() for table in pairs), rtol=1e-5)
+    fit = functools.partial(kmeans.fit, k=2, iterations=3, restarts=2, metric=metric)
+    clusters = jax.jit(lambda key: fit(key, flat, jnp.ones(5)).labels)(jax.random.key(1))
     assert set(np.asarray(clusters)) == {0, 1}
 
 
