@@ -108,21 +108,25 @@ def test_single_pass_unites_connected_parts(gram):
 
 
 def test_a_client_that_leaves_is_forgotten():
-    data = tiny.federation()
-    depart = np.full(8, NEVER, np.int32)
-    depart[[1, 6]] = 2
-    leaving = data.replace(depart=depart)
-    without = data.replace(held_out=np.isin(np.arange(8), [1, 6]))
-    options = {"tau": 0.4, "similarity": "noise_corrected"}
-    left = tiny.run(grouping(tiny.setting(data=leaving), **options), 3, data=leaving)
-    never = tiny.run(grouping(tiny.setting(data=without), **options), 3, data=without)
-    assert (left.labels[2][[1, 6]] >= 0).all()
-    assert (left.labels[3][[1, 6]] == -1).all()
-    stays = np.setdiff1d(np.arange(8), [1, 6])
-    same = lambda labels: labels[stays][:, None] == labels[stays]
-    assert (same(left.labels[3]) == same(never.labels[3])).all()
-    live, other = left.memory.live[3], never.memory.live[3]
-    np.testing.assert_allclose(left.memory.gram[3][live][:, live], never.memory.gram[3][other][:, other], atol=1e-4)
+    data, away = tiny.federation(), np.isin(np.arange(8), [1, 6])
+    leaving = data.replace(depart=np.where(away, 2, NEVER).astype(np.int32))
+    without = data.replace(arrive=np.where(away, NEVER, 0).astype(np.int32))
+    algorithm = grouping(tiny.setting(data=leaving), tau=0.4, similarity="noise_corrected")
+    init, step = jax.jit(algorithm.init), jax.jit(algorithm.step)
+
+    def after(turns, data):
+        state = init(jax.random.key(0), data)
+        for _ in range(turns):
+            state = step(state, data)
+        return jax.device_get(state.replace(key=(), memory=state.memory.replace(key=())))
+
+    before, left, never = (after(turns, some) for turns, some in ((2, leaving), (3, leaving), (3, without)))
+    assert (before.labels[away] >= 0).all()
+    assert (left.labels[away] == -1).all() and (never.labels[away] == -1).all()
+    same = lambda labels: labels[~away][:, None] == labels[~away]
+    assert (same(left.labels) == same(never.labels)).all()
+    live, other = left.memory.live, never.memory.live
+    np.testing.assert_allclose(left.memory.gram[live][:, live], never.memory.gram[other][:, other], atol=1e-4)
 
 
 def test_clients_arrive_and_are_placed():
