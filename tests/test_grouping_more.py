@@ -84,9 +84,11 @@ def test_columns_beyond_the_rank_are_zero(n, d):
     x[:2] = rng.normal(size=(2, d))
     for dtype in (np.float32, np.float64):
         with jax.enable_x64(dtype == np.float64):
-            found = subspace.left_singular(jnp.asarray(x, dtype), jnp.ones(n, bool), 5)
+            five = jax.jit(functools.partial(subspace.left_singular, p=5))
+            found, empty = (
+                five(jnp.asarray(x, dtype), jnp.asarray(mask)) for mask in (np.ones(n, bool), np.zeros(n, bool))
+            )
             np.testing.assert_allclose(np.linalg.norm(found, axis=0), [1, 1, 0, 0, 0], atol=1e-6)
-            empty = subspace.left_singular(jnp.asarray(x, dtype), jnp.zeros(n, bool), 2)
             np.testing.assert_array_equal(empty, 0)
 
 
@@ -108,12 +110,16 @@ def test_principal_angles_are_scipys(seed):
 def test_divergences_are_scipys(seed):
     rng = np.random.default_rng(seed)
     p, q = (rng.dirichlet(np.full(5, 0.3), count) for count in (3, 4))
-    compared = KullbackLeibler(smoothing=0.1)
     p_, q_ = (0.02 + 0.9 * rows for rows in (p, q))
     there = np.array([[entropy(a, b) for b in q_] for a in p_])
     back = np.array([[entropy(b, a) for b in q_] for a in p_])
-    np.testing.assert_allclose(double(compared.metric(None, LabelCounts()))(p, q), there, atol=1e-9)
-    np.testing.assert_allclose(double(compared.distance(None, LabelCounts()))(p, q), (there + back) / 2, atol=1e-9)
+    np.testing.assert_allclose(divergence(p, q), there, atol=1e-9)
+    np.testing.assert_allclose(both_ways(p, q), (there + back) / 2, atol=1e-9)
+
+
+compared = KullbackLeibler(smoothing=0.1)
+divergence = double(compared.metric(None, LabelCounts()))
+both_ways = double(compared.distance(None, LabelCounts()))
 
 
 @functools.cache
@@ -122,11 +128,11 @@ def angles(kind):
 
 
 def test_angles_at_their_ends():
-    basis = jnp.eye(6)
+    basis, angles_of = jnp.eye(6), jax.jit(subspace.principal_angles, static_argnums=2)
     u = jnp.stack([basis[:, :2], basis[:, 2:4], jnp.zeros((6, 2))])
     expected = np.array([[0, 90, 90], [90, 0, 90], [90, 90, 90]])
     for kind, times in (("smallest", 1), ("sum", 2), ("trace", 2), ("pair", 1)):
-        np.testing.assert_allclose(subspace.principal_angles(u, u, kind), times * expected, atol=0.05)
+        np.testing.assert_allclose(angles_of(u, u, kind), times * expected, atol=0.05)
     turned = -u[:1, :, ::-1]  # another basis of the same subspace: only invariant kinds see that it is the same
     np.testing.assert_allclose(subspace.principal_angles(u[:1], turned, "sum"), 0, atol=0.05)
     np.testing.assert_allclose(subspace.principal_angles(u[:1], turned, "trace"), 180, atol=0.05)
@@ -236,7 +242,8 @@ def test_dbscan_follows_a_chain_and_gives_ties_to_the_smallest_id():
 
 def test_dbscan_of_several_radii_at_once():
     distance = jnp.abs(jnp.arange(6.0)[:, None] ** 2 - jnp.arange(6.0) ** 2)
-    many = jax.vmap(lambda eps: density.dbscan(distance, jnp.ones(6, bool), eps, 2))(jnp.array([0.5, 1.0, 3.0, 99.0]))
+    of_radii = jax.jit(jax.vmap(lambda eps: density.dbscan(distance, jnp.ones(6, bool), eps, 2)))
+    many = of_radii(jnp.array([0.5, 1.0, 3.0, 99.0]))
     np.testing.assert_array_equal(many.max(1) + 1, [6, 5, 4, 1])
 
 
@@ -245,11 +252,12 @@ def test_the_knee_separates_clusters_from_noise():
     points = np.concatenate([rng.normal(size=(12, 2)) * 0.2, 8 + rng.normal(size=(12, 2)) * 0.2, [[30, 0], [0, 60]]])
     distance = np.linalg.norm(points[:, None] - points, axis=-1)
     present = np.arange(26) != 5
-    eps = jax.jit(density.knee, static_argnums=2)(distance, present, 4)
+    knee = jax.jit(density.knee, static_argnums=2)
+    eps = knee(distance, present, 4)
     assert 0.1 < eps < 3
-    labels = density.dbscan(jnp.asarray(distance), jnp.asarray(present), eps, 4)
+    labels = jax.jit(density.dbscan)(distance, present, eps, 4)
     np.testing.assert_array_equal(np.bincount(labels[present]), [11, 12, 1, 1])
-    assert density.knee(jnp.asarray(distance), jnp.zeros(26, bool), 4) == np.inf
+    assert knee(distance, np.zeros(26, bool), 4) == np.inf
 
 
 # A few numbers about a client
@@ -275,7 +283,7 @@ decomposed = double(functools.partial(svd.decomposed, rank=3))
 
 def test_decomposed_beyond_the_rank_is_zero():
     points = jnp.array([[3.0, 0, 0], [-2, 0, 0], [0, 1, 0], [0, 0, 0]])
-    found = svd.decomposed(points, jnp.ones(4, bool), 6)
+    found = jax.jit(functools.partial(svd.decomposed, rank=6))(points, jnp.ones(4, bool))
     assert found.shape == (4, 6)
     np.testing.assert_allclose(found[:, :2], [[1, 0], [-1, 0], [0, 1], [0, 0]], atol=1e-5)
     np.testing.assert_array_equal(found[:, 2:], 0)
