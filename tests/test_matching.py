@@ -44,6 +44,11 @@ def task(kind: str):
 
 
 @functools.cache
+def applied(kind: str):
+    return jax.jit(task(kind).apply)
+
+
+@functools.cache
 def shapes(kind: str):
     return jax.eval_shape(task(kind).init, jax.random.key(0))
 
@@ -117,7 +122,7 @@ def test_a_permuted_network_computes_the_same(kind):
     other = chain.permuted(model, moves, CHAINS[kind])
     for layer in CHAINS[kind]:
         assert not np.allclose(other["params"][layer.name]["kernel"], model["params"][layer.name]["kernel"])
-    apply = jax.jit(task(kind).apply)
+    apply = applied(kind)
     want = apply(model, x)[0]
     assert np.ptp(want, 0).min() > 0.1
     close(apply(other, x)[0], want, 1e-4 * np.abs(want).max())
@@ -138,7 +143,7 @@ def test_a_layer_left_out_changes_what_a_network_computes(kind):
     other = chain.permuted(model, orders(rng, kind), CHAINS[kind])
     name = CHAINS[kind][1].name
     broken = {**other, "params": {**other["params"], name: model["params"][name]}}
-    apply = jax.jit(task(kind).apply)
+    apply = applied(kind)
     assert np.abs(apply(broken, x)[0] - apply(model, x)[0]).max() > 0.1
 
 
@@ -221,7 +226,8 @@ def test_a_linear_model_has_no_neurons_to_match():
     uploads = {"params": {"head": {"kernel": rng.normal(size=(2, 4, 3)), "bias": rng.normal(size=(2, 3))}}}
     default = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:])), uploads)
     counts = np.array([[1, 0, 2], [3, 0, 0]])
-    got = matching.matched_mean(jnp.zeros(2, int), jnp.ones(2), uploads, default, [Layer("head")], counts)
+    whole = jax.jit(lambda *given: matching.matched_mean(*given[:-1], [Layer("head")], given[-1]))
+    got = whole(jnp.zeros(2, int), jnp.ones(2), uploads, default, counts)
     bias = uploads["params"]["head"]["bias"]
     want = [bias[0, 0] / 4 + bias[1, 0] * 3 / 4, 0, bias[0, 2]]
     np.testing.assert_allclose(got["params"]["head"]["bias"][0], want, rtol=1e-5)
@@ -231,11 +237,11 @@ def test_fesem_ma_matches_by_the_same_sigma_in_the_distance_and_in_the_mean():
     context = types.SimpleNamespace(task=task("mlp"), population=types.SimpleNamespace(shape=SHAPE))
     rng, method = np.random.default_rng(2), fesem_ma(sigma=0.01)
     rows = [jnp.stack([ravel_pytree(drawn(rng, "mlp")["params"])[0] for _ in range(n)]) for n in (S, K)]
-    found = method.compare.metric(context, method.describe)(*rows)
+    found = jax.jit(method.compare.metric(context, method.describe))(*rows)
     models = [jax.vmap(ravel_pytree(drawn(rng, "mlp")["params"])[1])(some) for some in rows]
+    by_sigma = jax.jit(lambda *some, sigma: matching.matched_distance(*some, CHAINS["mlp"], sigma=sigma))
     expected = [
-        matching.matched_distance(*({"params": some} for some in models), CHAINS["mlp"], sigma=sigma)
-        for sigma in (method.aggregate.rule.sigma, 1.0)
+        by_sigma(*({"params": some} for some in models), sigma=sigma) for sigma in (method.aggregate.rule.sigma, 1.0)
     ]
     np.testing.assert_allclose(found, expected[0], rtol=1e-4)
     assert np.abs(found - expected[1]).max() > 1e-2
@@ -250,10 +256,9 @@ def test_sigmas_say_whether_weights_or_biases_decide():
     }
     model, centre = one([1.0, 2.0], [5.0, 4.0]), one([1.0, 2.0], [4.0, 5.0])
     layers = (Layer("a"), Layer("b"))
-    by_weights = matching.matching_orders(model, centre, layers, sigma=0.1, sigma_bias=10.0)[0]
-    by_bias = matching.matching_orders(model, centre, layers, sigma=10.0, sigma_bias=0.1)[0]
-    np.testing.assert_array_equal(by_weights, [0, 1])
-    np.testing.assert_array_equal(by_bias, [1, 0])
+    orders_of = jax.jit(functools.partial(matching.matching_orders, model, centre, layers))
+    np.testing.assert_array_equal(orders_of(sigma=0.1, sigma_bias=10.0)[0], [0, 1])
+    np.testing.assert_array_equal(orders_of(sigma=10.0, sigma_bias=0.1)[0], [1, 0])
 
 
 def test_costs_are_the_negative_log_density():
@@ -365,10 +370,10 @@ def test_the_order_of_neurons_is_no_distance(kind, head):
     _, _, clients, shuffled, centres, _ = federation(kind)
     rng = np.random.default_rng(3)
     take = lambda tree, i: jax.tree.map(lambda leaf: leaf[i], tree)
-    moved = stacked([chain.permuted(take(centres, c), orders(rng, kind), CHAINS[kind]) for c in range(K)])
-    found = away(kind, head)(moved, centres)
-    np.testing.assert_array_equal(np.diag(found), 0)
-    assert (found[~np.eye(K, dtype=bool)] > 1).all()
+    moved = stacked([chain.permuted(take(centres, i % K), orders(rng, kind), CHAINS[kind]) for i in range(S)])
+    found, own = away(kind, head)(moved, centres), np.arange(S)[:, None] % K == np.arange(K)
+    np.testing.assert_array_equal(found[own], 0)
+    assert (found[~own] > 1).all()
     close(away(kind, head)(shuffled, centres), away(kind, head)(clients, centres), 1e-4 * np.max(found))
 
 
