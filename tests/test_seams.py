@@ -605,20 +605,21 @@ class Half(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "chosen"),
+    ("method", "engine"),
     [
-        ("fedavg", {}, "general"),
-        ("ifca", {"clusters": 2}, "general"),
-        ("fesem", {"clusters": 2}, "general"),
-        ("stocfl", {"tau": 0.3}, "factored"),
+        (fedavg(), "general"),
+        (ifca(clusters=2), "general"),
+        (fesem(clusters=2), "general"),
+        (ifca(clusters=2).with_train(shared="trained"), "factored"),
     ],
+    ids=["fedavg", "ifca", "fesem", "factored"],
 )
-def test_means_of_equal_models_are_these_models_in_every_dtype(method, options, chosen):
+def test_means_of_equal_models_are_these_models_in_every_dtype(method, engine):
     """Forty clients, one at a time: summed in eight bits, or as whole numbers, they would add up to something else."""
     data = tiny.federation((6,) * 40)
     task = networks.task(Half(), (4, 4, 1), tiny.CLASSES)
     here = tiny.setting(chunk=1, data=data, lr=1e-9, epochs=1, batch_size="full")
-    states = tiny.run(tiny.built(method, here.with_context(task=task, engine=chosen), **options), 2, data=data)
+    states = tiny.run(tiny.built(method, here.with_context(task=task, engine=engine)), 2, data=data)
     trained = np.bincount(states.labels[-1], minlength=trees.count(trees.take(states.clusters, 0))) > 0
     for leaf in jax.tree.leaves(states.clusters["params"]):
         assert leaf.dtype == jnp.bfloat16
