@@ -1,11 +1,12 @@
 """The script for a GPU, in tiny sizes on a CPU: its rows, the public setups beside PyTorch, and estimates."""
 
 import importlib.util
+import io
 import json
 import os
-import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_rows
 from jcfl.errors import InputError
 from jcfl.runs import programs
 from jcfl.runs.bench import absent, compiled, hlo, work
@@ -25,12 +26,14 @@ PARAMETERS = {"pfl": 1_626_442, "blazefl": 62_006}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the command wrote and printed for three rows; PyTorch is the Python named by JCFL_TORCH, if there is one."""
-    folder, around = tmp_path_factory.mktemp("gpu"), {**os.environ, "JAX_PLATFORMS": "cpu"}
-    given = ["--torch", os.environ["JCFL_TORCH"]] if os.environ.get("JCFL_TORCH") else []
-    command = [sys.executable, str(HERE / "gpu.py"), "roof", "blazefl", "equal", "--quick", "--threads", "1", *given]
-    done = subprocess.run([*command, "--out", str(folder)], env=around, capture_output=True, text=True, check=True)
-    return json.loads((folder / "gpu.json").read_text("utf-8")), (folder / "gpu.md").read_text("utf-8"), done.stdout
+    """What the command wrote and printed for two rows; PyTorch is the Python named by JCFL_TORCH, if there is one."""
+    folder, printed = tmp_path_factory.mktemp("gpu"), io.StringIO()
+    torch = os.environ.get("JCFL_TORCH")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # the command adds to it
+        gpu.main(["roof", "blazefl"], quick=True, threads=1, torch=torch and Path(torch), out=folder)
+    written, text = (folder / "gpu.json").read_text("utf-8"), (folder / "gpu.md").read_text("utf-8")
+    return json.loads(written), text, printed.getvalue()
 
 
 def cases(found, row):
@@ -39,8 +42,8 @@ def cases(found, row):
 
 
 def test_the_cpu_equals_itself_and_multiplies(found):
-    equal, roof = cases(found, "equal"), cases(found, "roof")
-    assert {name: line["labels_equal"] for name, line in equal.items()} == {"factored": True, "general": True}
+    equal, roof = json.loads(json.dumps([*gpu_rows.equal(quick=True)])), cases(found, "roof")
+    assert {line["case"]: line["labels_equal"] for line in equal} == {"factored": True, "general": True}
     assert roof["float32"]["flops_per_s"] > 1e8 and {*roof} == {"float32", "tensorfloat32"}
 
 
