@@ -151,16 +151,15 @@ def test_every_run_is_as_the_configuration_says(monkeypatch):
     base = {"data": "digits", "scenario": {"name": "rotated", "clients": 12}, "method": "fedavg", "compare": ["ifca"]}
     base |= {"participation": 0.5, "rounds": 50, "evaluate_first": True, "track": ["tensorboard"]}
     train = {"lr": 0.3, "epochs": 2}
-    choose_k(base, [1, 2], rounds=1, seeds=2, seed=3, model={"name": "mlp", "hidden": 4}, train=train, **given)
-    assert len(made) == 2
-    for k, plan in enumerate(made, 1):
-        config = plan.config
-        assert {key: getattr(config, key) for key in given} == given
-        assert (plan.context.engine, plan.context.resources.chunk) == ("general", 3)
-        assert (config.method.name, config.method.options["clusters"], config.compare) == ("wecfl", k, ())
-        assert (config.rounds, config.seed, config.seeds, config.participation) == (1, 3, 2, 1.0)
-        assert (config.track, config.evaluate_first) == ((), False)
-        assert (config.train.options["lr"], config.model.options["hidden"]) == (0.3, 4)
+    choose_k(base, [3], rounds=1, seeds=2, seed=3, model={"name": "mlp", "hidden": 4}, train=train, **given)
+    (plan,) = made
+    config = plan.config
+    assert {key: getattr(config, key) for key in given} == given
+    assert (plan.context.engine, plan.context.resources.chunk) == ("general", 3)
+    assert (config.method.name, config.method.options["clusters"], config.compare) == ("wecfl", 3, ())
+    assert (config.rounds, config.seed, config.seeds, config.participation) == (1, 3, 2, 1.0)
+    assert (config.track, config.evaluate_first) == ((), False)
+    assert (config.train.options["lr"], config.model.options["hidden"]) == (0.3, 4)
 
 
 def test_the_command_prints_what_the_function_finds(capsys):
