@@ -93,6 +93,9 @@ def test_errors_are_those_of_a_plain_loop(seed, clients):
             assert errors[index, i] == pytest.approx(expected, abs=1e-9)
 
 
+GREEDY = jax.jit(merging.greedy)
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**16), st.floats(-0.5, 1.0))
 def test_merges_are_those_of_stocfl(seed, tau):
@@ -100,7 +103,7 @@ def test_merges_are_those_of_stocfl(seed, tau):
     unit = pilot.unit(rows @ rows.T)
     merges = pilot.merged(unit)
     labels = pilot.labels_at(merges, pilot.clusters_at(merges, tau))
-    target, _ = merging.greedy(jnp.asarray(unit), jnp.ones(8, bool), tau)
+    target, _ = GREEDY(unit, np.ones(8, bool), tau)
     assert metrics.ari(labels, np.asarray(target)) == 1
 
 
@@ -119,11 +122,13 @@ def test_parts_hold_every_example_once(federation):
     task = models.build("mlp", (8, 8, 1), 10, hidden=4)
     few = jax.tree.map(jnp.asarray, federation)
     anchor, who = task.init(jax.random.key(0)), jnp.arange(5)
-    gram, counts = pilot.gram_of_parts(task, anchor, few, who, jax.random.key(1), 2)
+    whole = jax.jit(lambda anchor, few, who, key: pilot.gram_of_parts(task, anchor, few, who, key, 2))
+    gram, counts = whole(anchor, few, who, jax.random.key(1))
     np.testing.assert_array_equal(counts.sum(0), federation.train.size[:5])
     assert np.ptp(counts, axis=0).max() <= 1
-    slope = describing.anchor_gradient(task, anchor, trees.take(chunks.gather(few, few.train, who), 0))
-    squared = sum((leaf**2).sum() for leaf in jax.tree.leaves(slope))
+    gradient = lambda few: describing.anchor_gradient(task, anchor, trees.take(chunks.gather(few, few.train, who), 0))
+    slope = jax.jit(gradient)(few)
+    squared = sum((np.asarray(leaf) ** 2).sum() for leaf in jax.tree.leaves(slope))
     own = counts[:, 0] / counts[:, 0].sum()
     assert own @ gram[:, 0, :, 0] @ own == pytest.approx(float(squared), rel=1e-4)  # of all examples together
 
@@ -136,7 +141,8 @@ def test_padding_after_a_client_s_examples_is_not_worked_on(real):
     mask = (np.arange(n) < real) & ((rng.random(n) < 0.7) | (np.arange(n) == real - 1))  # as of a random half
     anchor = task.init(jax.random.key(0))
     few = Clients(jnp.asarray(x[mask]), jnp.asarray(y[mask]), jnp.ones(mask.sum(), bool))
-    expected = jax.grad(lambda params: mean_loss(task, task.apply({"params": params}, few.x)[0], few))(anchor["params"])
+    loss = lambda params: mean_loss(task, task.apply({"params": params}, few.x)[0], few)
+    expected = jax.jit(jax.grad(loss))(anchor["params"])
     x[-(-real // 64) * 64 :] = np.nan  # would be in the gradient, even if masked
     gradient = jax.jit(partial(describing.anchor_gradient, task))
     found = gradient(anchor, Clients(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)))
