@@ -42,7 +42,7 @@ def test_lanes_equal_runs_alone_bit_for_bit(monkeypatch, cores):
 
 def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
     data = jax.device_put(tiny.federation())
-    made = tiny.built("fedavg", tiny.setting(0.5))
+    made = tiny.built("fedavg", tiny.setting(0.5))._replace(evaluate=lambda state, data: {})
 
     def broken(scalars):
         step = lambda state, federation: made.step(state, federation).replace(
@@ -65,7 +65,7 @@ def test_what_was_compiled_and_traced_is_freed(monkeypatch):
     monkeypatch.setattr(compiling, "COMPILED", itertools.count(1))
     data = jax.device_put(tiny.federation())
     user = jax.jit(lambda x: x + 1)
-    made, kept = tiny.built("majority", tiny.setting()), []
+    made, kept = tiny.built("majority", tiny.setting())._replace(evaluate=lambda state, data: {}), []
     for _ in range(3):
         user(1)
         alive = weakref.ref(programs.family_begun(lambda scalars: made, {}, data, 1)().advance)
@@ -88,9 +88,10 @@ def test_rounds_of_little_work_have_options_of_their_own(monkeypatch):
     used, compile = [], programs.compiled_at
     monkeypatch.setattr(programs, "cheap_options", lambda: None)
     monkeypatch.setattr(programs, "compiled_at", lambda part, own: used.append(own) or compile(part, None))
-    programs.programs(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1)
+    made = tiny.built("majority", tiny.setting())._replace(evaluate=lambda state, data: {})
+    programs.programs(made, tiny.federation(), 1)
     assert used == [None] * 3
-    programs.begun(tiny.built("fedavg", tiny.setting()), tiny.federation(), 1, options={"rounds": 1})()
+    programs.begun(made, tiny.federation(), 1, options={"rounds": 1})()
     assert sorted(map(str, used[3:])) == ["None", "None", "{'rounds': 1}"]
 
 
@@ -195,13 +196,17 @@ def test_losses_of_large_clients_are_found_a_part_of_their_examples_at_a_time(mo
     """The clients join the same clusters with a part of the memory, whatever the number of their examples."""
     given = {"method": method | {"clusters": 2}, "engine": "general", "train": {"steps": 1, "batch_size": 8}}
 
+    def built():
+        made = plan.planned(*plan.config_and_objects(LARGE, given))
+        return *made.algorithms.values(), made.federation
+
+    algorithm, federation = built()
+    state = jax.jit(algorithm.init)(jax.random.key(3), federation)
+
     def found(room):
         monkeypatch.setattr(memory, "WORKED_ON", {"cpu": room})
-        made = plan.planned(*plan.config_and_objects(LARGE, given))
-        (algorithm,) = made.algorithms.values()
-        state = jax.jit(algorithm.init)(jax.random.key(3), made.federation)
-        compiled = jax.jit(algorithm.step).lower(state, made.federation).compile()
-        return compiled(state, made.federation), compiled.memory_analysis().temp_size_in_bytes
+        compiled = jax.jit(built()[0].step).lower(state, federation).compile()
+        return compiled(state, federation), compiled.memory_analysis().temp_size_in_bytes
 
     (whole, needed), (parts, less) = found(2**30), found(2**16)
     np.testing.assert_array_equal(whole.labels, parts.labels)
