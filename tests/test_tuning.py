@@ -217,7 +217,7 @@ def test_short_runs_begin_without_trials():
     ("settings", "choices"),
     [
         (MLP, (Tuned(engine="general"), Tuned(engine="factored", tile=2))),
-        (CNN, (Tuned(chunk=2), Tuned(convolution="native"))),
+        (CNN, (Tuned(chunk=2, convolution="native"),)),
     ],
 )
 def test_a_trial_trains_what_the_run_would(settings, choices):
@@ -230,24 +230,25 @@ def test_a_trial_trains_what_the_run_would(settings, choices):
 
 
 def test_choices_change_no_more_than_rounding_errors_and_are_kept_in_the_folder(tmp_path):
-    alone = MLP | {"method": "ifca", "evaluate_every": 2}
-    given = alone | {"compare": ["fedavg"]}
-    calm = experiment.run(tiny.federation(), **alone)
-    tuned = {"ifca": {"engine": "general", "chunk": 2}, "fedavg": {"engine": "factored", "tile": 2}}
-    tuned["ifca"]["products"] = "eigen"
+    given = MLP | {"method": "ifca", "compare": ["ifca"], "evaluate_every": 2}
+    first = {"engine": "general", "chunk": 2, "products": "eigen"}
+    tuned = {"ifca": first, "ifca-2": {"engine": "factored", "tile": 2}}
     run = experiment.run(tiny.federation(), **given, tuned=tuned, out=tmp_path / "run")
-    assert [run.summary["engine"], run.others["fedavg"].summary["engine"]] == ["general", "factored"]
-    np.testing.assert_array_equal(run.labels, calm.labels)
-    tiny.same(run.state.clusters, calm.state.clusters, 1e-5)
-    for file, kept in [("config.yaml", tuned), ("runs/fedavg/config.yaml", {"fedavg": tuned["fedavg"]})]:
+    assert [run.summary["engine"], run.others["ifca-2"].summary["engine"]] == ["general", "factored"]
+    one, two = (np.load(tmp_path / "run" / "runs" / name / "checkpoints" / "seeds-0-0" / "4.npz") for name in tuned)
+    np.testing.assert_array_equal(one["labels"], two["labels"])
+    leaves = [leaf for leaf in one.files if leaf.startswith("state.clusters")]
+    assert len(leaves) == 4
+    tiny.same([one[leaf] for leaf in leaves], [two[leaf] for leaf in leaves], 1e-5)
+    for file, kept in [("config.yaml", tuned), ("runs/ifca-2/config.yaml", {"ifca": tuned["ifca-2"]})]:
         assert yaml.safe_load((tmp_path / "run" / file).read_text())["tuned"] == kept
     more = experiment.run(tiny.federation(), **(given | {"rounds": 6}), out=tmp_path / "run", resume=True)
-    whole = experiment.run(tiny.federation(), **(alone | {"rounds": 6}), tuned={"ifca": tuned["ifca"]})
-    tiny.same(more.state.clusters, whole.state.clusters, 0)
+    alone = given | {"rounds": 6, "compare": [], "tuned": {"ifca": first}}
+    tiny.same(more.state.clusters, experiment.run(tiny.federation(), **alone).state.clusters, 0)
 
 
 def test_a_resumed_run_is_not_tried_anew(seconds, tmp_path):
-    given = MLP | {"method": "fedavg", "engine": "auto"}
+    given = MLP | {"model": "linear", "method": "fedavg", "engine": "auto"}
     experiment.run(tiny.federation(), **given, out=tmp_path / "run")
     tried = len(seconds["tried"])
     assert tried > 1
@@ -298,30 +299,47 @@ print(tuning.of_method(plan, "fedavg").context.resources.devices)
 """
 
 
-def in_python(program: str) -> str:
-    """What a program prints in a process of its own."""
+EACH = """
+import os, sys
+from jcfl.runs import experiment
+from tests import test_tuning
+
+for name in ("CORES", "AGAIN", "LATE"):
+    if os.fork() == 0:
+        print(name, end=": ")
+        exec(getattr(test_tuning, name))
+        sys.exit()
+    if os.wait()[1]:
+        sys.exit(name)
+"""
+"""Runs the programs above in processes of their own, which share what takes longest: the imports. JAX starts later."""
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """What the programs print, each a line."""
     done = subprocess.run(
-        [sys.executable, "-c", CALM + program],
+        [sys.executable, "-c", CALM + EACH],
         cwd=Path(__file__).parents[1],
         env=os.environ,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return done.stdout.splitlines()
 
 
-def test_cores_share_the_clients_of_methods_that_compute_little_besides():
-    assert in_python(CORES) == "agree\n"
+def test_cores_share_the_clients_of_methods_that_compute_little_besides(printed):
+    assert "CORES: agree" in printed
 
 
-def test_a_run_that_is_repeated_gets_the_devices_that_it_had():
+def test_a_run_that_is_repeated_gets_the_devices_that_it_had(printed):
     """In a process that did not ask for the cores, such as one that verifies a run."""
-    assert in_python(AGAIN) == "2\n"
+    assert "AGAIN: 2" in printed
 
 
-def test_using_the_cores_too_late_is_said():
-    assert "JAX has started" in in_python(LATE)
+def test_using_the_cores_too_late_is_said(printed):
+    assert "LATE: use_cores: JAX has started" in printed[2]
 
 
 def test_a_choice_of_more_devices_than_there_are_takes_those_there_are():
