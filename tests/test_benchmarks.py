@@ -42,7 +42,7 @@ def test_the_command_prints_its_tables_and_writes_every_round(tmp_path, monkeypa
     app = typer.Typer()
     app.command()(clustering.main)
     out = tmp_path / "figures.json"
-    arguments = ["tiny", "--hidden", "8", "--seeds", "1", "--low", "0.3", "--high", "0.9", "--step", "0.3"]
+    arguments = ["tiny", "--hidden", "16", "--seeds", "1", "--low", "0.3", "--high", "0.9", "--step", "0.3"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(out)], catch_exceptions=False)
     assert "## tiny, noise_corrected" in result.output and "exactly, every seed" in result.output
     told = json.loads(out.read_text("utf-8"))
