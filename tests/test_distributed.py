@@ -1,5 +1,6 @@
 """A run of two hosts is the run of one; killed, it goes on; where they cannot train together, each says so."""
 
+import itertools
 import json
 import os
 import signal
@@ -19,18 +20,79 @@ from tests.processes import CALM
 CONFIG = {
     "data": "digits",
     "scenario": {"name": "rotated", "clients": 12},
-    "model": {"name": "mlp", "hidden": 8},
+    "model": "linear",
     "method": {"name": "ifca", "clusters": 2},
     "train": {"lr": 0.1, "epochs": 1},
-    "rounds": 120,
+    "rounds": 240,
     "participation": 0.5,
-    "evaluate_every": 40,
+    "evaluate_every": 80,
     "checkpoint_every": 0.1,
 }
-COMMAND = [sys.executable, "-c", CALM + "from jcfl.cli import main; main()", "run"]
-REST = {"cwd": Path(__file__).parents[1], "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+FORKS = (
+    CALM
+    + """
+import json, os, sys
+import sklearn.datasets
+from jcfl import cli
+from jcfl.runs import experiment, hosts
+
+for line in sys.stdin:
+    match json.loads(line):
+        case [words, errors, arrival]:
+            answer = os.fork()
+            if answer == 0:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+                hosts.ARRIVAL = arrival
+                cli.main(words)
+        case process:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+    print(json.dumps(answer), flush=True)
+"""
+)
+"""Starts commands as processes that have everything imported, which takes a new Python longer than a short run."""
+
 MEETING = ["--distributed", "--hosts", "2", "--out", "unwritten"]
-PLATFORM = os.environ | {"JAX_PLATFORMS": "cpu"}
+
+
+class Host:
+    """A process that runs a command of jcfl."""
+
+    def __init__(self, forks: subprocess.Popen, words: list[str], errors: Path, arrival: int = 300):
+        """Start it; its standard error goes to a file, and it waits so many seconds for other hosts to arrive."""
+        self.forks, self.errors, self.returncode = forks, errors, None
+        self.process = self.ask([words, str(errors), arrival])
+
+    def ask(self, what):
+        """The answer of the process that starts hosts and knows how they ended."""
+        print(json.dumps(what), file=self.forks.stdin, flush=True)
+        return json.loads(self.forks.stdout.readline())
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; then its `returncode` is known."""
+        if self.returncode is None:
+            self.returncode = self.ask(self.process)
+        return self.returncode is not None
+
+    def lines(self, seconds: float) -> list[str]:
+        """What it has to say until it ends, which takes it at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended():
+            if time.monotonic() > deadline:
+                os.kill(self.process, signal.SIGKILL)
+                pytest.fail(f"not over after {seconds} s: {self.errors.read_text()[-2000:]}")
+            time.sleep(0.05)
+        return self.errors.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """The process that starts hosts."""
+    given = {"cwd": Path(__file__).parents[1], "env": os.environ | {"JAX_PLATFORMS": "cpu"}, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FORKS], **given, **pipes) as server:
+        yield server
 
 
 def free_port() -> int:
@@ -40,18 +102,24 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def hosts(*arguments: str, own: tuple[list[str], list[str]] = ([], [])) -> list[subprocess.Popen]:
-    """Two hosts of one run, each with arguments of its `own` besides those of both."""
-    meeting = ["--quiet", "--distributed", "--coordinator", f"localhost:{free_port()}", "--hosts", "2", "--host"]
-    return [subprocess.Popen([*COMMAND, *arguments, *own[i], *meeting, str(i)], env=PLATFORM, **REST) for i in range(2)]
+@pytest.fixture
+def hosts(forks, tmp_path):
+    """`hosts(*arguments, own)`: two hosts of one run, each with arguments of its `own` besides those of both."""
+    files = (tmp_path / f"errors-{number}" for number in itertools.count())
 
+    made = []
 
-def lines(host: subprocess.Popen, seconds: float) -> list[str]:
-    """What a host has to say until it ends, which takes it at most so many seconds."""
-    try:
-        return host.communicate(timeout=seconds)[1].splitlines()
-    finally:
-        host.kill()
+    def started(*arguments: str, own: tuple[list[str], list[str]] = ([], [])) -> list[Host]:
+        meeting = ["--quiet", "--distributed", "--coordinator", f"localhost:{free_port()}", "--hosts", "2", "--host"]
+        words = (["run", *arguments, *own[i], *meeting, str(i)] for i in range(2))
+        both = [Host(forks, one, next(files)) for one in words]
+        made.extend(both)
+        return both
+
+    yield started
+    for host in made:
+        if not host.has_ended():
+            os.kill(host.process, signal.SIGKILL)
 
 
 def saved(folder: Path) -> list[int]:
@@ -65,7 +133,7 @@ def figures(folder: Path):
     return {line["round"]: line["accuracy_micro"] for line in lines}, np.load(folder / "clusters.npz")["labels"]
 
 
-def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
+def test_two_hosts_one_killed_then_the_other_and_resumed(hosts, tmp_path):
     config, folder = tmp_path / "config.yaml", tmp_path / "two"
     config.write_text(yaml.safe_dump(CONFIG))
     words = [str(config), "--out", str(folder)]
@@ -74,22 +142,22 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
         deadline = time.monotonic() + 240
         while max(saved(folder), default=0) <= before:
             assert time.monotonic() < deadline, "no checkpoint"
-            assert running[0].poll() is None, running[0].stderr.read()[-2000:]
+            assert not running[0].has_ended(), running[0].errors.read_text()[-2000:]
             time.sleep(0.05)
-        running[killed].send_signal(signal.SIGKILL)
+        os.kill(running[killed].process, signal.SIGKILL)
         left = running[1 - killed]
-        (line,) = lines(left, 60)  # it does not wait for the dead for ever
+        (line,) = left.lines(60)  # it does not wait for the dead for ever
         assert left.returncode == 1
         assert f"host {killed} was lost" in line and f"--resume {folder}" in line
         words = ["--resume", str(folder)]
         if (folder / "summary.json").exists():
             pytest.fail("the run was over before a host was killed; give it more rounds")
     for host in hosts(*words):
-        assert lines(host, 300) == [] and host.returncode == 0
+        assert host.lines(300) == [] and host.returncode == 0
 
     assert cli.status(["run", str(config), "--quiet", "--out", str(tmp_path / "one")]) == 0
     (two, labels), (one, others) = figures(folder), figures(tmp_path / "one")
-    assert set(two) == set(one) == {40, 80, 120}
+    assert set(two) == set(one) == {80, 160, 240}
     np.testing.assert_array_equal(labels, others)
     np.testing.assert_allclose([two[round] for round in one], list(one.values()), atol=0.01)
 
@@ -107,7 +175,7 @@ def test_two_hosts_one_killed_then_the_other_and_resumed(tmp_path):
     ],
     ids=["configuration", "data", "typo on the first", "missing file on the second"],
 )
-def test_hosts_that_differ_and_those_that_fail_end_together(tmp_path, own, said):
+def test_hosts_that_differ_and_those_that_fail_end_together(hosts, tmp_path, own, said):
     rng = np.random.default_rng(0)
     for name in "01":
         (tmp_path / name).mkdir()
@@ -118,7 +186,7 @@ def test_hosts_that_differ_and_those_that_fail_end_together(tmp_path, own, said)
     own = tuple([word.format(tmp_path / "0", tmp_path / "1") for word in words] for words in own)
     begin = time.monotonic()
     for host in hosts(str(config), "--out", str(tmp_path / "run"), own=own):
-        (line,) = lines(host, 60)
+        (line,) = host.lines(60)
         assert said in line and host.returncode == 2
     assert time.monotonic() - begin < 60 and not (tmp_path / "run").exists()
 
@@ -158,10 +226,9 @@ def refused(capsys, words, said):
         (["--coordinator", "localhost:{}", "--host", "0"], "not all hosts came to localhost:{} within 1 s"),
     ],
 )
-def test_a_host_that_cannot_meet_the_others_says_why(words, said):
-    soon = [sys.executable, "-c", "from jcfl.runs import hosts; hosts.ARRIVAL = 1\n" + COMMAND[2], "run", "quickstart"]
+def test_a_host_that_cannot_meet_the_others_says_why(forks, tmp_path, words, said):
     port = free_port()
-    words = [word.format(port) for word in words]
-    done = subprocess.run([*soon, *MEETING, *words], env=PLATFORM, check=False, **REST)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert said.format(port) in done.stderr
+    words = ["run", "quickstart", *MEETING, *(word.format(port) for word in words)]
+    host = Host(forks, words, tmp_path / "errors", arrival=1)
+    (line,) = host.lines(300)
+    assert said.format(port) in line and host.returncode == 2
