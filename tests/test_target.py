@@ -28,7 +28,7 @@ def lower(algorithm, platforms):
     """A round, lowered for platforms by the compiler's front end, which needs no device and no plug-in."""
     data = tiny.federation(SIZES)
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
-    return jax.export.export(jax.jit(algorithm.step), platforms=platforms)(state, data).mlir_module()
+    return jax.jit(algorithm.step).trace(state, data).lower(lowering_platforms=tuple(platforms)).as_text()
 
 
 @pytest.mark.parametrize("name", registry.names("method"))
