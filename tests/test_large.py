@@ -55,7 +55,6 @@ FLHC = {"name": "flhc", "clusters": 2, "at": 1, "addons": [{"name": "finetune", 
 CASES = [
     {"method": {"name": "stocfl", "tau": 0.5}},  # described by data before a round, factored training, merged, placed
     {"method": {"name": "ifca", "clusters": 2}, "seeds": 2, "seeds_in_one": True},  # losses of all; side by side
-    {"method": {"name": "fesem", "clusters": 2}},  # models that are kept
     {"method": FLHC, "engine": "general"},  # all clients at once, after training; clients train to answer
     {"method": {"name": "clustered"} | PACFL},  # all, before training
     {"method": "feddane"},  # a second cohort
@@ -116,7 +115,7 @@ def test_reading_ahead_stops_where_memory_ends(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_with_examples_elsewhere(tmp_path):
     """Where examples are is no part of what decides the figures."""
-    given = {"method": {"name": "ifca", "clusters": 2}, "checkpoint_every": 0.0}
+    given = {"method": "fedavg", "checkpoint_every": 0.0}
     run(attended(), **given, rounds=2, out=tmp_path / "run", examples="host")
     assert read(tmp_path / "run" / "config.yaml").examples == "host"
     same(run(attended(), **given, out=tmp_path / "run", resume=True), run(attended(), **given, examples="host"))
