@@ -47,18 +47,16 @@ def found(name, options, engine, devices, privacy=Privacy()):
     return jax.tree.map(np.asarray, whole(jax.random.key(0), jax.device_put(held_out)))
 
 METHODS = [  # ifca shares losses out, whatever the engine
-    ("fedavg", {}, ("general",)), ("stocfl", {"tau": 0.3}, ("factored", "general")),
-    ("fesem", {"clusters": 2, "lam": 0.2}, ("general",)), ("ditto", {}, ("factored",)),
-    ("ditto", {}, ("general",), Privacy(clip=0.5, noise=1.0)),
-    ("ifca", {"clusters": 3}, ("auto",), Privacy(clip=0.5, noise=1.0)),
+    ("stocfl", {"tau": 0.3}, "factored"),
+    ("fesem", {"clusters": 2, "lam": 0.2}, "general"), ("ditto", {}, "factored"),
+    ("ditto", {}, "general", Privacy(clip=0.5, noise=1.0)),
+    ("ifca", {"clusters": 3}, "auto", Privacy(clip=0.5, noise=1.0)),
 ]
-for name, options, kinds, *privacy in METHODS:
-    one = found(name, options, kinds[0], 1, *privacy)  # the engines compute the same
-    for engine in kinds:
-        eight = found(name, options, engine, 8, *privacy)
-        np.testing.assert_array_equal(one[0][0], eight[0][0])
-        tiny.same(one, eight, 1e-5)
-        print(name, engine, "agree")
+for name, options, engine, *privacy in METHODS:
+    one, eight = (found(name, options, engine, devices, *privacy) for devices in (1, 8))
+    np.testing.assert_array_equal(one[0][0], eight[0][0])
+    tiny.same(one, eight, 1e-5)
+    print(name, engine, "agree")
 
 many = tiny.federation((9,) * 64)  # a quarter of them trains, two on each device
 data = on_devices(many, 8)
@@ -79,8 +77,10 @@ for name, options in {"fedavg": {}, "ifca": {"clusters": 8}, "ditto": {}, "fesem
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=12), st.integers(1, 4))
-def test_devices_get_clients_with_about_as_many_examples(sizes, devices):
+@given(st.data(), st.sampled_from([(1, 1), (1, 4), (5, 3), (12, 2)]))  # few shapes, because each is compiled
+def test_devices_get_clients_with_about_as_many_examples(data, shape):
+    each, devices = shape
+    sizes = data.draw(st.lists(st.integers(0, 1000), min_size=each, max_size=each))
     size = np.array(sizes * devices)
     order = np.asarray(dealt(jnp.asarray(size), devices))
     assert sorted(order.tolist()) == list(range(size.size))
@@ -106,7 +106,7 @@ def printed() -> list[str]:
 
 def test_eight_devices_agree_with_one(printed):
     agreed = [line.split()[0] for line in printed if line.endswith("agree")]
-    assert agreed == ["fedavg", "stocfl", "stocfl", "fesem", "ditto", "ditto", "ifca"]
+    assert agreed == ["stocfl", "fesem", "ditto", "ditto", "ifca"]
 
 
 def numbers(printed: list[str], what: str) -> dict[str, float]:
