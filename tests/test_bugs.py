@@ -75,8 +75,8 @@ def test_clusters_settled_once_are_made_of_those_who_are_there(method, options):
 def test_flhc_groups_without_those_who_left():
     """A client that left before the clustering, far from all others, does not take a cluster."""
     federation = two_groups(scale={0: 50.0}, depart={0: 1})
-    found = run(federation, "flhc", at=2, clusters=2, rounds=3)
-    assert split_as(found.labels[0, -1, 1:], found.groups[1:])
+    (path,) = paths([federation], "flhc", at=2, clusters=2, rounds=3)
+    assert split_as(at(path, 1).labels[1:], federation.groups[1:])
 
 
 def test_shared_layers_outlast_a_round_in_which_nobody_is_there():
