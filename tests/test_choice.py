@@ -172,8 +172,14 @@ def test_the_command_prints_what_the_function_finds(capsys):
     assert "expected a list of numbers from 1 to 8" in capsys.readouterr().err
 
 
-def test_distance_needs_the_clients_models():
+@pytest.mark.parametrize("change", ["method.name=ifca", "rounds=3", "compare=[fesem]"])
+def test_the_command_refuses_overrides_that_it_cannot_keep(change, capsys):
+    assert cli.status(["choose-k", "quickstart", "--set", change, "--k", "2,3"]) == 2
+    assert f"cannot keep {change.split('=')[0].split('.')[0]}; it takes data, " in capsys.readouterr().err
+
+
+def test_distance_needs_the_clients_models(monkeypatch):
+    """This is said before anything is trained."""
+    monkeypatch.setattr(experiment, "execute", None)
     with pytest.raises(InputError, match="keeps the clients' models"):
-        choose_k(
-            tiny.federation(), [1, 2, 3], method="ifca", criterion="distance", rounds=0, seeds=1, model=tiny.task()
-        )
+        choose_k(tiny.federation(), [1, 2, 3], method="ifca", criterion="distance", seeds=1, model=tiny.task())

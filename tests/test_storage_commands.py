@@ -11,7 +11,7 @@ import pytest
 from jcfl import cli, results
 from jcfl.cli.app import stopping
 from jcfl.errors import InputError, Unwritable
-from jcfl.runs import config, titles, verifying
+from jcfl.runs import config, experiment, plan, titles, verifying
 from jcfl.runs.sweeping.points import point_names
 from tests import folders
 
@@ -132,6 +132,16 @@ def test_folders_that_cannot_be_written_are_refused_before_training(call, out, s
     assert (status, said in line) == (2, True), line
     status, line = call("sweep", "quickstart", *small, "--over", "train.lr=0.1,0.2", "--out", out)
     assert (status, said in line) == (2, True), line
+
+
+@pytest.mark.parametrize("out", ["file/x", "file"])
+def test_folders_that_cannot_be_made_are_refused_before_planning(out, call, monkeypatch):
+    """Reading the data and choosing options can take minutes."""
+    for place in (experiment, plan):
+        monkeypatch.setattr(place, "planned", None)
+    assert call("run", "quickstart", "--out", out)[0] == 2
+    with pytest.raises(InputError, match="file is a file"):
+        experiment.run("quickstart", out=out)
 
 
 def test_words_may_be_long(call):

@@ -132,10 +132,12 @@ def holder(folder: Path) -> str:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse a folder that cannot become a run's."""
+    """Refuse a folder that cannot become a run's: it is one already, or it cannot be made."""
     with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; expected a folder")
         if any((folder / name).exists() for name in NAMES):
             go_on = f"go on with it by --resume {as_argument(folder)} (in Python by resume=True)"
             raise InputError(f"{folder} already holds a run; {go_on}, or choose another folder")
+    with prepared(folder):  # only the file system knows whether it can be
+        pass

@@ -17,7 +17,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import History, deviation
 from jcfl.runs import experiment
 from jcfl.runs.config import FITTED, Config
-from jcfl.runs.plan import config_and_objects, federation_of
+from jcfl.runs.plan import config_and_objects, federation_of, planned
 from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
@@ -95,20 +95,20 @@ def choose_k(
     short = sample(np.random.default_rng(seed), federation, clients, held_back)
     ks = checked(ks, criterion, len(short.groups))
     piece = {"name": method} if isinstance(method, str) else dict(method)
+    given = {
+        "model": config.model.model_dump() if objects.model is None else objects.model,
+        "train": config.train.model_dump() if objects.train is None else objects.train,
+        "rounds": rounds,
+        "evaluate_every": max(rounds, 1),
+        "seed": seed,
+        "seeds": seeds,
+        **{key: getattr(config, key) for key in KEPT_KEYS},
+    }
+    if criterion == "distance":
+        refuse_without_models(short, given | {"method": piece | {"clusters": ks[0]}})
     values = []
     for k in ks:
-        found = experiment.run(
-            short,
-            method=piece | {"clusters": k},
-            model=config.model.model_dump() if objects.model is None else objects.model,
-            train=config.train.model_dump() if objects.train is None else objects.train,
-            rounds=rounds,
-            evaluate_every=max(rounds, 1),
-            progress=False,
-            seed=seed,
-            seeds=seeds,
-            **{key: getattr(config, key) for key in KEPT_KEYS},
-        )
+        found = experiment.run(short, **given, method=piece | {"clusters": k}, progress=False)
         values.append(found.accuracy_clients[:, -1] if criterion == "accuracy" else distances(found))
     weights = short.test.size if criterion == "accuracy" else np.ones(len(short.groups))
     return choice_from(np.random.default_rng(seed), ks, np.stack(values), np.asarray(weights), criterion)
@@ -153,16 +153,22 @@ def merits(scores: np.ndarray, ks: Sequence[int], criterion: Criterion) -> np.nd
 def distances(found: History) -> np.ndarray:
     """The squared distance of every client's last model to its cluster's. [seeds, s]"""
     state = found.state
-    if not keeps_models(state):
-        raise InputError(
-            f"criterion 'distance' needs a method that keeps the clients' models (wecfl, fesem), got {found.name!r}"
-        )
     turns = np.arange(len(state.labels))[:, None]
     pairs = zip(
         jax.tree.leaves(state.clients["model"]["params"]), jax.tree.leaves(state.clusters["params"]), strict=True
     )
     gaps = (own - centres[turns, state.labels] for own, centres in pairs)  # [seeds, s, ...] each
     return sum((np.square(gap).reshape(*gap.shape[:2], -1).sum(-1) for gap in gaps), np.zeros(state.labels.shape))
+
+
+def refuse_without_models(federation: Federation, given: dict[str, Any]) -> None:
+    """Refuse a method whose state does not have the clients' own models, of which distances are; nothing is trained."""
+    plan = planned(*config_and_objects(federation, given))
+    for name, algorithm in plan.algorithms.items():
+        if not keeps_models(jax.eval_shape(algorithm.init, jax.random.key(0), plan.federation)):
+            raise InputError(
+                f"criterion 'distance' needs a method that keeps the clients' models (wecfl, fesem), got {name!r}"
+            )
 
 
 def refuse_others(keys: Iterable[str]) -> None:

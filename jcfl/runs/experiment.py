@@ -110,9 +110,9 @@ def run(
         with watched as watch:
             return execute(plan, None, watch)
     config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}, "decided": None})
-    plan = planned(config, objects)
     if not resume:
-        refuse_taken(folder)
+        refuse_taken(folder)  # before the data are read and trials choose what they choose
+    plan = planned(config, objects)
     with devices.claimed(folder, new=not resume), watched as watch:
         return execute(plan, folder, watch, allow_versions=allow_versions)
 
