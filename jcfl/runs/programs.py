@@ -106,13 +106,17 @@ class Parts(NamedTuple):
     evaluation: bool = True
 
 
+ALL = Parts()
+"""What a run that trains calls."""
+
+
 def begun(
     algorithm: Algorithm,
     federation: Federation,
     seeds: int,
     devices: int = 1,
     options: Options = None,
-    parts: Parts = Parts(),  # noqa: B008
+    parts: Parts = ALL,
 ) -> Compiling:
     """The programs of `programs`, traced here; they are compiled while the caller goes on."""
     return family_begun(lambda scalars: algorithm, {}, federation, seeds, devices, options, parts)
@@ -125,7 +129,7 @@ def family_begun(
     lanes: int,
     devices: int = 1,
     options: Options = None,
-    parts: Parts = Parts(),  # noqa: B008
+    parts: Parts = ALL,
 ) -> Compiling:
     """One program for algorithms that differ in scalar options, traced here and compiled while the caller goes on.
 
@@ -152,7 +156,7 @@ def compiling(
     lanes: int,
     devices: int,
     options: Options,
-    parts: Parts = Parts(),  # noqa: B008
+    parts: Parts = ALL,
     stop_early: bool = True,
 ) -> Compiling:
     """Programs with an axis of lanes if there are several; see `family_begun`.
