@@ -1,18 +1,22 @@
 """The slow tests, which a plain `pytest` leaves out.
 
-They are listed in `slow.txt`. The list is made anew from the report of a run of all tests:
+They are listed in `slow.txt`. The list is made anew from the report of a run of all tests, or from one report of the
+others and one of the slow ones:
 
     JCFL_SLOW=all pytest --junitxml=report.xml && python tests/slow.py report.xml
+    pytest --junitxml=others.xml; pytest -m slow --junitxml=slow.xml; python tests/slow.py others.xml slow.xml
 """
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
 from pathlib import Path
 
 LIST = Path(__file__).with_name("slow.txt")
 
-LONGEST = 5.0
-"""The most seconds that a test takes which is not slow, on two cores that both run tests."""
+SHARE = 0.5
+"""The most time that the tests take which are not slow, as a share of the time of all. It does not depend on the speed
+of the machine, as a number of seconds would."""
 
 KEPT = (
     "test_contract.py::test_scan_vmap_and_padding_change_nothing[ifca-None]",
@@ -31,15 +35,33 @@ def listed() -> set[str]:
     return set(LIST.read_text("utf-8").splitlines())
 
 
-def slow_in(report: Path) -> list[str]:
-    """The tests of a report in JUnit's format that are slow, in alphabetical order."""
-    cases = ElementTree.parse(report).iter("testcase")
-    times = {
-        f"{one.attrib['classname'].replace('.', '/')}.py::{one.attrib['name']}": one.attrib["time"] for one in cases
-    }
-    slow = (name for name, seconds in times.items() if name.startswith("tests/") and float(seconds) > LONGEST)
-    return sorted(name for name in slow if name.removeprefix("tests/") not in KEPT)
+def slow_in(reports: Iterable[Path]) -> list[str]:
+    """The slow tests of reports in JUnit's format, in alphabetical order: the longest, until the others are few.
+
+    Tests of a file with the same parameters often share what they compile. They are slow together or not at all,
+    because the next of them would take the time of the one that is left out.
+    """
+    cases = [case.attrib for report in reports for case in ElementTree.parse(report).iter("testcase")]
+    times = {f"{one['classname'].replace('.', '/')}.py::{one['name']}": float(one["time"]) for one in cases}
+    together: dict[str, list[str]] = {}
+    for name in times:
+        together.setdefault(shared_by(name), []).append(name)
+    time = lambda names: sum(times[name] for name in names)
+    left, slow = time(times), []
+    for names in sorted(together.values(), key=time, reverse=True):
+        if left <= SHARE * time(times):
+            break
+        if all(name.startswith("tests/") and name.removeprefix("tests/") not in KEPT for name in names):
+            slow += names
+            left -= time(names)
+    return sorted(slow)
+
+
+def shared_by(name: str) -> str:
+    """What the tests have in common that share programs: the file and the parameters; or the one test without any."""
+    file, test = name.split("::", 1)
+    return f"{file}[{test.split('[', 1)[1]}" if "[" in test else name
 
 
 if __name__ == "__main__":
-    LIST.write_text("".join(f"{name}\n" for name in slow_in(Path(sys.argv[1]))), "utf-8")
+    LIST.write_text("".join(f"{name}\n" for name in slow_in(map(Path, sys.argv[1:]))), "utf-8")
