@@ -107,8 +107,8 @@ METHODS = {
     "cks": ("ifca", {"clusters": 2}, [{"name": "cks", "lam": 0.3}]),
 }
 """With a pull to each reference and none, one cluster, several and one for each client, with uploads kept and not."""
-ONE_EACH = {"ditto", "stocfl, handed on"}
-"""Where each client has a cluster to itself, so that training in tiles of several need not be compiled."""
+ONE_EACH = {"stocfl, handed on"}
+"""Where each client turns out to have a cluster to itself, so that tiles of several need not be compiled."""
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -385,6 +385,17 @@ def test_the_first_and_the_last_tile_of_every_cluster_are_found(tile):
     begins, ends = (flags[:used].tolist() for flags in factored.borders(tiles))
     assert begins == [turn == of.index(label) for turn, label in enumerate(of)]
     assert ends == begins[1:] + [True]
+
+
+@pytest.mark.parametrize(("method", "ways"), [("ditto", 1), ("stocfl", 2)])
+def test_training_is_traced_for_the_tiles_that_can_occur(method, ways, monkeypatch):
+    """Where every client has a model of its own, no tile has two clients; clusters of StoCFL may be small or large."""
+    traced, whole = [], factored.train_tiles
+    monkeypatch.setattr(factored, "train_tiles", lambda *given: traced.append(given) or whole(*given))
+    _, algorithm = built(method, {})
+    begin = lambda key, data: algorithm.step(algorithm.init(key, data), data)
+    jax.eval_shape(begin, jax.random.key(0), tiny.federation())
+    assert len(traced) == ways
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about a CPU's cores")

@@ -99,7 +99,8 @@ class Factored:
     def training(self, work: engine.Work, context: Context) -> engine.CohortTraining:
         """`train_in_tiles` with the size of tiles that suits the run."""
         count = references(work.terms, work.shared)
-        return partial(train_in_tiles, work.make, work.task, count, tile_size(work.task, context, count))
+        tile = 1 if work.apart else tile_size(work.task, context, count)  # of no cluster a tile would have two clients
+        return partial(train_in_tiles, work.make, work.task, count, tile)
 
 
 def references(terms: Sequence[Term], apart: bool) -> int:
