@@ -289,13 +289,17 @@ class Convolved(nn.Module):
 class Twice(nn.Module):
     """Looks at its examples a second time, at twice their values, or row by row, or goes through a layer again.
 
-    Or keeps their mean, or names its layer's input.
+    Or keeps their mean, or names its layer's input. Or changes them only if it has a mask, or is not trained.
     """
 
     how: str
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, train=False, mask=None):
+        if self.how == "masked" and mask is not None:
+            x = x - jnp.mean(x, 0, where=mask.reshape(-1, *[1] * (x.ndim - 1)))
+        if self.how == "evaluated" and not train:
+            x = 2 * x
         if self.how == "by row":
             x = nn.Dense(3)(x)
         if self.how == "as rows":
@@ -319,7 +323,7 @@ class Twice(nn.Module):
     ("how", "found"),
     [
         *[("once", True), ("scaled", False), ("skipped", False), ("repeated", False), ("by row", False)],
-        *[("as rows", False), ("kept", False), ("named", True)],
+        *[("as rows", False), ("kept", False), ("named", True), ("masked", False), ("evaluated", False)],
     ],
 )
 def test_a_first_layer_is_found_only_where_it_alone_sees_the_examples(how, found):

@@ -51,7 +51,10 @@ def first_dense(runner: Runner, model: Model, shape: Sequence[int]) -> First | N
         with nn.intercept_methods(with_product(path, product, [])):
             return runner.run(model, blank, key, mask)
 
-    return First(path, rest) if only_through(runner, model, shape, path, width) else None
+    # With a mask, or when it is evaluated, a module may compute something else than when it trains.
+    calls = [(key, mask) for key in (jax.random.key(0), None) for mask in (None, jnp.ones(2, bool))]
+    through = (only_through(runner, model, shape, path, width, key, mask) for key, mask in calls)
+    return First(path, rest) if all(through) else None
 
 
 def candidate(runner: Runner, model: Model, shape: Sequence[int]) -> nn.Dense | None:
@@ -81,18 +84,26 @@ def with_product(path: tuple[str, ...], product: Array, calls: list[Any]) -> Cal
     return around
 
 
-def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple[str, ...], width: int) -> bool:
+def only_through(
+    runner: Runner,
+    model: Model,
+    shape: Sequence[int],
+    path: tuple[str, ...],
+    width: int,
+    key: Key | None,
+    mask: Array | None,
+) -> bool:
     """Whether the layer at `path` is called once, on the flattened examples, with the model's own parameters.
 
-    And whether nothing else uses the examples or these parameters.
+    And whether nothing else uses the examples or these parameters, if the model is called with this key and mask.
     """
     calls: list[Any] = []
     own: list[bool] = []  # of each parameter that the layer has, whether it is the model's
 
-    def run(x: Array, product: Array, model: Model):
+    def run(x: Array, product: Array, model: Model, mask: Array | None):
         calls.clear()
         with nn.intercept_methods(with_product(path, product, calls)):
-            found = runner.run(model, x, jax.random.key(0), None)
+            found = runner.run(model, x, key, mask)
         own[:] = [held is of_layer(model, path).get(name) for _, params in calls for name, held in params.items()]
         return found, [x for x, _ in calls]
 
@@ -100,13 +111,14 @@ def only_through(runner: Runner, model: Model, shape: Sequence[int], path: tuple
     x, product = jax.ShapeDtypeStruct((2, *shape), kind), jax.ShapeDtypeStruct((2, width), kind)
     if getattr(of_layer(model, path).get("kernel"), "shape", None) != (math.prod(shape), width):
         return False
-    jaxpr = jax.make_jaxpr(run)(x, product, model).jaxpr
+    jaxpr = jax.make_jaxpr(run)(x, product, model, mask).jaxpr
     if len(calls) != 1 or not all(own):
         return False
     *others, seen = jaxpr.outvars  # the logits and the variables, then the layer's input
     entries = [tuple(step.key for step in place) for place, _ in jax.tree_util.tree_leaves_with_path(model)]
     whole = ("params", *path)
-    parameters = [var for var, entry in zip(jaxpr.invars[2:], entries, strict=True) if entry[: len(whole)] == whole]
+    of_model = jaxpr.invars[2 : 2 + len(entries)]
+    parameters = [var for var, entry in zip(of_model, entries, strict=True) if entry[: len(whole)] == whole]
     changed = [out for out in others if out not in parameters]  # a program also returns what it leaves as it is
     return flattened(jaxpr, seen) and not any(depends(jaxpr, out, [jaxpr.invars[0], *parameters]) for out in changed)
 
