@@ -407,6 +407,8 @@ BAD = {
     "makes an NNX module": lambda: task(lambda rngs: 3, (4,), 3),
     "cannot be called on examples of shape (5,)": lambda: task(Modern, (5,), 3),
     "did you mean 'last'": lambda: task(Plain(), (4,), 3, head="lasst"),
+    "expected first, last, norm, or some of them; got none": lambda: task(Plain(), (4,), 3, head=()),
+    "the head shift is no layer that is called": lambda: task(Modern, (4,), 3, head="shift"),
     "no method 'feature'": lambda: task(Plain(), (4,), 3, features="feature"),
     "one number an example": lambda: task(nn.Dense(3), (4,), 3, loss=lambda logits, y: logits.sum()),
     "changes the structure": lambda: task(Growing(), (4,), 3),

@@ -272,12 +272,22 @@ def test_an_array_without_masked_values_is_an_array():
     [
         (["zoe", "bob", "ann"], [2, 1, 0]),  # as `table.drop_duplicates("who").set_index("who")["group"]` has it
         ([0, 1, 2], [0, 1, 2]),  # no ids: one group after another, in the order of the ids
-        (["zoe", "bob", "eve"], [0, 1, 2]),
+        (["eve", "tom", "sue"], [0, 1, 2]),
     ],
 )
-def test_groups_of_pandas_are_found_by_their_ids(index, expected):
-    made = from_clients(**given(), groups=pd.Series([0, 1, 2], index))
-    assert made.clients.tolist() == ["ann", "bob", "zoe"] and made.groups.tolist() == expected
+@pytest.mark.parametrize("make", [from_clients, from_arrays])
+def test_groups_of_pandas_are_found_by_their_ids(make, index, expected):
+    made = make(**given(), groups=pd.Series([0, 1, 2], index))
+    groups, ids = (made.groups, made.clients) if make is from_clients else (made.group_of_user, made.id_of_user)
+    assert ids.tolist() == ["ann", "bob", "zoe"] and groups.tolist() == expected
+
+
+@pytest.mark.parametrize("make", [from_clients, from_arrays])
+@pytest.mark.parametrize("kind", [dict, pd.Series])
+def test_a_client_without_a_group_is_named(make, kind):
+    """One of three ids is misspelt; taken in their order, the groups would be those of other clients."""
+    with pytest.raises(InputError, match="no group for 1 of 3 clients, such as 'ann'"):
+        make(**given(), groups=kind({"zoe": 0, "bob": 1, "anne": 2}))
 
 
 TEXTS = np.array(["dog", "ant", "cat"])[Y]

@@ -1,5 +1,6 @@
 """A user's own arrays, from memory or from NumPy files."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,8 @@ def from_arrays(
         test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays
             `(x, y)` or `(x, y, clients)` of a test set.
         classes: the number of classes; None counts them in the labels.
-        groups: the true group of every client, in the sorted order of their ids. `[users]`
+        groups: the true group of every client: a mapping or a pandas Series by its id, or in the sorted order of the
+            ids. `[users]`
         seed: of the draw of the test set.
         name: what the dataset is called.
         where: the name of the arrays in errors.
@@ -176,7 +178,7 @@ def _dataset(
         ids, index = np.unique(joined([part[2] for part in parts], where), return_inverse=True)
         users = np.split(index.ravel(), [len(parts[0][2])])
     if groups is not None:
-        groups = array(groups, "groups", where)
+        groups = array(in_order(ids.tolist(), groups), "groups", where)
         if groups.shape != (len(ids),):
             raise InputError(f"{where}: {groups.size} groups for {len(ids)} clients; expected one for each")
         groups = whole_numbers(groups, "group", where, (-1, CLASSES), lambda i: f"client {ids.tolist()[i]!r}")
@@ -193,6 +195,26 @@ def _dataset(
     )
     called = None if users[0] is None else plain(ids, where)
     return Dataset(name, train, test, classes, None if groups is None else groups.astype(np.int32), series, called)
+
+
+def in_order(ids: list[Any], groups: Any) -> Any:
+    """The groups in the order of the clients' `ids`, where they are given by id; else as they are.
+
+    A pandas Series has them by id, unless its index is none of its own (0, 1, …) or has none of the clients.
+
+    Raises:
+        InputError: some clients have no group.
+    """
+    if callable(getattr(groups, "to_dict", None)) and getattr(groups, "ndim", 0) == 1:
+        by_id = groups.to_dict()
+        numbered = [*by_id] == [*range(len(groups))] and not by_id.keys() >= {*ids}
+        groups = groups if numbered or by_id.keys().isdisjoint(ids) else by_id
+    if not isinstance(groups, Mapping):
+        return groups
+    missing = [one for one in ids if one not in groups]
+    if missing:
+        raise InputError(f"groups: no group for {len(missing)} of {len(ids)} clients, such as {missing[0]!r}")
+    return [groups[one] for one in ids]
 
 
 def _count(ids: Any) -> int:

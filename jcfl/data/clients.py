@@ -82,7 +82,7 @@ def from_clients(
         clients,
         (x_test, y_test, clients_test) if all(given) else test_fraction,
         classes=classes,
-        groups=_in_order(names, groups),
+        groups=groups,
         seed=options.get("seed", 0),
         name=name,
         where=name,
@@ -119,19 +119,3 @@ def _of_rows(x: np.ndarray, y: np.ndarray, clients: np.ndarray, **options: Any) 
     x = channelled(x, options["series"])
     mean, std = (one if len(one) == 1 else one[:1] * x.shape[-1] for one in (made.mean, made.std))
     return made.replace(x=x, y=labels, mean=mean, std=std, **splits)
-
-
-def _in_order(names: list[Any], groups: Any) -> Any:
-    """The groups in the clients' order, where they are given by name; else as they are.
-
-    A pandas Series has them by name if its index has every client.
-    """
-    if callable(getattr(groups, "to_dict", None)) and getattr(groups, "ndim", 0) == 1:
-        by_name = groups.to_dict()
-        groups = by_name if by_name.keys() >= {*names} else groups
-    if not isinstance(groups, Mapping):
-        return groups
-    missing = [name for name in names if name not in groups]
-    if missing:
-        raise InputError(f"groups: no group for {len(missing)} of {len(names)} clients, such as {missing[0]!r}")
-    return [groups[name] for name in names]

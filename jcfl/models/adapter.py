@@ -73,16 +73,11 @@ def task(
         model, calls = trial(runner, shape, classes)
     entries = classifier(model["params"], calls, head, name)
     first = first_dense(runner, model, shape) if isinstance(module, nn.Module) else None
-    result = Task(
-        traced_once(runner.init),
-        traced_once(apply_function(runner)),
-        features_function(runner, entries, calls, features),
-        loss,
-        entries,
-        name,
-        first,
-    )
     with refusal(f"model {name!r} has no usable features or loss"):
+        represent = features_function(runner, entries, calls, features)
+        result = Task(
+            traced_once(runner.init), traced_once(apply_function(runner)), represent, loss, entries, name, first
+        )
         check(result, model, shape, classes)
     return result
 
@@ -174,6 +169,8 @@ def classifier(params: dict[str, Any], calls: Calls, head: str | Sequence[str] |
     """The entries of the parameters that form the head: the given ones, or that of the last dense layer called."""
     if head is not None:
         entries = (head,) if isinstance(head, str) else tuple(head)
+        if not entries:
+            raise InputError(f"head of model {name!r}: expected {', '.join(params)}, or some of them; got none")
         for entry in entries:
             if entry not in params:
                 raise unknown(f"head of model {name!r}:", entry, params)
@@ -196,9 +193,15 @@ def apply_function(runner: Runner) -> Callable[..., tuple[Array, Model]]:
 def features_function(
     runner: Runner, entries: tuple[str, ...], calls: Calls, method: str | None
 ) -> Callable[..., Array]:
-    """The function `Task.features` of a module: it returns the output of `method`, or else the input of the head."""
-    called = {entry for entry, _ in calls} & set(entries)
-    wanted = called or {ROOT}  # a module that is a single layer is its own head
+    """The function `Task.features` of a module: it returns the output of `method`, or else the input of the head.
+
+    Raises:
+        InputError: the head is no layer that is called, so that it is not known what goes into it.
+    """
+    called = {entry for entry, _ in calls}
+    wanted = called & set(entries) or called & {ROOT}  # a module that is a single layer is its own head
+    if method is None and (not wanted or (ROOT in wanted and called != {ROOT})):
+        raise InputError(f"the head {' and '.join(entries)} is no layer that is called; name a method as features")
 
     def own(model: Model, x: Array, *, key: Key | None = None, mask: Array | None = None) -> Array:
         return flat(runner.run(model, x, key, mask, method=method)[0])
