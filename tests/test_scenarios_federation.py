@@ -181,6 +181,21 @@ def test_common_options_are_listed():
     assert registry.options("federation", "options", {"arrivals": {"3": 0.2}})["arrivals"] == {3: 0.2}
 
 
+def test_a_test_set_without_examples_may_have_any_shape():
+    none = Examples(np.empty(0, np.float32), np.empty(0, np.int32))
+    made = federation(Dataset("table", TABLE.train, none, 5), "iid", clients=3, min_examples=(1, 0))
+    assert made.train.size.tolist() == [300] * 3 and made.test.size.tolist() == [0] * 3
+
+
+def test_groups_and_ids_of_users_may_be_lists():
+    users = Examples(TABLE.train.x, TABLE.train.y, np.arange(900, dtype=np.int32) // 300)
+    whole = Dataset("table", users, TABLE.test, 5, group_of_user=[2, 0, 1], id_of_user=["c", "a", "b"])  # pyright: ignore
+    made = federation(whole, "natural", min_examples=(1, 1))
+    assert made.groups.tolist() == [2, 0, 1] and made.clients.tolist() == ["c", "a", "b"]
+    with pytest.raises(InputError, match="expected at most 3, the users of table, got 5"):
+        federation(whole, "natural", min_examples=(1, 1), clients=5)
+
+
 # --- description ---
 
 
@@ -200,6 +215,8 @@ def test_label_counts_and_guess_agree_with_a_loop():
     assert facts["all"]["train"]["total"] == 900
     assert facts["all"]["train"]["median"] == np.median(made.train.size)
     assert facts["all"]["classes_per_client"]["max"] == (label_counts(made) > 0).sum(1).max()
+    with pytest.raises(InputError, match="unknown split of the federation: 'tset'; did you mean 'test'"):
+        label_counts(made, "tset")
     assert json.loads(json.dumps(facts)) == facts
 
 

@@ -290,6 +290,19 @@ def test_a_client_without_a_group_is_named(make, kind):
         make(**given(), groups=kind({"zoe": 0, "bob": 1, "anne": 2}))
 
 
+def test_arrays_that_would_be_ignored_are_named(tmp_path):
+    x, y = np.zeros((6, 4), np.float32), np.arange(6) % 2
+    for more, said in (
+        ({"x_train": x}, "x and x_train are names of the same array"),
+        ({"clients_test": y}, "clients of a test set, clients_test, and no x_test"),
+    ):
+        np.savez(tmp_path / "a.npz", x=x, y=y, **more)
+        with pytest.raises(InputError, match=said):
+            load("arrays", tmp_path, path="a.npz")
+    with pytest.raises(InputError, match="resplit has no meaning for from_clients"):
+        from_clients(**given(), resplit=0.2)
+
+
 TEXTS = np.array(["dog", "ant", "cat"])[Y]
 
 

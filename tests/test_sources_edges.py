@@ -38,6 +38,10 @@ def test_mapped_reads_regular_files_only_and_names_the_bad_one(tmp_path):
     for name, array in {"x": X, "y": np.arange(40) % 2, "clients": np.arange(40) // 20}.items():
         np.save(tmp_path / f"{name}.npy", array)
     assert len(mapped(tmp_path).groups) == 2
+    np.save(tmp_path / "x_test.npy", X)
+    with pytest.raises(InputError, match="has x_test, and test examples of mapped files are drawn from x"):
+        mapped(tmp_path)
+    (tmp_path / "x_test.npy").unlink()
     with pytest.raises(InputError, match=r"y\.npy: there is no such file"):
         (tmp_path / "y.npy").unlink()
         mapped(tmp_path)

@@ -136,20 +136,20 @@ def test_arrays_and_named_clients(tmp_path):
 def test_images_of_other_modes_and_sizes_are_brought_together(tmp_path):
     several = [picture(PIXELS[0], "P"), picture(np.repeat(PIXELS[1][:3, :, None], 3, 2), kind="JPEG")]
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    table = datasets.Dataset.from_dict({"image": several, "label": [0, 1]}, features=kinds)
+    table = datasets.Dataset.from_dict({"image": several * 2, "label": [0, 1] * 2}, features=kinds)
     table.to_parquet(tmp_path / "a.parquet")
-    data = load("huggingface", tmp_path, path="a.parquet", size=3, share=0.5, x="image", train="train+train")
+    data = load("huggingface", tmp_path, path="a.parquet", size=3, share=0.5, x="image", train="train")
     assert data.shape == (3, 3, 3)
     with pytest.raises(InputError, match=r"'image' comes in several sizes, \(3, 4, 3\) and \(5, 4, 3\).*data\.size"):
         load("huggingface", tmp_path, path="a.parquet")
 
 
 def test_arrow_files_of_both_kinds(tmp_path):
-    table = pa.table({"x": [[0.5], [1.5]], "y": [0, 1]})
+    table = pa.table({"x": [[0.5], [1.5]] * 2, "y": [0, 1] * 2})
     for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
         with new(str(tmp_path / f"{name}.arrow"), table.schema) as writer:
             writer.write_table(table)
-        data = load("huggingface", tmp_path, path=f"{name}.arrow", y="y", train="train+train", share=0.5)
+        data = load("huggingface", tmp_path, path=f"{name}.arrow", y="y", share=0.5)
         assert sorted(data.train.x[:, 0]) == [0.5, 1.5]
 
 
@@ -299,3 +299,19 @@ def test_rows_to_train_and_to_test_on_should_differ(root):
     with pytest.warns(Notice, match="rows 6 to 7 of train are both trained on and tested on"):
         load("huggingface", root, train="train[:8]", test="train[6:]", **more)
     assert len(load("huggingface", root, train="train[:6]", test="train[6:]", **more).test) == 6
+    with pytest.raises(InputError, match="rows 0 to 11 of train are given twice"):
+        load("huggingface", root, train="train+train", share=0.5, **more)
+    with pytest.raises(InputError, match="rows 8 to 9 of train are given twice"):
+        load("huggingface", root, train="train[:6]", test="train[6:10]+train[8:]", **more)
+
+
+def test_grey_images_beside_coloured_ones_are_named(tmp_path):
+    """No size brings them together."""
+    both = [picture(PIXELS[0]), picture(np.repeat(PIXELS[1][:, :, None], 3, 2))]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    table = datasets.Dataset.from_dict({"image": both, "label": [0, 1]}, features=kinds)
+    table.to_parquet(tmp_path / "a.parquet")
+    for more in ({}, {"size": 3}):
+        with pytest.raises(InputError, match="'image' comes in grey and in colour") as error:
+            load("huggingface", tmp_path, path="a.parquet", **more)
+        assert "data.size" not in str(error.value)

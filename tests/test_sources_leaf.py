@@ -57,6 +57,8 @@ def test_unsplit_files_give_a_share_of_every_user_to_the_test(tmp_path, place):
         want = np.rint(np.array(people[name]["x"]) * 255).astype(int)
         assert sorted(map(tuple, both.astype(int))) == sorted(map(tuple, want))
     assert np.array_equal(load("femnist", tmp_path, test=0.25).test.x, data.test.x)
+    with pytest.raises(InputError, match=r"0\.01 of a user's few examples is none to test on"):
+        load("femnist", tmp_path, test=0.01)
 
 
 def test_celeba_reads_the_pictures_its_files_name(tmp_path):

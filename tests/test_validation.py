@@ -80,6 +80,13 @@ def test_what_several_clients_have_is_kept_by_all_of_them():
         made(0.5, "crowd", 1000, examples=(2, 5))
 
 
+def test_clients_of_a_crowd_keep_their_share():
+    """Most of its clients are the first to hold a few of their examples only, and one of few is more than a tenth."""
+    federation = made(0.1, "crowd", 500, examples=(10, 2))
+    kept, left = (federation.splits[name].size for name in ("validation", "train"))
+    assert kept.sum() / (kept + left).sum() == pytest.approx(0.1, abs=0.02)
+
+
 def test_attackers_flip_only_what_they_train_on():
     before = with_attackers(made(0.2, "iid"), 0.5, 0)
     after = with_flipped_labels(before)

@@ -64,12 +64,17 @@ def arrays(
     if place.suffix == ".npy":
         place = place.parent
     given = read_arrays(place, [name for known in NAMES.values() for name in known])
+    for known in NAMES.values():
+        if len(twice := [name for name in known if name in given]) > 1:
+            raise InputError(f"{place}: {' and '.join(twice)} are names of the same array; expected one of them")
     named = {key: given[name] for key, known in NAMES.items() for name in known if name in given}
     for key in ("x", "y"):
         if key not in named:
             raise InputError(f"{place}: no array {key!r}; it has {', '.join(names_in(place)) or 'no arrays'}")
     if ("x_test" in named) != ("y_test" in named):
         raise InputError(f"{place}: x_test and y_test go together; only one is there")
+    if "clients_test" in named and "x_test" not in named:
+        raise InputError(f"{place}: there are clients of a test set, clients_test, and no x_test and y_test")
     x, y, clients, groups = (named.get(key) for key in ("x", "y", "clients", "groups"))
     apart = tuple(named[key] for key in ("x_test", "y_test", "clients_test") if key in named)
     assert x is not None and y is not None

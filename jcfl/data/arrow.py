@@ -172,6 +172,8 @@ def refuse_several(shapes: set[tuple[int, ...]], name: str, where: Path) -> None
     """Refuse examples of several shapes."""
     if len(shapes) > 1:
         some = " and ".join(map(str, sorted(shapes)[:2]))
+        if len({shape[:2] for shape in shapes}) == 1:
+            raise InputError(f"{where}: {name!r} comes in grey and in colour, {some}; expected one of them")
         raise InputError(f"{where}: {name!r} comes in several sizes, {some}; expected one (data.size scales images)")
 
 

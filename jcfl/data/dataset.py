@@ -53,8 +53,11 @@ class Dataset:
                 f"{self.name}: examples to train on have the shape {one[1]} ({one[0]}), those to test on {other[1]} "
                 f"({other[0]}); expected the same"
             )
-        for what, given in (("true groups", self.group_of_user), ("ids", self.id_of_user)):
-            if given is not None and len(given) < self.users:
+        for field, what in (("group_of_user", "true groups"), ("id_of_user", "ids")):
+            if (given := getattr(self, field)) is None:
+                continue
+            object.__setattr__(self, field, array(given, what, self.name))  # it may be a list
+            if len(given) < self.users:
                 raise InputError(f"{self.name}: {len(given)} {what} for {self.users} users; expected one for each")
 
     @property

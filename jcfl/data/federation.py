@@ -83,7 +83,7 @@ def federation(
             `with_mixing`. `min_examples` counts the examples before it.
         held_out: the share of clients that never train, drawn from all groups in proportion, in [0, 1).
         arrivals: by round (from 1), the share of clients that arrive in this round, in (0, 1]; all others take part
-            from round 0 on.
+            from round 0 on. Held-out clients are drawn too, here and for departures.
         departures: by round (from 1), the share of clients that depart in this round, in (0, 1].
         drift: by round (from 1), the share of clients that exchange all their examples in pairs of two true groups, in
             (0, 1]; see `with_drift`.
@@ -158,6 +158,8 @@ def _shaped(dataset: Dataset) -> Dataset:
         _checked(part, dataset.classes, f"{dataset.name}, {half}", dataset.series)
         for part, half in ((dataset.train, "train"), (dataset.test, "test"))
     )
+    if not len(test):  # then its arrays may have any shape
+        test = replace(test, x=train.x[:0], y=train.y[:0])
     return replace(dataset, train=train, test=test)
 
 

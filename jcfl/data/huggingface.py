@@ -1,5 +1,6 @@
 """Datasets of Hugging Face's `datasets`: Parquet and Arrow files, and names of its hub."""
 
+import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,8 @@ def huggingface(
     if test is None and "test" in splits and all(part.splitname != "test" for part in first):
         test = "test"
     second = parts(known, splits, test, where) if test is not None else []
+    for part in (first, second):
+        refuse_repeated_rows(part, where)
     tell_of_common_rows(first, second, where)
     wanted = (*several(x), y, clients)
     tables = [taken(splits, some, features, wanted, where) for some in (first, second) if some]
@@ -76,10 +79,23 @@ def tell_of_common_rows(first: Sequence[Any], second: Sequence[Any], where: Path
     """Say in a notice that rows of a split are in both parts, to train on and to test on."""
     for one in first:
         for two in second:
-            start, end = max(one.from_, two.from_), min(one.to, two.to)
-            if one.splitname == two.splitname and start < end:
-                told = f"{where}: rows {start} to {end - 1} of {one.splitname} are both trained on and tested on"
+            if common := common_rows(one, two):
+                told = f"{where}: {common} are both trained on and tested on"
                 warnings.warn(f"{told}; give splits that do not overlap", Notice, stacklevel=3)
+
+
+def refuse_repeated_rows(part: Sequence[Any], where: Path) -> None:
+    """Refuse rows that are given twice: one copy could be drawn for testing, and the other trained on."""
+    for one, two in itertools.combinations(part, 2):
+        if common := common_rows(one, two):
+            raise InputError(f"{where}: {common} are given twice; give splits that do not overlap")
+
+
+def common_rows(one: Any, two: Any) -> str:
+    """The rows that two parts of splits have in common, in words; empty if there are none."""
+    start, end = max(one.from_, two.from_), min(one.to, two.to)
+    is_common = one.splitname == two.splitname and start < end
+    return f"rows {start} to {end - 1} of {one.splitname}" if is_common else ""
 
 
 def library() -> Any:

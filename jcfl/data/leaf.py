@@ -112,7 +112,10 @@ def from_leaf(
         mask = random_share(parts[0][2], test)
         parts = [tuple(values[side] for values in parts[0]) for side in (~mask, mask)]
     classes = classes or counted((y for _, y, _ in parts), root)
-    train, held = (_examples(part, classes, shape, images, size, root) for part in parts)
+    train = _examples(parts[0], classes, shape, images, size, root)
+    if len(files) == 1 and not len(parts[1][1]):
+        raise InputError(f"{root}: {test:g} of a user's few examples is none to test on; set a larger share, test")
+    held = _examples(parts[1], classes, shape, images, size, root)
     return Dataset(name, train, held, classes, id_of_user=plain(np.array([*numbers], object), root))
 
 

@@ -9,7 +9,7 @@ from numpy.lib.format import open_memmap
 from pydantic import Field
 from rich.filesize import decimal
 
-from jcfl.data.archives import read_arrays
+from jcfl.data.archives import names_in, read_arrays
 from jcfl.data.clients import from_clients
 from jcfl.data.files import reading, regular
 from jcfl.data.generated import true_parameters
@@ -38,6 +38,11 @@ def mapped(folder: Path | str, **options: Any) -> Federation:
     with reading(path, "an .npy array"):
         x = np.load(path, mmap_mode="r", allow_pickle=False)
     held = read_arrays(folder, ("y", "clients", "groups"))
+    if others := {*names_in(folder)} & {"x_test", "y_test", "clients_test"}:
+        raise InputError(
+            f"{folder} has {' and '.join(sorted(others))}, and test examples of mapped files are drawn from x; put them "
+            "into x, or give the arrays to from_clients"
+        )
     for name in ("y", "clients"):
         if name not in held:
             raise InputError(f"cannot read {folder / name}.npy: there is no such file")
@@ -73,9 +78,9 @@ def write_gaussian(
     if users < groups:
         raise InputError(f"write_gaussian: {users} users cannot fill {groups} groups; expected users >= groups")
     folder, rows = Path(folder), users * examples
-    partial = folder.with_name(f"{folder.name}.partial")
     if folder.exists():
         raise InputError(f"{folder} is there already; give a new folder, or delete it")
+    partial = folder.with_name(f"{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
     need, free = 4 * rows * (features + 2), shutil.disk_usage(folder.parent).free
     if need > free:

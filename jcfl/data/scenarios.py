@@ -198,6 +198,8 @@ def natural(
     ids = known if dataset.id_of_user is None else dataset.id_of_user[known]
     sizes = np.stack([np.bincount(index[half], minlength=len(known)) for half in (examples.trains, ~examples.trains)])
     fit = _with_enough(sizes, min_examples)
+    if clients and len(fit) == len(known) < clients:
+        raise InputError(f"clients: expected at most {len(known)}, the users of {dataset.name}, got {clients}")
     if len(fit) < (clients or 1):
         few = (
             f"expected at most {len(fit)}, got {clients}: of {len(known)} users of {dataset.name} only {len(fit)} have"

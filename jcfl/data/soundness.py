@@ -6,7 +6,7 @@ import numpy as np
 
 from jcfl.data.dataset import CLASSES, array, features, labels, whole_numbers
 from jcfl.data.partition import Draws, Partition
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, shown, unknown
 from jcfl.types import Drift, Federation, Ids, Split
 
 PARTITIONED = {"x": "", "y": "iu", "trains": "b", "owner": "iu", "groups": "iu"}
@@ -132,9 +132,12 @@ def rows(federation: Federation, half: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows that clients own, in the clients' order `[r]`, and how many each of them owns `[m]`.
 
     Raises:
-        InputError: a client's rows are not in the pool, or are not where the client's start and size say.
+        InputError: there is no such split; a client's rows are not in the pool, or are not where the client's start and
+            size say.
     """
     _refuse_other(federation)
+    if half not in federation.splits:
+        raise unknown("split of the federation:", half, federation.splits)
     split: Split = federation.splits[half]
     clients, where = len(np.asarray(federation.groups)), f"{_where(federation)} ({half})"
     if not isinstance(split, Split):

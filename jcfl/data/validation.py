@@ -42,6 +42,9 @@ def with_validation(
     rank = np.arange(len(holder)) - (np.cumsum(size) - size)[holder] + rng.integers(np.maximum(size, 1))[holder]
     taken = np.zeros(drawn_from.max() + 1, bool)
     taken[examples] = (rank + 1) * number[holder] // size[holder] > rank * number[holder] // size[holder]
+    if len(examples) < len(rows):  # of clients that are first to hold a few of their examples, one of each is too many
+        turn = np.arange(len(examples)) + rng.random()
+        taken[examples] = np.floor((turn + 1) * share) > np.floor(turn * share)
     kept = taken[drawn_from]
     left = np.bincount(owner[~kept], minlength=clients)
     if not left.all():
