@@ -65,9 +65,7 @@ def from_clients(
     if not isinstance(name, str):
         raise InputError(f"name: expected text, got {shown(name)}")
     if options.get("resplit") is not None:
-        raise InputError(
-            "resplit has no meaning for from_clients, which takes a share of every client's: test_fraction"
-        )
+        raise InputError("resplit has no meaning for from_clients; test_fraction is a share of every client's examples")
     if whole_map(x) is not None and x.dtype not in (np.uint8, np.float32):
         told = f"{name}: the mapped file has {x.dtype}, and a copy as float32 will be in memory"
         warnings.warn(f"{told} ({decimal(4 * x.size)}); write the file as float32 to train from it", Notice, 2)

@@ -40,8 +40,8 @@ def mapped(folder: Path | str, **options: Any) -> Federation:
     held = read_arrays(folder, ("y", "clients", "groups"))
     if others := {*names_in(folder)} & {"x_test", "y_test", "clients_test"}:
         raise InputError(
-            f"{folder} has {' and '.join(sorted(others))}, and test examples of mapped files are drawn from x; put them "
-            "into x, or give the arrays to from_clients"
+            f"{folder} has {' and '.join(sorted(others))}, and test examples of mapped files are drawn from x; put "
+            "them into x, or give the arrays to from_clients"
         )
     for name in ("y", "clients"):
         if name not in held:
