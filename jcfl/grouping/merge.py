@@ -43,7 +43,8 @@ class Merge(Clustering):
         ),
     ] = 0.5
     order: Annotated[
-        Literal["greedy", "single_pass"], Field(description="the most similar pair first, or all similar pairs at once")
+        Literal["greedy", "single_pass"],
+        Field(description="the most similar pair first, or all similar pairs once in a round"),
     ] = "greedy"
     start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current"
     capacity: Annotated[int | None, Field(ge=1, description="largest number of clusters at a time")] = None
@@ -89,6 +90,7 @@ class Merge(Clustering):
             renew=method.when.renew,
             follow=partial(server.merged, method=method),
             privacy=context.privacy,
+            every_round=self.order == "single_pass",
             goes_on=faults.leaves_out(context.faults, method.aggregate.exclude),
         )
         if context.resources.devices > 1:  # each device holds only a part of every model, which it averages at once

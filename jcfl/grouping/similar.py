@@ -45,7 +45,7 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
             state, renewed = after_renewal(settings, state, cohort, federation)
             changed |= renewed
         new = cohort.present & (state.labels[cohort.who] < 0)
-        changed |= new.any() | (settings.tau != state.memory.tau)
+        changed |= new.any() | (settings.tau != state.memory.tau) | settings.every_round
         state = state.replace(memory=state.memory.replace(tau=jnp.float32(settings.tau)))
         order = jnp.argsort(~new, stable=True)  # new clients first, so that chunks without any can be skipped
 
