@@ -260,6 +260,17 @@ def test_the_knee_separates_clusters_from_noise():
     assert knee(distance, np.zeros(26, bool), 4) == np.inf
 
 
+@pytest.mark.parametrize("distance", [lambda x: jnp.sqrt(kmeans.euclidean(x, x)), lambda x: kmeans.cosine(x, x)])
+def test_clients_described_alike_are_one_cluster_without_a_radius(distance):
+    """The distances of most clients to their neighbours are nothing but rounding."""
+    for points in (np.eye(3), np.random.default_rng(0).normal(size=(4, 1000))):
+        truth = np.arange(40) % len(points)
+        away = distance(jnp.asarray(points[truth], jnp.float32))
+        present = np.ones(40, bool)
+        found = density.dbscan(away, present, density.knee(away, present, 3), 3)
+        assert adjusted_rand_score(truth, found) == 1
+
+
 # A few numbers about a client
 
 

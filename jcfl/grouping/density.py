@@ -10,6 +10,10 @@ from jax import lax
 from jcfl.grouping.labels import numbered
 from jcfl.types import Array
 
+ROUNDED = 1e-3
+"""How far apart equal points may be by rounding, as a share of the largest distance: distances in single precision are
+roots of differences of squares, so that their error is the root of the precision."""
+
 
 def dbscan(distance: Array, present: Array, eps: Array | float, min_samples: Array | int) -> Array:
     """Clusters of clients that have many others near them (Ester et al. 1996).
@@ -74,7 +78,8 @@ def knee(distance: Array, present: Array, min_samples: int) -> Array:
         min_samples: clients in the neighbourhood of a core client, itself included; at least 2.
 
     Returns:
-        the radius; infinite if nobody has that many neighbours. [] float
+        the radius, above the rounding of distances between equal points; infinite if nobody has that many neighbours.
+        [] float
     """
     n = present.size
     pairs = present[:, None] & present & ~jnp.eye(n, dtype=bool)
@@ -85,4 +90,5 @@ def knee(distance: Array, present: Array, min_samples: int) -> Array:
     last = jnp.maximum(count - 1, 1)
     line = away[0] + (away[jnp.maximum(count - 1, 0)] - away[0]) * jnp.arange(n) / last
     below = jnp.where(real, line - jnp.where(real, away, 0), -jnp.inf)
-    return jnp.where(count > 0, away[below.argmax()], jnp.inf)
+    least = ROUNDED * jnp.where(pairs & (distance < jnp.inf), distance, 0).max()
+    return jnp.where(count > 0, jnp.maximum(away[below.argmax()], least), jnp.inf)
