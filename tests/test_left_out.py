@@ -159,6 +159,16 @@ def test_partial_work_and_hidden_pulls_are_refused():
         run(FEDERATION, "stocfl", renew=1, similarity="plain", privacy={"name": "gaussian", **private})
 
 
+def test_a_client_that_is_excluded_for_good_is_not_grouped():
+    data = jax.device_put(tiny.federation())
+    setting = tiny.setting(extras=({"name": "exclude", "limit": 1e9, "patience": 1},))
+    algorithm = tiny.built("flhc", setting, at=1, clusters=2)
+    step = jax.jit(algorithm.step)
+    state = step(jax.jit(algorithm.init)(jax.random.key(0), data), data)
+    found = step(state.replace(clients=state.clients | {"suspected": jnp.array([1] + [0] * 7)}), data)
+    assert found.labels[0] == -1 and (found.labels[1:] >= 0).all()
+
+
 def test_the_last_model_of_a_client_that_is_excluded_for_good_counts_no_more():
     """In methods that average the models that clients keep."""
     data = jax.device_put(tiny.federation((6,) * 4))

@@ -328,6 +328,20 @@ def test_shares_of_classes_with_noise_are_shares_still():
             {"method": {"name": "local", "train": {"name": "tied", "layers": ["body"]}}},
             "no layers can be averaged over",
         ),
+        ({"method": {"name": "cfl", "describe": {"name": "update", "epochs": 2}}}, r"describe\.epochs has no effect"),
+        (
+            {"method": {"name": "oneshot_kmeans", "train": "distinct"}},
+            r"train\.distinct has no effect",
+        ),
+        (
+            {"method": {"name": "cfl", "train": "distinct"}},
+            r"leave train\.distinct out",
+        ),
+        (
+            {"method": {"name": "fedavg", "addons": [{"name": "voting", "method": "ifca"}, {"name": "voting"}]}},
+            "votes with ifca already",
+        ),
+        ({"method": {"name": "fedavg_plus", "by": "logits", "addons": ["voting"]}}, "votes by logits already"),
     ],
     ids=str,
 )
@@ -475,6 +489,12 @@ def test_a_user_s_annotations_need_not_be_known_here():
 def test_answers_that_would_train_something_else_are_refused(method, says):
     with pytest.raises(InputError, match=says):
         jcfl.run(two_groups(), method=method, model="linear", rounds=1)
+
+
+def test_groups_that_are_not_known_describe_nobody():
+    method = {"name": "clustered", "describe": "truth", "compare": "l2", "group": {"name": "linkage", "clusters": 2}}
+    with pytest.raises(InputError, match="no client's true group is known"):
+        jcfl.run(two_groups().replace(groups=np.full(8, -1, np.int32)), method=method, model="linear", rounds=1)
 
 
 def test_quality_is_not_measured_of_models_without_their_private_layers():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jcfl
+from jcfl import registry
 from jcfl.core.chunks import over_clients
 from jcfl.errors import InputError
 from jcfl.methods import fedavg
@@ -44,6 +45,28 @@ def test_clients_predict_new_examples_as_they_predict_their_own(method):
         np.testing.assert_allclose(accuracy, history.accuracy_clients[lane, -1], atol=1e-6)
     one = test.owned(3)
     np.testing.assert_array_equal(history.predict(x[one], 3), history.logits(x[one], [3] * len(one)).argmax(-1))
+
+
+def test_clients_never_sampled_are_placed_also_where_they_have_a_cluster():
+    """FeSEM groups such clients by the initial model, which says nothing about their data."""
+    setting, data = tiny.setting(0.25), jax.device_put(tiny.federation())
+    method = registry.find("method", "fesem")(clusters=2)
+    given, placed = (tiny.built(method.with_answer(unsampled=how), setting) for how in ("shared", "placed"))
+
+    @jax.jit
+    def whole(key):
+        state = jax.lax.fori_loop(0, 2, lambda _, state: given.step(state, data), given.init(key, data))
+        grouping = method.group.grouping(method, setting.context)
+        nearest = grouping.place(state, jnp.arange(8), data)
+        return state, nearest, given.predict(state, data)[0], placed.predict(state, data)[0]
+
+    moved = 0
+    for seed in range(8):
+        state, nearest, left, there = whole(jax.random.key(seed))
+        np.testing.assert_array_equal(left, state.labels)
+        np.testing.assert_array_equal(there, np.where(state.seen, state.labels, nearest))
+        moved += (there != left).sum()
+    assert moved > 0
 
 
 def test_only_chunks_with_clients_whose_results_are_used_take_time():

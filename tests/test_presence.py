@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jcfl import methods as methods
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import NEVER
 from tests import plain, tiny
 
@@ -26,6 +27,19 @@ def test_labels_change_in_the_window_only(method, options):
     kernel = states.clusters["params"]["head"]["kernel"]
     used = sorted(set(labels[-1]))
     assert (np.abs(kernel[-1] - kernel[3]).max((1, 2))[used] > 1e-3).any()
+
+
+def test_accumulated_updates_are_grouped_once_there_are_as_many_as_clusters():
+    """With one client in a round, no two have accumulated anything when the grouping is due."""
+    pieces = {"describe": "accumulated", "compare": "l2", "group": {"name": "kmeans", "clusters": 3, "restarts": 3}}
+    method = {"name": "clustered", **pieces, "when": {"name": "once", "at": 1}}
+    given = {"method": method, "model": tiny.task(), "participation": 1 / 8, "rounds": 14}
+    (algorithm,) = planned(*config_and_objects(tiny.federation(), given)).algorithms.values()
+    states = tiny.run(algorithm, 14)
+    grouped, seen = states.memory.grouped, states.seen.sum(1)
+    first = grouped.argmax()
+    assert grouped.any() and seen[first - 1] == 3 and (seen[: first - 1] < 3).all()
+    assert len({*states.labels[first][states.seen[first - 1]].tolist()}) == 3
 
 
 def test_a_window_of_all_rounds_is_none():

@@ -39,12 +39,22 @@ def test_marks_name_options_and_values_that_there_are():
             "^fedavg: aggregate.server_lr has no effect with server=none, only with momentum or adam",
         ),
         ({"name": "fesem_ma", "spread": 2.0}, "^fesem_ma: spread has no effect without growth$"),
+        ({"name": "flhc", "clusters": 2, "capacity": 3}, "^flhc: capacity has no effect without distance_threshold$"),
+        (
+            {"name": "oneshot_kmeans", "layers": "first"},
+            "^oneshot_kmeans: layers has no effect with distance=l1, only with layer$",
+        ),
     ],
     ids=str,
 )
 def test_a_run_names_them(method, says):
     with pytest.warns(Notice, match=says):
         planned(config.read({"data": "digits", "scenario": "iid", "rounds": 1, "method": method}))
+
+
+def test_a_capacity_is_of_clusters_that_are_not_counted():
+    assert list(of_piece("group", "linkage", {"clusters": 2, "capacity": 3}, ""))
+    assert not list(of_piece("group", "linkage", {"threshold": 2.0, "capacity": 3}, ""))
 
 
 @pytest.mark.parametrize("given", [{}, {"beta": 0.1}, {"rule": "trimmed_mean", "beta": 0.2}], ids=str)

@@ -23,7 +23,7 @@ class Population(NamedTuple):
     """The clients of a run: the numbers that fix its shapes."""
 
     clients: int  #: m, the number of clients
-    groups: int  #: the number of true groups, at least 1
+    groups: int  #: the number of true groups; 0 if no client's group is known
     held_out: np.ndarray  #: [h] int, the numbers of the clients that never train
     changes: bool  #: whether clients arrive after the first round
     departures: bool  #: whether any client leaves the federation
@@ -107,7 +107,7 @@ def context(
     batch, _ = trainer.rows_and_steps(width)
     population = Population(
         clients=held_out.size,
-        groups=int(np.max(federation.groups, initial=0)) + 1,
+        groups=int(np.max(federation.groups, initial=-1)) + 1,
         held_out=np.flatnonzero(held_out),
         changes=bool((np.asarray(federation.arrive) > 0).any()),
         departures=bool((np.asarray(federation.depart) < NEVER).any()),

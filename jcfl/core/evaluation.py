@@ -105,8 +105,8 @@ def serving_clusters(
 ) -> Array:
     """The cluster that serves each client, those outside the training placed by the grouping. [m]
 
-    A client that was never sampled has none, unless the method's answer lets the grouping place it too. Before the
-    method's own phase begins, nobody is in a cluster.
+    A client that was never sampled has none in most methods; FeSEM's has that of the initial model. With the answer
+    `placed`, the grouping places it. Before the method's own phase begins, nobody is in a cluster.
     """
     labels, held_out = grouping.serve(state, federation), context.population.held_out
     if held_out.size:

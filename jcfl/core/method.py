@@ -269,8 +269,8 @@ class Answer(Piece):
         model: the model of its cluster; `sum` adds the logits of ω; `mixture` weighs the probabilities of all cluster
             models by the client's membership; `majority` ignores models: the client's own most frequent class.
         tune: local steps that a client trains its model for before it predicts.
-        unsampled: the model of a client that was never sampled: ω's, or that of the cluster in which the grouping
-            places it.
+        unsampled: the model of a client that was never sampled: ω's (or that of the cluster which it has without any
+            update of its own, as in FeSEM), or that of the cluster in which the grouping places it.
         vote: runs beside this one whose class probabilities, or logits, are averaged with it.
     """
 

@@ -24,7 +24,7 @@ from jcfl.core.aggregates import Bounds
 from jcfl.core.context import Context, Population
 from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
-from jcfl.core.engine import Sums, weights_of
+from jcfl.core.engine import Sums
 from jcfl.core.method import Method
 from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
 from jcfl.errors import InputError
@@ -331,9 +331,6 @@ def grouped(
         clusters, weight, mean = server.means_of_kept(method, state, members, federation, models)
         return state, Sums(clusters, weight, sums.shared if method.trains_shared else mean)
     clusters, weight = server.aggregate(method, bound, state, members, federation, models)
-    if "model" in state.clients and not method.trains_shared:
-        size = weights_of(members, federation, server.by_size)
-        sums = sums._replace(shared=trees.mean(size / jnp.maximum(size.sum(), 1), models))
     return state, sums._replace(clusters=clusters, weight=weight)
 
 

@@ -31,7 +31,7 @@ from jcfl.grouping.compare import (
     representatives,
 )
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
-from jcfl.grouping.labels import aligned, first_labels, with_overflow, with_undescribed
+from jcfl.grouping.labels import aligned, first_labels, served, with_overflow, with_undescribed
 from jcfl.grouping.losses import least_loss, nearest_of, with_newcomers
 from jcfl.grouping.when import Once, Window
 from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
@@ -114,12 +114,12 @@ class Clustering(Group):
             )
         if isinstance(when, Once) and when.start == "members" and isinstance(describe, OfData | Accumulated):
             raise InputError(f"{method.name}: when.start=members needs trained models; {describe.name} has none")
-        in_rounds = isinstance(describe, Accumulated) or not isinstance(when, Once)
-        if in_rounds and getattr(describe, "epochs", None) is not None:
-            advice = "" if isinstance(describe, Accumulated) else ", or set method.when=once"
+        if isinstance(describe, Accumulated) or not isinstance(when, Once):
+            refuse_epochs(method, "" if isinstance(describe, Accumulated) else ", or set method.when=once")
+        if isinstance(when, Once) and method.train.distinct:
             raise InputError(
-                f"{method.name}: clients are described by what they train in a round, so describe.epochs has no "
-                f"effect; leave it out{advice}"
+                f"{method.name}: clusters that are found once begin with the same model, so train.distinct has no "
+                "effect; leave it out"
             )
 
     def keeps(self, method: Method, context: Context) -> dict[str, Callable[[Any], Any]]:
@@ -132,6 +132,19 @@ class Clustering(Group):
         if isinstance(method.describe, OfUpload) and not isinstance(method.describe, TrainedModel):
             return {"description": lambda first: blank_description(method, context, first)}
         return {}
+
+
+def refuse_epochs(method: Method, advice: str = "") -> None:
+    """Refuse epochs of a description by what clients train in a round.
+
+    Args:
+        advice: what else the user can do.
+    """
+    if getattr(method.describe, "epochs", None) is not None:
+        raise InputError(
+            f"{method.name}: clients are described by what they train in a round, so describe.epochs has no effect; "
+            f"leave it out{advice}"
+        )
 
 
 def blank_description(method: Method, context: Context, first: Model) -> Array:
@@ -154,7 +167,9 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     """All clients are grouped in one round; clients that come later join the cluster that fits them best.
 
     If the description is made of trained models, all clients train from ω for it. Clients that are not available
-    (`Federation.available`) are not grouped. Where fewer than two are, the grouping waits for a later round.
+    (`Federation.available`), or are excluded for good, are not grouped. Where fewer than two are left, the grouping
+    waits for a later round; where descriptions are accumulated, until as many clients have taken part as there are
+    clusters.
     """
     when, describe, compare = method.when, method.describe, comparison(method.compare, method.name)
     assert isinstance(when, Once)
@@ -165,6 +180,9 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     probe = describing_client(method, context, getattr(describe, "epochs", None))
     weigh = server.counting(method)
     fewest, after_phase = min(2, context.population.eligible), bool(method.before)
+    accumulates = isinstance(describe, Accumulated)
+    if accumulates:
+        fewest = min(max(2, getattr(group, "clusters", None) or 2), context.population.eligible)
     waits = context.population.changes or after_phase
     attack, exclude = context.faults.attack, method.aggregate.exclude
     leaves_out = faults.leaves_out(context.faults, exclude)
@@ -186,19 +204,22 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             return jax.lax.cond(enough(state, federation), due, lambda: state) if waits else due()
         return state
 
+    def described(state: State, federation: Federation) -> Array:
+        here = federation.available(state.round) & ~faults.excluded(exclude, state)
+        return here & state.seen if accumulates else here  # those not seen have accumulated nothing
+
     def enough(state: State, federation: Federation) -> Array:
-        return federation.available(state.round).sum() >= fewest
+        return described(state, federation).sum() >= fewest
 
     def regrouped(key: Key, group_key: Key, state: State, federation: Federation) -> State:
-        here, everyone = federation.available(state.round), jnp.arange(m)
+        here, everyone = described(state, federation), jnp.arange(m)
         models = None
         if describe_clients is not None:
             points = describe_clients(state.memory.anchor, federation, everyone)
             state = with_undescribed(state, points, here)
             points = privacy.descriptions(state.key, everyone, points)
-        elif isinstance(describe, Accumulated):
+        elif accumulates:
             points = state.clients["description"]
-            here &= state.seen  # the others have accumulated nothing
         else:
             models = trained_by_all(probe, key, state, federation, context.resources.chunk)
             to_all, sent = trees.stack(state.shared, m), trees.stack(state.shared, 1)
@@ -250,9 +271,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
     def after(key: Key, state: State, members: Cohort, federation: Federation, models: Models) -> State:
         return with_descriptions(method, context, state, members, models)
 
-    return grouping_of(
-        init=init, before=before, after=after if isinstance(describe, Accumulated) else None, place=place
-    )
+    return grouping_of(init=init, before=before, after=after if accumulates else None, place=place)
 
 
 def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
@@ -328,7 +347,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
             due &= (method.when.first <= state.clock) & (state.clock < method.when.last)
         return jax.lax.cond(due, lambda: regrouped(key, state, members, federation, points), lambda: state)
 
-    return grouping_of(init=init, before=before, after=after, place=nearest)
+    return grouping_of(init=init, before=before, after=after, place=nearest, serve=served(method))
 
 
 def refuse_private_descriptions(method: Method, context: Context) -> None:

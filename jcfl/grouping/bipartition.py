@@ -14,9 +14,10 @@ from jcfl.core.method import Group, Method
 from jcfl.core.neutral import grouping_of
 from jcfl.errors import InputError
 from jcfl.grouping import linkage
+from jcfl.grouping.batch import refuse_epochs
 from jcfl.grouping.compare import Cosine
 from jcfl.grouping.describe import Update, updates
-from jcfl.grouping.labels import first_labels
+from jcfl.grouping.labels import first_labels, served
 from jcfl.grouping.losses import expect, least_loss, with_newcomers
 from jcfl.grouping.merging import inverse_norm
 from jcfl.grouping.when import Settled
@@ -56,6 +57,9 @@ class Bipartition(Group):
         expect(method, "describe", (Update,), "splits a cluster by its clients' updates", exactly=True)
         expect(method, "compare", (Cosine,), "compares updates by their cosine", exactly=True)
         expect(method, "when", (Settled,), "splits a cluster that has settled while its clients pull apart")
+        refuse_epochs(method)
+        if method.train.distinct:
+            raise InputError(f"{method.name}: a half of a cluster begins with its model; leave train.distinct out")
         if context.population.participation < 1:
             raise InputError(
                 f"{method.name} compares all clients' updates in each round: participation must be 1, "
@@ -90,6 +94,7 @@ class Bipartition(Group):
             before=before,
             after=after,
             place=place,
+            serve=served(method),
         )
 
     def split(

@@ -74,7 +74,13 @@ class Truth(OfData):
     name: ClassVar[str] = "truth"
 
     def for_clients(self, context: Context) -> DescribeClients:
-        """One-hot groups. [s, g]"""
+        """One-hot groups. [s, g]
+
+        Raises:
+            InputError: the federation does not know any client's group.
+        """
+        if not context.population.groups:
+            raise InputError("describe 'truth': no client's true group is known; choose another description")
         return lambda memory, federation, who: jax.nn.one_hot(federation.groups[who], context.population.groups)
 
 

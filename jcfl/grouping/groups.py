@@ -150,7 +150,7 @@ class Linkage(Clustering):
     kind: Annotated[linkage.Linkage, Field(description="distance of two clusters from those of their members")] = (
         "average"
     )
-    capacity: Capacity = 64
+    capacity: Annotated[Capacity, Field(json_schema_extra={"only_with": {"threshold": None}})] = 64
 
     def slots(self, context: Context) -> int:
         """The number of clusters, or the capacity."""

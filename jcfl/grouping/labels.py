@@ -1,16 +1,26 @@
 """Labels of clients: those before any grouping, numbers for clusters, and what ends a run when clients are grouped."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from optax.assignment import hungarian_algorithm
 
 from jcfl import trees
 from jcfl.core.faults import with_failure
+from jcfl.core.method import Method
 from jcfl.types import OVERFLOW, UNDESCRIBED, Array, Federation, State
 
 
 def first_labels(state: State, federation: Federation) -> Array:
     """Cluster 0 for the clients that are available, -1 for the others. [m] int32"""
     return jnp.where(federation.available(state.round), 0, -1).astype(jnp.int32)
+
+
+def served(method: Method) -> Callable[[State, Federation], Array] | None:
+    """The clusters at evaluation [m] where clients that were never sampled have a cluster by chance: see `Answer`."""
+    if method.answer.unsampled != "placed":
+        return None
+    return lambda state, federation: jnp.where(state.seen, state.labels, -1)  # then the grouping places the others
 
 
 def numbered(labels: Array, present: Array) -> Array:

@@ -1,11 +1,13 @@
 """Merging of clusters by the cosines of their vectors; only inner products of the vectors are needed."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jcfl.trees import EXACT
 from jcfl.types import Array
 from jcfl.types.target import target
 
@@ -161,7 +163,8 @@ def single_pass(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, A
 
     target, _ = lax.while_loop(lambda carry: carry[1], spread, (jnp.arange(k, dtype=jnp.int32), jnp.array(True)))
     members = jax.nn.one_hot(target, k, axis=0) * alive  # [k, k]
-    return target, members @ gram @ members.T
+    product = partial(jnp.matmul, precision=EXACT)
+    return target, product(product(members, gram), members.T)
 
 
 def limit(tau: Array | float) -> Array:

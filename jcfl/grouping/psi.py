@@ -49,7 +49,7 @@ class Settings(NamedTuple):
     follow: Callable[[Any, Array, Model], Any] = lambda server, weights, first: server  # merges the server's states
     parts: int = 16  # parts of the cluster models that are averaged one after another
     privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
-    every_round: bool = False  # whether clusters are merged also if nobody is new: sums may be more similar than vectors
+    every_round: bool = False  # whether clusters are merged also if nobody is new; their sums may be similar
     goes_on: bool = False  # whether a run goes on where a client's Ψ is not finite
 
 

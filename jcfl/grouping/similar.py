@@ -230,7 +230,7 @@ def exchanged(settings: Settings, state: State, due: Array, federation: Federati
     to = from_ * stays
     change = optax.tree.sub(trees.sums(to, psi), trees.sums(from_, before))
     cross = trees.inner(change, memory.sums)
-    noise = from_ @ (1 - trust) - to @ (1 - fresh)
+    noise = (from_ * (1 - trust) - to * (1 - fresh)).sum(1)
     gram = memory.gram + cross + cross.T + trees.inner(change, change) + jnp.diag(noise)
     labels = state.labels.at[jnp.where(due & ~stays, who, state.labels.size)].set(-1, mode="drop")
     described = memory.described.at[jnp.where(due & stays, who, labels.size)].set(state.round, mode="drop")

@@ -194,6 +194,10 @@ def voting(
     """
     refuse_without_models(base, "voting")
     vote = base.answer.vote
+    if vote is not None and vote.by != by:
+        raise InputError(f"{base.name} votes by {vote.by} already; give the add-on 'voting' by={vote.by} too")
+    if vote is not None and vote.method is not None and method is None:
+        raise InputError(f"{base.name} votes with {vote.method.name} already, so it takes no second add-on 'voting'")
     if method is None:
         return base.with_answer(vote=Vote(1 + (vote.copies if vote else 0), vote.method if vote else None, by))
     if vote is not None:

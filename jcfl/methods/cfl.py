@@ -56,7 +56,14 @@ def flhc(
     distance_threshold: Threshold = None,
     metric: Literal["euclidean", "manhattan", "cosine"] = "euclidean",
     linkage: Literal["average", "complete", "single"] = "average",
-    capacity: Annotated[int, Field(ge=1, description="largest number of clusters with a threshold")] = 64,
+    capacity: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="largest number of clusters with a threshold",
+            json_schema_extra={"only_with": {"distance_threshold": None}},
+        ),
+    ] = 64,
 ) -> Method:
     """FedAvg for some rounds, one agglomerative clustering of all clients' local updates, then FedAvg in each cluster.
 

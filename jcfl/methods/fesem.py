@@ -129,7 +129,11 @@ def oneshot_kmeans(
     clusters: Clusters = 4,
     distance: Annotated[Literal["l1", "l2", "cosine", "layer"], Field(description="between models")] = "l1",
     layers: Annotated[
-        Literal["all", "first"], Field(description="convolutions that the layer distance compares")
+        Literal["all", "first"],
+        Field(
+            description="convolutions that the layer distance compares",
+            json_schema_extra={"only_with": {"distance": ["layer"]}},
+        ),
     ] = "all",
     centre: Annotated[Literal["mean", "median", "medoid"], Field(description="of a cluster's models")] = "mean",
     seeding: Annotated[Literal["random", "plus_plus"], Field(description="the first centres")] = "random",
