@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jcfl
 from jcfl import registry
 from jcfl.errors import InputError
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import NEVER
 from tests import groups
 from tests.covering import Feature, covering
@@ -109,39 +111,33 @@ def linear():
     return registry.find("model", "linear")((2,), 4)
 
 
-def run(method: str, row: Sequence[Feature], **more: Any):
-    """A run of a method with some features."""
+def asked(method: str, row: Sequence[Feature]) -> tuple[Any, dict[str, Any]]:
+    """The federation and the configuration of a run of a method with some features."""
     given, addons = dict(row), set(registry.names("addon"))
     keys = {key: given.pop(key) for key in ("participation", "train", "stop") if key in given}
     data = federation(given.pop("nobody in round 0", False))
     keys["model"] = linear()  # found out about once, not by each of hundreds of runs that are refused
     extras = [value for key, value in given.items() if key in addons]
     own = BASE.get(method, {}) | {key: value for key, value in given.items() if key not in addons}
-    return groups.run(data, method, *extras, rounds=ROUNDS, evaluate_every=1, **keys, **own, **more)
+    return data, groups.settings(method, *extras, rounds=ROUNDS, evaluate_every=1, **keys, **own)
 
 
-@pytest.fixture(scope="module")
-def taken(tmp_path_factory):
-    """A folder that no run can be written to: a run that is sound in all else is refused for it, and not trained."""
-    folder = tmp_path_factory.mktemp("taken")
-    (folder / "config.yaml").touch()
-    return folder
-
-
-def refusal(method: str, row: Sequence[Feature], taken) -> str | None:
-    """Why a combination is refused before anything is trained; None if it is not."""
+def refusal(method: str, row: Sequence[Feature]) -> str | None:
+    """Why a combination is refused when it is planned; None if it is not."""
     if dict(row).get("clustering_only") and len(row) > 1 and {slot for slot, _ in row} & set(registry.names("addon")):
         return "what trains nothing would hide what add-ons do"
-    with pytest.raises(InputError) as error:
-        run(method, row, out=taken)
-    reason = str(error.value)
-    assert "unknown" not in reason, reason
-    return None if "already holds a run" in reason else reason
+    try:
+        planned(*config_and_objects(*asked(method, row)))
+    except InputError as error:
+        assert "unknown" not in str(error), error
+        return str(error)
+    return None
 
 
 def broken(method: str, row: Sequence[Feature]) -> list[str]:
     """The promises that a run does not keep."""
-    found = run(method, row)
+    data, settings = asked(method, row)
+    found = jcfl.run(data, **settings)
     last = groups.state(found)
     models, labels = groups.vectors(last.clusters), np.asarray(last.labels)
     k, all_ = len(models), np.concatenate([models.ravel(), groups.vector(last.shared)])
@@ -165,9 +161,9 @@ def broken(method: str, row: Sequence[Feature]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", registry.names("method"))
-def test_a_method_keeps_its_promises_with_everything_that_it_takes(method, taken):
+def test_a_method_keeps_its_promises_with_everything_that_it_takes(method):
     """And refuses the rest in one line that says why."""
-    rows, refused = covering(features(method), functools.partial(refusal, method, taken=taken))
+    rows, refused = covering(features(method), functools.partial(refusal, method))
     assert [line for row in rows for line in broken(method, row)] == []
     assert any(rows)
     assert all(reason.strip() and "\n" not in reason for reason in refused.values())
