@@ -19,8 +19,9 @@ from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
 from jcfl.errors import InputError
 from jcfl.methods import cfl, fedadam, fedavg, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
 from jcfl.runs.answers import with_answers
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Task, Upload
-from tests import plain, plain_seams, tiny
+from tests import groups, plain, plain_seams, tiny
 from tests.test_contract import restored
 from tests.test_oracles import CLIENTS, TURNS, agree, first_of, setting, several
 from tests.test_oracles_addons import answered
@@ -256,6 +257,30 @@ def test_per_client_state():
         away = np.setdiff1d(np.arange(8), asked[turn - 1])
         np.testing.assert_array_equal(own[turn, away], own[turn - 1, away])
     differs(control[-1], 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "depart"), [("flhc", {}), ("fedavg", {1: 3, 3: 3, 5: 3, 7: 3})], ids=["split", "departed"]
+)
+def test_control_variates_are_means_of_the_clients_that_are_left(method, depart):
+    """With one step on all examples SCAFFOLD is FedAvg, also after clients were divided or have left."""
+    data = groups.two_groups(depart=depart)
+    options = {"clusters": 2, "at": 3} if method == "flhc" else {}
+
+    def last(train: str) -> Any:
+        given = groups.settings(method, rounds=8, **options)
+        given["method"]["train"] = train
+        (algorithm,) = planned(*config_and_objects(data, given)).algorithms.values()
+        return jax.tree.map(lambda leaf: leaf[-1], tiny.run(algorithm, 8, data=data))
+
+    plain, corrected = last("local"), last("scaffold")
+    np.testing.assert_array_equal(plain.labels, corrected.labels)
+    tiny.same(plain.clusters, corrected.clusters, 1e-5)
+    counts = (plain.labels >= 0) & ~np.isin(np.arange(8), [*depart])
+    for cluster in {*plain.labels[counts].tolist()}:
+        members = counts & (plain.labels == cluster)
+        mean = jax.tree.map(lambda leaf: leaf[members].mean(0), corrected.clients["control"])
+        tiny.same(jax.tree.map(lambda leaf: leaf[cluster], corrected.server["control"]), mean, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedem", "fedper", "fedadam"])

@@ -170,6 +170,7 @@ def kept_states(method: Method, context: Context) -> KeptStates:
         sizes["private parameters"] = 4 * trees.parameters(parts.part_of(first, private))
     if train.control:
         found["control"] = lambda first: jax.tree.map(jnp.zeros_like, first["params"])
+        found["controlled"] = lambda first: jnp.int32(-1)  # the cluster in whose control variate it counts
         sizes["control variates"] = model_bytes(task)
     if context.faults.reliability.is_partial:
         found["work"] = lambda first: jnp.ones(())

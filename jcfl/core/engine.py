@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
 
-SERVER_SIDE = ("model", "description", "dropped", "suspected")
+SERVER_SIDE = ("model", "description", "dropped", "suspected", "controlled")
 """States of clients that the server keeps for its own use and does not send back to them."""
 
 

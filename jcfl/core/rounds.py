@@ -74,7 +74,8 @@ def algorithm(method: Method, context: Context) -> Algorithm:
     def step(state: State, federation: Federation) -> State:
         keys = round_keys(state.key, state.round)
         cohort = sampled_by(keys.pick, state, federation)
-        state = sent = grouping.before(keys.group, state, cohort, federation)
+        state = grouping.before(keys.group, state, cohort, federation)
+        state = sent = server.with_control_means(method, state, federation) if method.train.control else state
         number = cohort.present.sum()
         cohort = context.faults.reliability.arrived(keys.fail, cohort)
         if method.train.active:
@@ -309,7 +310,7 @@ def grouped(
     """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
     own = dict(uploads.own)
     if clients.CHANGE in own:
-        state = server.with_new_controls(state, cohort, federation, own.pop(clients.CHANGE))
+        state = server.with_new_controls(method, state, cohort, federation, own.pop(clients.CHANGE))
     state = with_kept(state, cohort, own)
     if "membership" in own:
         label = own["membership"].argmax(-1).astype(jnp.int32)

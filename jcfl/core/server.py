@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jcfl import trees
-from jcfl.core import averaging, onhost, parts
+from jcfl.core import averaging, faults, onhost, parts
 from jcfl.core.aggregates import Bound
 from jcfl.core.clients import sums_shared
 from jcfl.core.engine import Sums, Weigh, weights_of
@@ -16,8 +16,9 @@ from jcfl.core.streams import Stream, stream
 from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Cohort, Federation, Key, Model, Models, State
 
-FOLLOWS = ("optimizer", "control")
-"""What the server keeps for each cluster, `[k, ...]`, and what follows a cluster when clusters merge or split."""
+FOLLOWS = ("optimizer",)
+"""What the server keeps for each cluster, `[k, ...]`, and what follows a cluster when clusters merge or split. Control
+variates do not: they are the means of their clients', see `with_control_means`."""
 
 
 def by_size(size: Array) -> Array:
@@ -190,19 +191,44 @@ def stepped(
     return trees.select(counted, moved, old), server | {name: states}
 
 
-def with_new_controls(state: State, cohort: Cohort, federation: Federation, change: Models) -> State:
-    """The clusters' control variates after a round (Karimireddy et al. 2020, Alg. 1, line 17).
+def controlled(method: Method, state: State, federation: Federation) -> Array:
+    """The cluster in whose control variate each client's counts; -1 for none. [m] int32
 
-    N, by which the changes are divided, also counts clients that arrive in later rounds; theirs are still 0.
+    Clients that arrive in later rounds count too; theirs are still 0.
+    """
+    here = ~federation.held_out & (state.round < federation.depart) & ~faults.excluded(method.aggregate.exclude, state)
+    return jnp.where(here, state.labels, -1)
+
+
+def with_control_means(method: Method, state: State, federation: Federation) -> State:
+    """The clusters' control variates as means of their clients', if clients have changed their cluster or left it.
+
+    A control variate corrects the steps of a cluster's clients without a bias only while it is their mean, and
+    `with_new_controls` keeps it so only among the same clients.
+    """
+    member, own = controlled(method, state, federation), state.clients["control"]
+    k, everyone = trees.count(state.clusters), jnp.ones(member.shape)
+    group = jnp.where(member >= 0, member, k)
+
+    def renewed(_, control: Models) -> Models:
+        if isinstance(own, HostRows):
+            return onhost.means(group, everyone, everyone, own, control)[0]
+        return averaging.mean_by(group, everyone, own, control)
+
+    changed = (member != state.clients["controlled"]).any()
+    control = jax.lax.fori_loop(0, changed.astype(int), renewed, state.server["control"])  # `cond` would copy them
+    return state.replace(server=state.server | {"control": control}, clients=state.clients | {"controlled": member})
+
+
+def with_new_controls(method: Method, state: State, cohort: Cohort, federation: Federation, change: Models) -> State:
+    """The clusters' control variates after a round (Karimireddy et al. 2020, Alg. 1, line 17).
 
     Args:
         change: how the control variates of the cohort's clients have changed. [s, ...]
     """
-    label, k = state.labels[cohort.who], trees.count(state.clusters)
-    here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
-    members = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
-    weights = jnp.where(cohort.present, 1 / jnp.maximum(members, 1)[label], 0.0)
-    control = trees.add_by(
-        state.server["control"], jnp.maximum(label, 0), weights, trees.where_weighted(weights, change)
-    )
+    member, k = controlled(method, state, federation), trees.count(state.clusters)
+    number = jnp.zeros(k).at[jnp.where(member >= 0, member, k)].add(1.0, mode="drop")
+    label = jnp.maximum(member[cohort.who], 0)
+    weights = jnp.where(cohort.present & (member[cohort.who] >= 0), 1 / jnp.maximum(number, 1)[label], 0.0)
+    control = trees.add_by(state.server["control"], label, weights, trees.where_weighted(weights, change))
     return state.replace(server=state.server | {"control": control})
