@@ -320,6 +320,25 @@ def test_long_models_in_half_precision_are_told_apart():
     assert not (chosen["w"][0] == rows["w"][0]).all(), "the one that is far from the others"
 
 
+@pytest.mark.parametrize("rule", [robust.krum, robust.geometric_median, functools.partial(robust.norm_bound, bound=1)])
+def test_statistics_have_no_part_in_distances(rule):
+    """Their scale is another one, so that the honest clients' statistics would hide the update of a hostile client."""
+    weights = np.array([[1, 1], [1.1, 1], [0.9, 1], [1, 1.1], [100, 100]], np.float32)
+    models = {"params": {"w": weights}, "batch_stats": {"var": np.float32([[0], [1000], [2000], [3000], [1001]])}}
+    old = {"params": {"w": np.ones((1, 2), np.float32)}, "batch_stats": {"var": np.zeros((1, 1), np.float32)}}
+    labels, counts = jnp.zeros(5, int), jnp.ones(5)
+    found = rule(labels, counts, models, old)["params"]
+    tiny.same(found, rule(labels, counts, {"params": models["params"]}, {"params": old["params"]})["params"], 1e-6)
+
+
+@pytest.mark.parametrize("attack", [attacks.Scaled(factor=jnp.float32(2)), attacks.Gaussian(sigma=jnp.float32(2))])
+def test_a_traced_strength_keeps_half_precision(attack):
+    models = {"params": {"w": jnp.ones((2, 3), jnp.bfloat16)}}
+    crowd = attacks.Crowd(jnp.arange(2), jnp.zeros(2, int), jnp.array([True, False]), jnp.array([False, True]), 1)
+    found = attacks.with_forgeries(attack, jax.random.key(0), models, models, crowd)
+    assert found["params"]["w"].dtype == jnp.bfloat16
+
+
 def test_windows_open_and_close():
     reliability = Reliability(period=6, window=0.5)
     open_ = np.stack([reliability.available(jax.random.key(0), jnp.int32(t), 200) for t in range(12)])

@@ -21,7 +21,7 @@ from jcfl.core.method import Aggregate, Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError
-from jcfl.methods import ditto, fedavg, fedavg_plus, feddane, ifca, local, stocfl
+from jcfl.methods import ditto, fedavg, fedavg_plus, feddane, fesem, ifca, local, stocfl
 from jcfl.methods.addons import cam, cks, con_cks, con_para, robust, voting
 from jcfl.types import Broadcast, Clients
 from tests import plain, tiny
@@ -447,6 +447,16 @@ def test_fine_tuning_follows_the_clients_own_gradients(method, options):
     two = answers("fedavg", (tune,))(state.replace(clients={}, server={}), data)
     for found, expected in zip(jax.jit(corrected.predict)(state, data), two, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_fine_tuning_takes_whole_steps():
+    """Not steps of a client's share of all examples, with which a method may train."""
+    data, tune = jax.device_put(tiny.federation()), [{"name": "finetune", "steps": 3}]
+    method = fesem(clusters=2, lam=0.0)
+    whole, shared = (tiny.built(method.with_train(by_share=by), tiny.setting(extras=tune)) for by in (False, True))
+    predict = lambda key: [one.predict(whole.init(key, data), data)[1] for one in (whole, shared)]
+    one, two = jax.jit(predict)(jax.random.key(0))
+    np.testing.assert_allclose(one, two, atol=1e-5)
 
 
 def test_votes_are_those_of_two_runs_of_their_own():

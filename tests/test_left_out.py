@@ -14,7 +14,7 @@ from jcfl.core import robust
 from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.local import Local
 from jcfl.errors import InputError, TrainingError
-from jcfl.methods import addons, fesem
+from jcfl.methods import addons, fedavg, fesem
 from jcfl.types import Broadcast, Clients
 from tests import tiny
 from tests.groups import at, paths, run, two_groups, vector, vectors
@@ -157,6 +157,15 @@ def test_partial_work_and_hidden_pulls_are_refused():
     private = {"clip": 0.5, "noise": 4.0, "description_clip": 1.0, "description_noise": 4.0}
     with pytest.raises(InputError, match="describes clients again after renew rounds with the noise of the first time"):
         run(FEDERATION, "stocfl", renew=1, similarity="plain", privacy={"name": "gaussian", **private})
+
+
+def test_a_client_without_examples_keeps_what_it_has():
+    """It has no gradient, but weight decay would shrink its own layers."""
+    data = tiny.federation(sizes=(6, 6, 0, 6))
+    setting = tiny.setting(data=data, epochs=2, batch_size="full", lr=0.5, weight_decay=0.1)
+    states = tiny.run(tiny.built(fedavg().with_train(private=("head",)), setting), 2, data=data)
+    moved = [np.abs(leaf[-1] - leaf[0]) for leaf in jax.tree.leaves(states.clients["private"])]
+    assert all(leaf[2].max() == 0 and leaf[[0, 1, 3]].max() > 0 for leaf in moved)
 
 
 def test_a_client_that_is_excluded_for_good_is_not_grouped():

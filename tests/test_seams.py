@@ -17,7 +17,7 @@ from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.method import Aggregate, Group, Method, Phase
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
 from jcfl.errors import InputError
-from jcfl.methods import cfl, fedadam, fedavg, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
+from jcfl.methods import cfl, fedadam, fedavg, feddane, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
 from jcfl.runs.answers import with_answers
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Task, Upload
@@ -257,6 +257,27 @@ def test_per_client_state():
         away = np.setdiff1d(np.arange(8), asked[turn - 1])
         np.testing.assert_array_equal(own[turn, away], own[turn - 1, away])
     differs(control[-1], 0)
+
+
+@pytest.mark.parametrize("method", [scaffold(), feddane(mu=0.0)], ids=lambda method: method.name)
+def test_corrections_leave_layers_that_stay_with_a_client_alone(method):
+    """With one step on all examples the clients' own heads go as FedAvg's do, and no gradient of them is sent."""
+    here = tiny.setting(epochs=1, batch_size="full")
+    found, plain_ = (tiny.run(tiny.built(private(one, "head"), here), 3) for one in (method, fedavg()))
+    if method.train.control:  # whose bodies are corrected by gradients at other points
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(found.server["control"]["head"]))
+        found, plain_ = (jax.tree.map(lambda leaf: leaf[:2], one) for one in (found, plain_))
+    tiny.same(found.clients["private"], plain_.clients["private"], 1e-5)
+
+
+def test_a_warm_up_sends_no_layers_that_stay_with_a_client():
+    """FeSEM with CAM: clients train alone at first; their models are sent when it ends, without their own heads."""
+    here = setting(extras=[{"name": "cam", "warmup": 2}])
+    states = tiny.run(tiny.built(private(fesem(clusters=2), "head"), here), 3)
+    head = lambda models, turn: models["params"]["head"]["kernel"][turn]
+    np.testing.assert_allclose(head(states.clusters, 3), head(states.clusters, 0), atol=1e-6)
+    np.testing.assert_array_equal(head(states.clients["model"], 2), head(states.clients["model"], 0))
+    differs(head(states.clients["private"], 2), head(states.clients["private"], 0))
 
 
 @pytest.mark.parametrize(

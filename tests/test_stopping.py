@@ -1,6 +1,7 @@
 """Stop conditions: when training ends, what the rounds after it are, and what is refused."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import jcfl
+from jcfl import trees
 from jcfl.core.faults import Faults
 from jcfl.core.reliability import Reliability
 from jcfl.core.stopping import Converged, with_stop
@@ -65,6 +67,18 @@ def test_training_ends_where_a_plain_loop_ends_and_nothing_changes_after_it(unst
     assert stopped.round.tolist() == list(range(TURNS + 1))
     trained = np.minimum(np.arange(TURNS + 1), end)
     tiny.same(stopped.replace(round=(), stopping=()), jax.tree.map(lambda leaf: leaf[trained], plain.replace(round=())))
+
+
+@pytest.mark.parametrize(("growth", "is_near"), [(0.0, True), (1.0, False)])
+def test_only_parameters_converge(growth, is_near):
+    """A counter of training steps grows in every round, and the larger it is, the less a change of parameters shows."""
+
+    def after(counter, size):
+        model = {"params": {"w": jnp.full((1, 3), size)}, "state": {"steps": jnp.array([counter])}}
+        return SimpleNamespace(clusters=model, shared=trees.take(model, 0), labels=jnp.zeros(4, int))
+
+    before = 10 if is_near else 10**6
+    assert Converged().is_unchanged(after(before, 1.0), after(before + 1, 1.0 + growth)) == is_near
 
 
 def test_a_warm_up_is_no_convergence():

@@ -73,7 +73,7 @@ class Scaled(Attack):
 
     def forged(self, key: Key, updates: Models, crowd: Crowd) -> Models:
         """See `Attack.forged`."""
-        return jax.tree.map(lambda leaf: self.factor * leaf, updates)
+        return jax.tree.map(lambda leaf: trees.rounded(self.factor * leaf, leaf), updates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Gaussian(Attack):
             return [jax.random.normal(one, leaf.shape[1:], leaf.dtype) for one, leaf in zip(keys, leaves, strict=True)]
 
         drawn = jax.vmap(lambda client: noise(stream(key, Stream.ATTACK, client)))(crowd.who)
-        return jax.tree.unflatten(shape, [self.sigma * leaf for leaf in drawn])
+        return jax.tree.unflatten(shape, [trees.rounded(self.sigma * leaf, leaf) for leaf in drawn])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,8 @@ class InnerProduct(Attack):
 
     def forged(self, key: Key, updates: Models, crowd: Crowd) -> Models:
         """See `Attack.forged`."""
-        return jax.tree.map(lambda leaf: -self.epsilon * leaf[crowd.cluster], honest_mean(updates, crowd))
+        scaled = lambda leaf: trees.rounded(-self.epsilon * leaf[crowd.cluster], leaf)
+        return jax.tree.map(scaled, honest_mean(updates, crowd))
 
 
 def honest_mean(rows: Models, crowd: Crowd) -> Models:

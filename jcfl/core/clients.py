@@ -1,6 +1,6 @@
 """What a client does in a round: it trains what it was sent, and keeps what stays with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -75,6 +75,10 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, mean, slope))
         if train.control:
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
+        if private and (
+            train.correction or train.control
+        ):  # others' gradients say nothing about the client's own layers
+            sent = sent.replace(extra=without(sent.extra, private))
         if train.by_share:
             sent = sent.replace(own=sent.own | {"share": data.size / jnp.asarray(sent.examples)})
         memory = sent.own.get("optimizer", (None, None))
@@ -84,7 +88,7 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
         kept = {"private": parts.part_of(model, private)} if "private" in sent.own else {}
         if "control" in sent.own:  # Karimireddy et al. 2020, Alg. 1, option II
             mean = local.mean_gradient(start["params"], model["params"], data)
-            kept["control"] = jax.tree.map(jnp.subtract, mean, sent.extra)
+            kept["control"] = without(jax.tree.map(jnp.subtract, mean, sent.extra), private)
             kept[CHANGE] = jax.tree.map(jnp.subtract, kept["control"], sent.own["control"])
         model = parts.with_part(model, unsent)
         if trains == "cluster":
@@ -97,6 +101,12 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
         return Upload(model, common, kept | ({"optimizer": memory} if "optimizer" in sent.own else {}))
 
     return work
+
+
+def without(gradient: Any, private: Sequence[str]) -> Any:
+    """A gradient, or a sum of some, with zeros for the parameters that stay with a client."""
+    whole = {"params": gradient}
+    return parts.with_part(whole, jax.tree.map(jnp.zeros_like, parts.part_of(whole, private)))["params"]
 
 
 def with_private(sent: Broadcast, trains_shared: bool) -> Broadcast:

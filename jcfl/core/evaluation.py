@@ -222,8 +222,9 @@ def individual_predictions(
         alone, labels: as for `predictions`.
     """
     steps, local, train = method.answer.tune, clients.trainer(method, context), method.train
-    if train.control or train.correction:  # which lead to the model of all clients, not to the client's own
-        client = clients.client(method.with_train(control=False, correction=False), context)
+    if train.control or train.correction or train.by_share:
+        # The first two lead to the model of all clients. Shares of all examples would make the client's steps short.
+        client = clients.client(method.with_train(control=False, correction=False, by_share=False), context)
     common, test = engine.common_broadcast(state, federation), federation.test
     private = parts.names(context.task, method.train.private, "private")
 

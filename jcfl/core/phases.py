@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import aggregates, evaluation, faults, server
+from jcfl.core import aggregates, evaluation, faults, parts, server
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
 from jcfl.core.streams import Stream, round_keys, stream
@@ -55,6 +55,7 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
     method: Method = algorithm.method
     grouping = method.group.grouping(method, context)
     everyone, bound = jnp.arange(context.population.clients), aggregates.bound(method.aggregate.rule, context)
+    private = parts.names(context.task, method.train.private, "private")
 
     def warm(state: State, federation: Federation) -> State:
         own, labels = state.clients["model"], everyone.astype(jnp.int32)
@@ -67,6 +68,11 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         members = Cohort(everyone, state.seen & (state.round <= federation.depart))
         assert grouping.after is not None
         models = state.clients["model"]
+        if private:  # what stays with a client is not sent
+            state = state.replace(clients=state.clients | {"private": parts.part_of(models, private)})
+            unsent = parts.part_of(trees.take(state.clusters, jnp.zeros_like(everyone)), private)
+            models, before = parts.with_part(models, unsent), parts.with_part(before, unsent)
+            state = state.replace(clients=state.clients | {"model": models})
         if context.faults.attack.forges:
             # The server gets the clients' models only now. Nobody has a cluster yet, so attackers look at all clients.
             key = round_keys(state.key, state.round - 1).train

@@ -1,9 +1,11 @@
 """Averaging rules against hostile clients that look at whole uploads; see `jcfl.core.averaging` for what a rule is.
 
 Krum, multi-Krum and the geometric median use weights only to know which clients are present. They need whole models:
-distances are Euclidean, over all parameters.
+distances are Euclidean, over all parameters. Running statistics and counters have no part in them, because their scale
+is another one; they go with the parameters.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,8 +34,9 @@ def krum(
     n = sizes(group, k)
     f = trees.number_of(share, n)  # [k]
     mates = (group[:, None] == group) & (group < k)[:, None] & ~jnp.eye(s, dtype=bool)
-    finite = jnp.isfinite(norms(uploads))
-    nearest = jnp.sort(jnp.where(mates, squared_distances(uploads, (group < k) & finite), jnp.inf), axis=1)  # [s, s]
+    finite = is_sound(uploads)
+    far = squared_distances(parameters(uploads), (group < k) & finite)
+    nearest = jnp.sort(jnp.where(mates, far, jnp.inf), axis=1)  # [s, s]
     counted = jnp.arange(s) < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))[near][:, None]
     score = jnp.where(counted & jnp.isfinite(nearest), nearest, 0).sum(1)
     score = jnp.where(finite, score, jnp.inf)
@@ -59,15 +62,15 @@ def geometric_median(
     group = present_labels(labels, weights, k)
     near = jnp.minimum(group, k - 1)
     real = jax.tree.map(as_floats, uploads)
-    like = zeros_for(real, k)
+    like, sane = zeros_for(real, k), is_sound(uploads)
 
     def step(_, center: Models) -> Models:
-        far = norms(jax.tree.map(jnp.subtract, real, trees.take(center, near)))
-        pull = jnp.where(jnp.isfinite(far), 1 / jnp.maximum(far, smoothing), 0.0)
+        far = norms(parameters(jax.tree.map(jnp.subtract, real, trees.take(center, near))))
+        pull = jnp.where(sane & jnp.isfinite(far), 1 / jnp.maximum(far, smoothing), 0.0)
         here = jnp.where(pull > 0, group, k)
         return trees.select(sizes(here, k) > 0, mean_by(here, pull, real, like), center)
 
-    sound = sizes(jnp.where(trees.finite(real), group, k), k) > 0
+    sound = sizes(jnp.where(sane, group, k), k) > 0
     center = jax.lax.fori_loop(0, iterations, step, median(labels, weights, real, like))
     center = trees.select(sound, center, jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), center))
     center = jax.tree.map(trees.rounded, center, default)
@@ -87,7 +90,7 @@ def norm_bound(labels: Array, weights: Array, uploads: Models, default: Models, 
     group = present_labels(labels, weights, k)
     start = trees.take(default, jnp.minimum(group, k - 1))
     updates = jax.tree.map(lambda a, b: as_floats(a) - as_floats(b), uploads, start)
-    length = norms(updates)
+    length = jnp.where(is_sound(updates), norms(parameters(updates)), jnp.inf)
     if bound is None:
         limit = median(labels, weights, length, jnp.zeros(k))[jnp.minimum(group, k - 1)]
     else:
@@ -130,6 +133,16 @@ def local_outlier_factors(labels: Array, present: Array, rows: Models, *, neighb
     density = number / jnp.maximum(reached, 1e-10)
     around = jnp.where(near, density[order], 0).sum(1)
     return around / jnp.maximum(number * density, 1e-30)
+
+
+def parameters(models: Models) -> Models:
+    """The parameters of models, without what they keep beside; rows that are no models as they are."""
+    return models["params"] if isinstance(models, Mapping) and "params" in models else models
+
+
+def is_sound(rows: Models) -> Array:
+    """Whether every number of a row is finite, also those that are no parameters, and their squares too. [s] bool"""
+    return trees.finite(jax.tree.map(as_floats, rows)) & jnp.isfinite(norms(parameters(rows)))
 
 
 def squared_distances(rows: Models, real: Array) -> Array:

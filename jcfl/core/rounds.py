@@ -279,16 +279,18 @@ def with_mean_gradient(method: Method, context: Context, key: Key, state: State,
     """The mean gradient of a cohort of its own at the cluster models, for clients to correct theirs (FedDANE).
 
     A client that is in no cluster yet sends no gradient if there is more than one; `corrected` [k] says which clusters
-    have clients in the cohort.
+    have clients in the cohort. Layers that stay with a client are its own in the model, and zero in the gradient.
     """
+    private = parts.names(context.task, method.train.private, "private")
 
     def slope(sent: Broadcast, data: Clients, key: Key) -> Upload:
-        return Upload({**sent.cluster, "params": anchor_gradient(context.task, sent.cluster, data)}, ())
+        model = clients.with_private(sent, method.trains_shared).cluster
+        return Upload({**model, "params": clients.without(anchor_gradient(context.task, model, data), private)}, ())
 
     sampled = sample(key, context.population, available(method, context, state, federation))
     if trees.count(state.clusters) > 1:
         sampled = sampled.replace(present=sampled.present & (state.labels[sampled.who] >= 0))
-    view = state.replace(clients={})
+    view = state.replace(clients={name: kept for name, kept in state.clients.items() if name == "private"})
     participants, _ = engine.participants_of(view, sampled, federation, server.by_size)
     sums = engine.train_in_chunks(slope, context.resources.chunk, key, view, participants, federation, False)
     found, _ = engine.rounded(view, *sums[:2])
@@ -309,9 +311,10 @@ def grouped(
 ) -> tuple[State, Sums]:
     """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
     own = dict(uploads.own)
+    trained = cohort.replace(present=cohort.present & (federation.train.size[cohort.who] > 0))  # others: weight decay
     if clients.CHANGE in own:
-        state = server.with_new_controls(method, state, cohort, federation, own.pop(clients.CHANGE))
-    state = with_kept(state, cohort, own)
+        state = server.with_new_controls(method, state, trained, federation, own.pop(clients.CHANGE))
+    state = with_kept(state, trained, own)
     if "membership" in own:
         label = own["membership"].argmax(-1).astype(jnp.int32)
         state = state.replace(labels=onhost.with_rows(state.labels, cohort, label))
@@ -322,7 +325,7 @@ def grouped(
         sums = sums._replace(shared=server.shared_by_rule(bounds.shared, state, cohort, federation, uploads.shared))
     seen = noising.described_models(method, keys.noise, state, cohort, models)
     if "model" in state.clients:
-        state = with_kept(state, cohort, {"model": seen})
+        state = with_kept(state, trained, {"model": seen})
         present = faults.whose_uploads_count(method.aggregate.exclude, state, cohort, federation)
         members = Cohort(jnp.arange(state.labels.size), present)
         models = seen = state.clients["model"]

@@ -27,7 +27,7 @@ def by_size(size: Array) -> Array:
 
 
 def equally(size: Array) -> Array:
-    """Every client that has examples counts the same; another one would send back what it was sent. [s] -> [s]"""
+    """Every client that has examples counts the same; another one has nothing to train on. [s] -> [s]"""
     return jnp.where(size > 0, 1.0, 0.0)
 
 

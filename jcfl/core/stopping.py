@@ -44,7 +44,7 @@ class Converged(Stop):
 
     Attributes:
         moves: the largest share of clients that may change their cluster in a round.
-        change: the largest relative change of the models in a round, ‖Θ_t − Θ_{t−1}‖ / ‖Θ_{t−1}‖.
+        change: the largest relative change of the models' parameters in a round, ‖Θ_t − Θ_{t−1}‖ / ‖Θ_{t−1}‖.
     """
 
     name: ClassVar[str] = "converged"
@@ -53,18 +53,16 @@ class Converged(Stop):
     change: float = 0.001
 
     def is_unchanged(self, before: State, after: State) -> Array:
-        """Whether few clients moved and the models changed little. [] bool
+        """Whether few clients moved and the parameters of the models changed little. [] bool
 
-        A slot counts if clients are in it, or if its model changed.
+        A slot counts if clients are in it, or if its model changed. Running statistics and counters do not count.
         """
-        clusters, shared = (
-            jax.tree.map(jnp.subtract, new, old)
-            for new, old in ((after.clusters, before.clusters), (after.shared, before.shared))
-        )
-        gaps, lengths = trees.row_squares(clusters), trees.row_squares(before.clusters)  # [k]
+        old, new = ({"clusters": one.clusters["params"], "shared": one.shared["params"]} for one in (before, after))
+        change = jax.tree.map(jnp.subtract, new, old)
+        gaps, lengths = trees.row_squares(change["clusters"]), trees.row_squares(old["clusters"])  # [k]
         used = (metrics.sizes(after.labels, gaps.size) > 0) | (gaps > 0)
         squared = lambda rows, rest: jnp.where(used, rows, 0.0).sum() + trees.row_squares(trees.stack(rest, 1))[0]
-        near = squared(gaps, shared) <= self.change**2 * squared(lengths, before.shared)
+        near = squared(gaps, change["shared"]) <= self.change**2 * squared(lengths, old["shared"])
         return near & ((after.labels != before.labels).mean() <= self.moves)
 
 
