@@ -430,6 +430,22 @@ def test_a_run_that_diverges_is_not_reproduced_and_not_run_again(made, capsys, m
         monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("it was run again"))
 
 
+@pytest.mark.parametrize(
+    ("row", "verdict", "said"),
+    [
+        ("FedAvg", "not judged", "the one that the paper prints as lower has no number: training diverged"),
+        ("IFCA, K=2", "not reproduced", "training diverged"),  # which is the better one
+    ],
+)
+def test_a_lower_method_that_diverges_does_not_contradict_an_order(made, row, verdict, said):
+    table = tables.find("made.yaml")
+    cells = dict(table.cells())
+    ours = {cell: np.array([12.0, 12.1]) for cell in cells}
+    ours[row, "rotated"] = judging.Judgement("not reproduced", "training diverged")
+    (order,) = outcomes.judged_orders(table, cells, ours)
+    assert (order["verdict"], order["why"], order["ours"]) == (verdict, said, None)
+
+
 def test_an_interrupted_table_says_how_to_go_on(made, capsys, monkeypatch):
     def interrupted(*given):
         raise KeyboardInterrupt

@@ -188,7 +188,7 @@ def judged_orders(
             if isinstance(above, Judgement):
                 found, judgement = None, above
             elif isinstance(below, Judgement):
-                found, judgement = None, below
+                found, judgement = None, without_lower(below)
             else:
                 found, judgement = spread(above - below), judging.order(list(above - below), gap)
             yield {
@@ -200,6 +200,13 @@ def judged_orders(
                 "digits": table.digits(pair[0]),
                 **judgement._asdict(),
             }
+
+
+def without_lower(below: Judgement) -> Judgement:
+    """What is said of an order whose lower number is missing: that it is missing does not contradict the order."""
+    if below.verdict != "not reproduced":
+        return below
+    return Judgement("not judged", f"the one that the paper prints as lower has no number: {below.why}")
 
 
 def counts(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
