@@ -40,6 +40,12 @@ class TrainingError(RuntimeError):
     status = 1
 
 
+class Diverged(TrainingError):
+    """A model stopped being finite."""
+
+    BEGINNING = "training diverged"  # of its text, by which a summary too tells it from other errors
+
+
 class Interrupted(KeyboardInterrupt):
     """The run was told to stop, and has written all that it needs to go on."""
 

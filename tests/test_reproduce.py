@@ -430,6 +430,16 @@ def test_a_run_that_diverges_is_not_reproduced_and_not_run_again(made, capsys, m
         monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("it was run again"))
 
 
+def test_a_run_with_too_few_slots_for_clusters_is_no_verdict_against_the_paper(made, capsys, monkeypatch):
+    few = "name: flhc, at: 1, distance_threshold: 1.0e-9, capacity: 1"
+    Path("made.yaml").write_text(MADE.replace("name: ifca, clusters: 2", few))
+    for _ in range(2):
+        assert run("made.yaml", "--only", "IFCA, K=2", "--only", "rotated", "--json", "-q") == 0
+        cell = json.loads(capsys.readouterr().out)["rows"][1]["cells"][0]
+        assert cell["verdict"] == "cannot be run here" and "more clusters were found" in cell["why"]
+        monkeypatch.setattr(reproducing, "planned", lambda *given: pytest.fail("it was run again"))
+
+
 @pytest.mark.parametrize(
     ("row", "verdict", "said"),
     [

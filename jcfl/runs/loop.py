@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import InputError, Interrupted, TrainingError
+from jcfl.errors import Diverged, InputError, Interrupted, TrainingError
 from jcfl.results import Record
 from jcfl.runs.ahead import Ahead
 from jcfl.runs.devices import over_hosts
@@ -228,8 +228,8 @@ def failure(seed: int, round: int, cluster: int) -> TrainingError:
         )
     others = {VOTER: "a model of a run that votes beside it", GLOBAL: "the global model"}
     model = others.get(cluster, f"the model of cluster {cluster}")
-    return TrainingError(
-        f"training diverged: in round {round + 1} (seed {seed}) {model} stopped being finite; lower train.lr"
+    return Diverged(
+        f"{Diverged.BEGINNING}: in round {round + 1} (seed {seed}) {model} stopped being finite; lower train.lr"
     )
 
 

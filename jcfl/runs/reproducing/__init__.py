@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from rich.filesize import decimal
 
-from jcfl.errors import Absent, InputError, Notice, TooLarge, TrainingError, unknown
+from jcfl.errors import Absent, Diverged, InputError, Notice, TooLarge, TrainingError, unknown
 from jcfl.results import History, checkpoints
 from jcfl.runs import devices, disk, experiment, loop
 from jcfl.runs.config import Config
@@ -180,7 +180,7 @@ def finished(place: Path, config: Config) -> History | Judgement | None:
     if found is None:
         return None
     checkpoints.delete(devices.folder(place))  # there are some if the process was killed before it deleted them
-    return diverged(found.summary["failed"]) if "failed" in found.summary else found
+    return ended_early(found.summary["failed"]) if "failed" in found.summary else found
 
 
 def attempted(made: Callable[[], Federation], config: Config, place: Path, settings: Settings) -> History | Judgement:
@@ -206,7 +206,7 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
     except TooLarge as error:
         return Judgement("cannot be run here", f"memory: {error}")
     except TrainingError as error:
-        return diverged(str(error))
+        return ended_early(str(error))
 
 
 def with_room(plan: Plan, place: Path) -> Plan:
@@ -220,9 +220,12 @@ def with_room(plan: Plan, place: Path) -> Plan:
     return plan._replace(config=config, needs=plan.needs._replace(checkpoints=0))
 
 
-def diverged(why: str) -> Judgement:
-    """What is said of a run that did not come to its end."""
-    return Judgement("not reproduced", why)
+def ended_early(why: str) -> Judgement:
+    """What is said of a run that did not come to its end, by the text of its error, which its summary has too.
+
+    Only divergence speaks against the paper. Other errors, such as too few slots for clusters, are of our settings.
+    """
+    return Judgement("not reproduced" if why.startswith(Diverged.BEGINNING) else "cannot be run here", why)
 
 
 def commit() -> str:
