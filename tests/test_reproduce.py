@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -297,6 +298,12 @@ def test_results_of_another_machine_are_shown_where_there_is_no_run(made, traine
         ("ours", {"values": [1]}, "add.json: FedAvg, rotated has 1 seeds; expected: 2"),
         ("columns", ["rotated"], "3 cells in the row 'FedAvg' of 1 columns"),
         ("rows", 5, "rows: expected a list, such as [5], got 5"),
+        (
+            "made",
+            [{"runs": [["rotated", "FedAvg"]], "settings": ["0" * 12]}],
+            "its run rotated, FedAvg had other settings",
+        ),
+        ("made", [{"runs": [["rotated", "FedAvg"]], "settings": ["0", "1"]}], "2 settings of 1 runs"),
     ],
 )
 def test_files_of_other_results_are_refused_before_training(made, capsys, key, value, said):
@@ -311,6 +318,44 @@ def test_files_of_other_results_are_refused_before_training(made, capsys, key, v
     Path("add.json").write_text(json.dumps({**file, "rows": [row], "made": [], key: value}))
     assert run("made.yaml", "--add", "add.json") == 2
     assert said in capsys.readouterr().err and not (made / "reproduction").exists()
+
+
+def test_a_digest_changes_with_what_changes_a_run(made):
+    def digest(old="", new="", budget="laptop", key=("rotated", "FedAvg")):
+        Path("made.yaml").write_text(MADE.replace(old, new, 1))
+        table = tables.find("made.yaml")
+        return table.digest(key, table.budget(budget))
+
+    same, other = (
+        digest(),
+        [
+            digest("hidden: 4", "hidden: 5"),
+            digest("rounds: 2", "rounds: 3"),
+            digest("groups: 2", "groups: 4"),
+            digest("laptop: {seeds: 2", "laptop: {seeds: 3"),
+            digest(budget="gpu"),
+            digest(key=("rotated", "IFCA, K=2")),
+        ],
+    )
+    assert re.fullmatch("[0-9a-f]{12}", same) and len({same, *other}) == 7
+    assert digest("rounds: 2", "rounds: 2\n  checkpoint_every: never\n  autotune: false") == same
+
+
+@pytest.mark.parametrize("more", [{}, {"settings": ["digest"]}], ids=["without digest", "with digest"])
+def test_files_without_digests_are_taken_with_a_notice_where_departures_differ(made, more):
+    table = tables.find("made.yaml")
+    budget = table.budget("laptop")
+    digest = table.digest(("rotated", "FedAvg"), budget)
+    by = {"runs": [["rotated", "FedAvg"]], **({"settings": [digest]} if more else {})}
+    file = {"table": "made-up", "budget": "laptop", "changes": ["Two seeds."], "columns": [], "rows": [], "made": [by]}
+    for departures in (["The table was made up."], ["It was drawn."]):
+        Path("add.json").write_text(json.dumps({**file, "departures": departures}))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert published.read([Path("add.json")], table, "laptop", budget).made == (by,)
+        assert ["It was drawn." in str(one.message) for one in told] == [True] * (
+            departures[0][:2] == "It" and not more
+        )
 
 
 def test_a_budget_leaves_out_and_changes_what_it_says(made):

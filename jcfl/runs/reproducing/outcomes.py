@@ -36,7 +36,8 @@ def outcome(
         `orders`, each with
         `above`, `below`, `at`, `printed` and `ours` of the difference, `verdict`, `why`; `counts` of verdicts of
         `numbers` and `orders`; `budget`, `changes`, `departures`, `hours` expected; `made`: for each run, or several
-        together, their federations and methods (`runs`), commands, commits, devices, versions, seeds and seconds.
+        together, their federations and methods (`runs`), digests of their settings (see `Table.digest`), commands,
+        commits, devices, versions, seeds and seconds.
     """
     printed = dict(table.cells())
     ours = {cell: values(table, cell, budget, found) for cell in printed}
@@ -58,7 +59,7 @@ def outcome(
         "changes": list(budget.changes),
         "departures": list(table.given.departures),
         "hours": budget.hours,
-        "made": [*earlier.besides(runs), *(made(key, run) for key, run in runs.items())],
+        "made": [*earlier.besides(runs), *(made(key, run, table.digest(key, budget)) for key, run in runs.items())],
     }
 
 
@@ -215,8 +216,8 @@ def counts(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
-def made(key: Key, run: History) -> dict[str, Any]:
-    """What made a run: its command, commit, device and versions, where they are known, its seeds and seconds."""
+def made(key: Key, run: History, digest: str) -> dict[str, Any]:
+    """What made a run: its settings, command, commit, device and versions, where known, its seeds and seconds."""
     by = results.settings(run).get("made_by") or {}
     device, versions = by.get("device"), by.get("versions") or {}
     known = {
@@ -227,6 +228,7 @@ def made(key: Key, run: History) -> dict[str, Any]:
     }
     return {
         "runs": [list(key)],
+        "settings": [digest],
         **{name: [value] if value else [] for name, value in known.items()},
         "seeds": list(run.seeds),
         "seconds": run.summary.get("wall_s") or 0.0,

@@ -1,6 +1,7 @@
 """Results of a table that were written before, on this machine or another one, to be shown beside new runs."""
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from jcfl.errors import InputError, sentence
+from jcfl.errors import InputError, Notice, sentence
 from jcfl.runs.reproducing.judging import Judgement, Verdict, defined
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
@@ -69,10 +70,18 @@ class Baseline(BaseModel):
 
 
 class Made(BaseModel):
-    """What made some runs: `runs` are their federations and methods."""
+    """What made some runs: `runs` are their federations and methods, `settings` the digests of their settings."""
 
     model_config = ConfigDict(extra="allow")
     runs: tuple[Key, ...]
+    settings: tuple[str, ...] = ()  # files had none before there were digests
+
+    @model_validator(mode="after")
+    def even(self) -> "Made":
+        """Every run has a digest, or none has one."""
+        if len(self.settings) not in (0, len(self.runs)):
+            raise ValueError(f"{len(self.settings)} settings of {len(self.runs)} runs")
+        return self
 
 
 class File(BaseModel):
@@ -81,6 +90,7 @@ class File(BaseModel):
     table: str
     budget: str
     changes: tuple[str, ...]
+    departures: tuple[str, ...] | None = None
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     beside: tuple[Baseline, ...] = ()  # files had none before there were baselines
@@ -132,7 +142,7 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
 
     Raises:
         InputError: a file that is none of these, or one of another table, of another budget, of other printed numbers,
-            or of a budget with other changes, so that its runs may have had another configuration.
+            of runs with other settings, or of a budget with other changes.
     """
     found: dict[Cell, np.ndarray | Judgement] = {}
     baselines: dict[tuple[str, str, str], np.ndarray] = {}
@@ -146,6 +156,7 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
         ):
             if there != expected:
                 raise InputError(f"{path}: its {what}: {there}; expected: {expected}")
+        refuse_other_settings(path, file, table, budget)
         printed = dict(table.cells())
         for (row, column), entry in file.cells():
             there, expected = (entry.printed.mean, entry.printed.std), printed.get((row, column), (None, None))[:2]
@@ -160,8 +171,30 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
             )
         for key, ours in file.baselines():
             baselines[key] = ours.array(f"{path}: {', '.join(key[:2])}", budget)
-        made |= {one.model_dump_json(): one.model_dump(mode="json") for one in file.made}
+        made |= {one.model_dump_json(): one.model_dump(mode="json", exclude_unset=True) for one in file.made}
     return Published(found, baselines, tuple(made.values()))
+
+
+def refuse_other_settings(path: Path, file: File, table: Table, budget: Budget) -> None:
+    """Refuse a file of runs that had other settings than they have now; warn where it may be one.
+
+    Raises:
+        InputError: a run of the file had other settings.
+    """
+    federations, methods = table.given.federations, table.given.methods | table.given.beside
+    for one in file.made:
+        for (federation, method), there in zip(one.runs, one.settings, strict=False):
+            if federation in federations and method in methods:
+                now = table.digest((federation, method), budget)
+                if there != now:
+                    raise InputError(
+                        f"{path}: its run {federation}, {method} had other settings than this table gives it "
+                        f"(their digest is {there}; expected: {now}); run it again, or take the table of that file"
+                    )
+    others = {*file.departures} ^ {*table.given.departures} if file.departures is not None else set()
+    if others and not all(one.settings for one in file.made):
+        said = f"{path}: some of its runs have no digest of their settings, and the table had other departures from the"
+        warnings.warn(f"{said} paper, so these settings may differ: {' '.join(sorted(others))}", Notice, stacklevel=2)
 
 
 def parsed(path: Path) -> File:

@@ -1,6 +1,8 @@
 """The papers' tables as experiments: which federation and which method stand behind every printed number."""
 
+import hashlib
 import importlib.resources
+import json
 import math
 import os
 import re
@@ -13,12 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jcfl import metrics
 from jcfl.errors import InputError, sentence, shown, unknown
+from jcfl.nested import flat
 from jcfl.runs.config import Config, checked, overridden
+from jcfl.runs.provenance import LOOSE
 from jcfl.runs.reproducing.judging import WIDEST, WIDEST_COUNT, Printed
 from jcfl.runs.yamltext import parsed
 
 NUMBERS = "printed.yaml"
 """The file of the numbers that the papers print."""
+
+NEUTRAL = {*LOOSE} - {"rounds"}
+"""The keys of a configuration that do not change the results of a run that is complete."""
 
 Cell = tuple[str, str]
 """A row's and a column's label."""
@@ -168,14 +175,26 @@ class Table(NamedTuple):
 
     def config(self, key: Key, budget: Budget, data_dir: Path | None = None) -> Config:
         """The checked configuration of a run."""
+        try:
+            return checked(self.settings(key, budget)).model_copy(update={"data_dir": data_dir})
+        except InputError as error:
+            raise InputError(f"{self.name}, {key[0]}, {key[1]}: {error}") from None
+
+    def settings(self, key: Key, budget: Budget) -> dict[str, Any]:
+        """What the table says of a run, before it is checked."""
         federation, method = key
         piece = {**(self.given.beside | self.given.methods)[method], "label": title(method)}
         settings = {**self.given.base, **self.given.federations[federation], "method": piece, "seeds": budget.seeds}
-        paths = [(name.split("."), value) for name, value in budget.set.items()]
-        try:
-            return checked(overridden(settings, paths)).model_copy(update={"data_dir": data_dir})
-        except InputError as error:
-            raise InputError(f"{self.name}, {federation}, {method}: {error}") from None
+        return overridden(settings, [(name.split("."), value) for name, value in budget.set.items()])
+
+    def digest(self, key: Key, budget: Budget) -> str:
+        """A short SHA-256 of what the table says of a run, as far as that changes the run's results.
+
+        Default values have no part in it, so an option that a later jcfl adds does not change it.
+        """
+        said = flat({name: value for name, value in self.settings(key, budget).items() if name not in NEUTRAL})
+        said.pop("method.label", None)
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def title(name: str) -> str:
