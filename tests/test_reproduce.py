@@ -423,6 +423,9 @@ def test_numbers_of_another_experiment_are_not_judged(made):
     ("old", "new", "said"),
     [
         ("orders: [{above:", "orders: [{above: IFCA, below: FedAvg}, {above:", "did you mean 'IFCA, K=2'?"),
+        ("below: FedAvg}]", "below: gain}]", "unknown row in an order of the row 'IFCA, K=2' of made-up: 'gain'"),
+        ("below: FedAvg}]", "below: FedAvg, at: [FedAvg]}]", "unknown column in an order of the row 'IFCA, K=2' of"),
+        ("orders: [{above:", "orders: [{above: gain, below: rotated, at: [gain]}, {above:", "unknown row in an order"),
         ("rotated: {federation: rotated}", "rotated: {federation: rotatedd}", "did you mean 'rotated'?"),
         ("minus: FedAvg}", "minus: FedAvgg}", "did you mean 'FedAvg'?"),
         ("rotated: {federation: rotated}\n", "rotated: {}\n", "neither a federation nor a reason"),

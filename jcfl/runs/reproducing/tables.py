@@ -305,9 +305,12 @@ def sound(table: Table) -> Table:
             if not is_printed(cell):
                 raise InputError(f"{table.name}: expected [mean] or [mean, std] in the row {row!r}, got {list(cell)}")
     for order in (*given.orders, *given.more_orders):
-        for label in (order.above, order.below, *order.at):
-            if label not in printed.rows and label not in printed.columns:
-                raise unknown(f"row or column of {table.name}", label, [*printed.rows, *printed.columns])
+        if order.above not in printed.rows and order.above not in printed.columns:
+            raise unknown(f"row or column of {table.name}", order.above, [*printed.rows, *printed.columns])
+        own, other = ("row", "column") if order.above in printed.rows else ("column", "row")
+        for kind, label in ((own, order.below), *((other, label) for label in order.at)):
+            if label not in known[kind]:
+                raise unknown(f"{kind} in an order of the {own} {order.above!r} of {table.name}:", label, known[kind])
     for one in printed.suspect:
         for row, columns in one.cells.items():
             for kind, label in (("row", row), *(("column", column) for column in columns)):
