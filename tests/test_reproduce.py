@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jcfl import cli
+from jcfl import cli, metrics
 from jcfl.cli import paper
 from jcfl.errors import InputError, TooLarge
 from jcfl.results import History
@@ -423,6 +423,13 @@ def test_numbers_of_another_experiment_are_not_judged(made):
     ("old", "new", "said"),
     [
         ("orders: [{above:", "orders: [{above: IFCA, below: FedAvg}, {above:", "did you mean 'IFCA, K=2'?"),
+        (
+            "minus: FedAvg}",
+            "score: acuracy_micro}",
+            "unknown score of made-up 'acuracy_micro'; did you mean 'accuracy_mi",
+        ),
+        ("minus: FedAvg}", "score: cost.storage}", "unknown score of made-up 'cost'; did you mean 'costs'?"),
+        ("minus: FedAvg}", "score: engine}", "unknown score of made-up 'engine'"),
         ("below: FedAvg}]", "below: gain}]", "unknown row in an order of the row 'IFCA, K=2' of made-up: 'gain'"),
         ("below: FedAvg}]", "below: FedAvg, at: [FedAvg]}]", "unknown column in an order of the row 'IFCA, K=2' of"),
         ("orders: [{above:", "orders: [{above: gain, below: rotated, at: [gain]}, {above:", "unknown row in an order"),
@@ -453,6 +460,17 @@ def test_mistakes_in_a_file_end_in_one_line(made, capsys, old, new, said):
     assert run("made.yaml") == 2
     complaint = capsys.readouterr().err.strip()
     assert said in complaint and "\n" not in complaint and not (made / "reproduction").exists()
+
+
+def test_a_table_can_show_the_scores_and_the_numbers_of_a_summary(made, trained, monkeypatch):
+    monkeypatch.setattr(metrics.table, "_TABLE", {**metrics.table._TABLE})
+    metrics.register_score("own")(lambda clients: 1.0)
+    for name in ("own", "held_out_own", "validation_loss", "costs.storage", "accuracy_micro.std", "wall_s"):
+        Path("made.yaml").write_text(MADE.replace("minus: FedAvg}", f"score: {name}}}"))
+        assert tables.find("made.yaml").part(("IFCA, K=2", "gain")).score == name
+    summary = json.loads((trained.both / RUNS / "FedAvg" / "summary.json").read_text("utf-8"))
+    texts = {name for name, value in summary.items() if isinstance(value, str)}
+    assert {*summary} - texts - {*metrics.score_names()} <= {*tables.MEASURED}
 
 
 @pytest.mark.parametrize(

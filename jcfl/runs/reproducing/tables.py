@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jcfl import metrics
+from jcfl import metrics, registry
 from jcfl.errors import InputError, sentence, shown, unknown
 from jcfl.nested import flat
 from jcfl.runs.config import Config, checked, overridden
@@ -23,6 +23,12 @@ from jcfl.runs.yamltext import parsed
 
 NUMBERS = "printed.yaml"
 """The file of the numbers that the papers print."""
+
+MEASURED = (
+    *("rounds", "seeds", "wall_s", "compile_s", "rounds_per_s", "clients_per_s", "peak_memory_bytes", "costs"),
+    *("decided", "mean_of_last"),
+)
+"""The keys of a run's summary under which numbers are, besides those of scores; a table may show them."""
 
 NEUTRAL = {*LOOSE} - {"rounds"}
 """The keys of a configuration that do not change the results of a run that is complete."""
@@ -322,6 +328,7 @@ def sound(table: Table) -> Table:
             for name in names or ():
                 if name not in there:
                     raise unknown(f"{kind} of {table.name}", name, there)
+    refuse_unknown_scores(table)
     for cell, _ in table.cells():
         part = table.part(cell)
         if part.blocked is None and part.federation is None:
@@ -334,3 +341,18 @@ def sound(table: Table) -> Table:
                 if label not in there:
                     raise unknown(f"{kind} of {table.name}", label, there)
     return table
+
+
+def refuse_unknown_scores(table: Table) -> None:
+    """Refuse a score that no run can have, before any is trained; plug-ins are asked only for what jcfl does not know.
+
+    Raises:
+        InputError: a score that nobody has registered, and that is not in a run's summary.
+    """
+    parts = (table.given.default, *table.given.rows.values(), *table.given.columns.values())
+    first = {part.score.partition(".")[0] for part in parts if part.score is not None}
+    if not first <= {*metrics.score_names(), *MEASURED}:
+        registry.load()
+    known = [*metrics.score_names(), *MEASURED]
+    for name in sorted(first.difference(known)):
+        raise unknown(f"score of {table.name}", name, known)
