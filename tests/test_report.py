@@ -14,7 +14,7 @@ import pytest
 
 from jcfl import cli, results
 from jcfl.errors import InputError
-from jcfl.view import plotting
+from jcfl.view import comparing, plotting
 from jcfl.view.report import clients, numbers, page
 from tests import folders
 
@@ -115,7 +115,7 @@ def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
     runs[2].scores["accuracy_micro"][:, -1] = [0.6, 0.6]
     assert marked("accuracy_micro") == set()
     runs[2].scores["accuracy_micro"][:, -1] = [0.79, 0.69]
-    assert marked("accuracy_micro") == set()  # in two seeds, two equal differences may be chance
+    assert marked("accuracy_micro") == {0, 1}  # no test can judge equal differences, and they are worse
     runs[2].scores["accuracy_micro"][:, -1] = [0.79, 0.6901]
     assert marked("accuracy_micro") == {0, 1}  # the first differs by chance, the last by about 0.01 in each seed
     for i, (run, purity) in enumerate(zip(runs, (0.9, 0.8, 1.0), strict=True)):
@@ -133,6 +133,18 @@ def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
         run.seeds = run.seeds[:1]
         run.scores = {name: values[:1] for name, values in run.scores.items()}
     assert marked("purity") == set()
+
+
+def test_the_same_runs_are_bold_as_in_a_comparison(tmp_path):
+    """Also where a difference is the same with both seeds, so that a test says p = 0.5."""
+    for name, last in (("ifca", (0.90, 0.92)), ("fedavg", (0.80, 0.82)), ("stocfl", (0.86, 0.95))):
+        grown = [[0.1, 0.2, 0.3, score] for score in last]
+        folders.run(tmp_path / "runs" / name, (0, 1), name, {}, accuracy_micro=grown)
+    runs = plotting.histories(tmp_path)
+    marked = numbers.best_of(runs, "accuracy_micro", numbers.conditions(runs))
+    (one,) = comparing.comparison(runs)["metrics"]
+    bold = {row["method"] for row in one["federations"][0]["rows"] if row["best"]}
+    assert bold == {runs[i].name for i in marked} == {"ifca", "stocfl"}
 
 
 def test_the_table_of_clients_marks_who_is_held_out_has_left_or_attacks(tmp_path):

@@ -1,7 +1,7 @@
 """The statistics of a comparison: arrays in, numbers out. Methods are compared by differences of pairs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +166,23 @@ def paired_tests(differences: Sequence[np.ndarray]) -> tuple[list[Outcome | None
     """
     tests = [paired_test(gap, len(differences)) for gap in differences]
     return tests, holm(np.array([np.nan if one is None else one.p for one in tests]))
+
+
+def best(scores: Mapping[Any, np.ndarray], sign: int) -> set[Any]:
+    """The method with the best mean score, and those that are not worse.
+
+    A method is worse if it differs significantly from the best one, or by the same difference with every seed: that has
+    no deviation, so no test can judge it.
+
+    Args:
+        scores: by method, [seeds] each; two seeds or more.
+        sign: 1 if higher scores are better, else -1.
+    """
+    top = max(scores, key=lambda one: sign * scores[one].mean())
+    gaps = {one: gap(values, scores[top]) for one, values in scores.items() if one != top}
+    _, corrected = paired_tests(list(gaps.values()))
+    same = {one for one, values in gaps.items() if np.ptp(values) == 0 and values[0] != 0}
+    return scores.keys() - same - {one for one, p in zip(gaps, corrected, strict=True) if p < LEVEL}
 
 
 def ranks(scores: np.ndarray) -> Ranks:

@@ -92,18 +92,19 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
 
     Returns:
         For each `method` its `values` per seed, their `mean`, `std` and `interval`; `competes`, see `may_be_best`;
-        `best`: see `is_best` (None: one seed cannot tell); `difference` from
-        the baseline, see `differences`; `worst_decile`: the accuracy that nine honest clients in ten exceed;
-        `worse_off`: the share of honest clients with a lower accuracy than by each reference, both None if no client is
-        tested; `bytes`, `passes` and `flop` of a seed's run; `pareto`: whether no method has a better mean for as few
-        bytes; `to_target`, see `until`.
+        `best`: whether it is not worse than the best, see `jcfl.view.statistics.best` (None: one seed cannot tell);
+        `difference` from the baseline, see `differences`; `worst_decile`: the accuracy that nine honest clients in ten
+        exceed; `worse_off`: the share of honest clients with a lower accuracy than by each reference, both None if no
+        client is tested; `bytes`, `passes` and `flop` of a seed's run; `pareto`: whether no method has a better mean
+        for as few bytes; `to_target`, see `until`.
     """
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
     competes = np.array([may_be_best(name, one.alone) for one in block.entries])
     worth = np.where(competes, sign(name) * means, -np.inf)
-    best = list(last)[int(np.argmax(worth))]
-    behind, apart = tests(block, name, best), differences(block, name, baseline)
+    rivals = {method: values for (method, values), competed in zip(last.items(), competes, strict=True) if competed}
+    best = statistics.best(rivals, sign(name)) if rivals and len(block.entries[0].seeds) > 1 else set()
+    apart = differences(block, name, baseline)
     spent = np.array([one.bytes[:, -1].mean() for one in block.entries])
     pareto = statistics.front(spent, worth) & competes
     held = clients(block)
@@ -115,9 +116,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "std": known(float(results.deviation(last[one.method]))),
             "interval": statistics.interval(last[one.method]),
             "competes": bool(competed),
-            "best": bool(competed) and is_best(behind.get(one.method), last[one.method], last[best])
-            if len(one.seeds) > 1
-            else None,
+            "best": one.method in best if len(one.seeds) > 1 else None,
             "difference": apart.get(one.method),
             "worst_decile": worst_decile(block, held[one.method]),
             "worse_off": {
@@ -161,21 +160,6 @@ def worse_off(block: Block, own: np.ndarray, other: np.ndarray) -> float:
 def known(value: float) -> float | None:
     """A number, None where it is not known."""
     return None if math.isnan(value) else float(value)
-
-
-def is_best(behind: tuple[statistics.Outcome | None, float] | None, own: np.ndarray, best: np.ndarray) -> bool:
-    """Whether a method does not differ significantly from the best one; that is not tested against itself.
-
-    No test can judge a difference that is the same with every seed: it has no deviation. Such a method is worse.
-
-    Args:
-        behind: the outcome of the test against the best method, and its corrected p; None for the best one.
-        own, best: the scores of both, [seeds].
-    """
-    if behind is None:
-        return True
-    gaps = statistics.gap(own, best)
-    return bool(behind[1] >= statistics.LEVEL and (np.ptp(gaps) > 0 or gaps[0] == 0))
 
 
 def tests(block: Block, name: str, baseline: str) -> dict[str, tuple[statistics.Outcome | None, float]]:

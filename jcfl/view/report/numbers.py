@@ -103,10 +103,10 @@ def is_number(value: Mapping[str, float] | None) -> bool:
 
 
 def best_of(runs: Sequence[History], name: str, complete: Mapping[int, tuple[Any, ...]]) -> set[int]:
-    """The indices of the runs with the best score or one not significantly worse; none where no run is worse.
+    """The indices of the runs with the best score or one that is not worse; none where no run is worse.
 
-    The tests are those of `jcfl compare`: runs are paired by seed, and p is corrected by Holm. One seed, or different
-    seeds, allow no test, nor do runs of different federations.
+    Which runs are worse is said by `jcfl.view.statistics.best`, as in `jcfl compare`. One seed, or different seeds,
+    allow no test, nor do runs of different federations.
 
     Args:
         complete: the runs that are tested, and what must be the same of them: see `conditions`.
@@ -119,14 +119,10 @@ def best_of(runs: Sequence[History], name: str, complete: Mapping[int, tuple[Any
     }
     last = {i: values for i, values in last.items() if not np.isnan(values).any()}
     alike = len({complete[i] for i in last}) == 1
-    if one.better is None or len(last) < 2 or not alike:
+    if one.better is None or len(last) < 2 or not alike or next(iter(last.values())).size < 2:
         return set()
-    sign = -1 if one.better == "lower" else 1
-    top = max(last, key=lambda i: sign * last[i].mean())
-    gaps = {i: statistics.gap(values, last[top]) for i, values in last.items() if i != top}
-    _, p = statistics.paired_tests(list(gaps.values()))
-    worse = {i for i, value in zip(gaps, p, strict=True) if value < statistics.LEVEL}
-    return last.keys() - worse if worse else set()
+    best = statistics.best(last, -1 if one.better == "lower" else 1)
+    return best if len(best) < len(last) else set()
 
 
 def conditions(runs: Sequence[History]) -> dict[int, tuple[Any, ...]]:
