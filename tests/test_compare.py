@@ -190,6 +190,24 @@ def test_numbers_are_right(two):
     assert ours["pareto"] is False  # fedavg is better by a hundredth of a point
 
 
+def test_a_baseline_is_found_by_its_name_whatever_its_label(tmp_path):
+    methods = {
+        "ours": {"name": "ifca", "label": "ours"},
+        "average": {"name": "fedavg", "label": "average"},
+        "local": {"name": "given", "label": "local", "object": "Method"},  # passed in Python
+        "alone": {"name": "local", "label": "alone"},
+        "fedavg": {"name": "stocfl", "label": "fedavg"},  # which is none
+        "tuned": {"name": "fedavg", "label": "tuned", "addons": [{"name": "finetune"}]},  # nor is it with an add-on
+    }
+    for title, method in methods.items():
+        write(tmp_path / title, 0.5, settings={"method": method})
+    result = found(*(tmp_path / title for title in methods))
+    rows = {row["method"]: list(row["worse_off"]) for row in result["metrics"][0]["federations"][0]["rows"]}
+    assert rows == {title: [one for one in ("local", "alone", "average") if one != title] for title in methods}
+    (costs,) = (grid for grid in tables.grids(result) if grid.title.startswith("Clients and costs"))
+    assert {f"worse off than {one}, %" for one in ("local", "alone", "average")} <= {*costs.columns}
+
+
 def test_long_names_of_many_methods_are_inside_their_figures(tmp_path):
     names = [f"stocfl+finetune (tau=0.{i}, lam=0.05)" for i in range(16)]
     for federation in ("rotated", "shifted"):

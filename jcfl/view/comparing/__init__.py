@@ -107,7 +107,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     apart = differences(block, name, baseline)
     spent = np.array([one.bytes[:, -1].mean() for one in block.entries])
     pareto = statistics.front(spent, worth) & competes
-    held = clients(block)
+    held, others = clients(block), references(block)
     return [
         {
             "method": one.method,
@@ -120,9 +120,7 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
             "difference": apart.get(one.method),
             "worst_decile": worst_decile(block, held[one.method]),
             "worse_off": {
-                other: known(worse_off(block, held[one.method], held[other]))
-                for other in REFERENCES
-                if other in held and other != one.method
+                other: known(worse_off(block, held[one.method], held[other])) for other in others if other != one.method
             },
             "bytes": known(cost),
             "passes": known(one.passes[:, -1].mean()),
@@ -132,6 +130,16 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
         }
         for one, score, cost, efficient, competed in zip(block.entries, means, spent, pareto, competes, strict=True)
     ]
+
+
+def references(block: Block) -> list[str]:
+    """The titles of the entries whose method is a reference, whatever its label; with an add-on it is none.
+
+    A method that was passed in Python has no name in a configuration, so its title counts.
+    """
+    plain = [one for one in block.entries if not any(key.startswith("method.addons.") for key in one.options)]
+    named = [(one.method if "method.object" in one.options else one.options.get("method.name"), one) for one in plain]
+    return [one.method for reference in REFERENCES for name, one in named if name == reference]
 
 
 def mean(values: np.ndarray) -> float:
