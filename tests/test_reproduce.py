@@ -546,6 +546,7 @@ def test_all_tables_are_listed(capsys):
 
 def test_signs_in_latex_are_escaped():
     assert pages.tex("a_b & 5 % ± |D|") == r"a\_b \& 5 \% $\pm$ \textbar{}D\textbar{}"
+    assert pages.tex("[1] IFCA") == "{[}1{]} IFCA"  # which would be an option of the rule before it
     with pytest.raises(InputError):
         tables.find("nowhere.yaml")
 

@@ -15,9 +15,9 @@ TEX = {
     **{"λ": r"$\lambda$", "τ": r"$\tau$", "ω": r"$\omega$", "η": r"$\eta$", "α": r"$\alpha$", "×": r"$\times$"},
     **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "μ": r"$\mu$", "σ": r"$\sigma$", "β": r"$\beta$", "²": r"$^2$"},
     **{"γ": r"$\gamma$", "κ": r"$\kappa$", "θ": r"$\theta$", "ρ": r"$\rho$", "Δ": r"$\Delta$", "π": r"$\pi$"},
-    **{"−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"},
+    **{"−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "[": "{[}", "]": "{]}"},
 }
-"""LaTeX for the characters that it does not take as they are."""
+"""LaTeX for the characters that it does not take as they are. A `[` after a rule or a row would begin an option."""
 
 
 def environment() -> jinja2.Environment:
