@@ -415,6 +415,21 @@ def test_a_run_given_twice_or_alone_is_refused(two, tmp_path, capsys):
     assert "expects a folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["compare"], ["plot", "--figure", "curves"], ["report"]], ids=lambda words: words[0])
+def test_an_empty_name_of_a_folder_is_refused(two, tmp_path, capsys, monkeypatch, words):
+    """It would be the current folder."""
+    monkeypatch.chdir(tmp_path)
+    name, *more = words
+    assert cli.status([name, str(two / "rotated"), *more, "--out", ""]) == 2
+    assert "expected a path, got an empty text" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("words", [["show", "quickstart"], ["bench", "nothing"]], ids=lambda words: words[0])
+def test_an_empty_name_is_refused_before_all_else(capsys, words):
+    assert cli.status([*words, "--out", ""]) == 2
+    assert "expected a path, got an empty text" in capsys.readouterr().err
+
+
 def test_one_seed_says_so(tmp_path):
     for name in ("a_b", "other"):
         write(tmp_path / name, 0.9, [0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jcfl.cli.app import PLAIN, Folders, app
+from jcfl.cli.arguments import destination
 from jcfl.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def compare(
     target: Annotated[
         float | None, typer.Option(help="Value of the first metric; prints the cost to reach it: 0.9 is 90 %.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for the tables and figures.", metavar="DIR")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the tables and figures.", parser=destination, metavar="DIR")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON on stdout.")] = False,
 ) -> None:
     """Compare methods over seeds and federations: paired differences, intervals, tests, ranks and costs.

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jcfl.cli.app import app
+from jcfl.cli.arguments import destination
 from jcfl.errors import InputError
 
 
@@ -21,7 +22,12 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use tiny sizes, only to test that it works.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the table, the numbers as JSON and a chart into this folder.")
+        Path | None,
+        typer.Option(
+            help="Write the table, the numbers as JSON and a chart into this folder.",
+            parser=destination,
+            metavar="PATH",
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,

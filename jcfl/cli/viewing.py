@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jcfl.cli.app import PLAIN, DataDir, Folders, Overrides, app
-from jcfl.cli.arguments import configured, separated
+from jcfl.cli.arguments import configured, destination, separated
 from jcfl.errors import InputError, unknown
 
 PRESETS, KEYS = "presets", "keys"
@@ -126,7 +126,10 @@ def show(
     ] = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Draw all clients' labels into this .png, .pdf or .svg.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Draw all clients' labels into this .png, .pdf or .svg.", parser=destination, metavar="PATH"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a run before training: its clients, their labels, the accuracy of majority, and what the run needs."""
@@ -170,7 +173,13 @@ def plot(
     folders: Folders,
     names: Annotated[list[str] | None, typer.Option("--figure", metavar="NAME", help="Only this figure.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder to draw into.", show_default="DIR/figures; of several, figures")
+        Path | None,
+        typer.Option(
+            help="The folder to draw into.",
+            show_default="DIR/figures; of several, figures",
+            parser=destination,
+            metavar="PATH",
+        ),
     ] = None,
     formats: Annotated[str, typer.Option("--format", help="Any of png, pdf and svg.")] = "png,pdf",
     width: Annotated[
@@ -230,7 +239,13 @@ def plot(
 def report(
     folders: Folders,
     out: Annotated[
-        Path | None, typer.Option(help="The page to write.", show_default="DIR/report.html; of several, report.html")
+        Path | None,
+        typer.Option(
+            help="The page to write.",
+            show_default="DIR/report.html; of several, report.html",
+            parser=destination,
+            metavar="PATH",
+        ),
     ] = None,
 ) -> None:
     """Write one HTML page about a run, or about several side by side. It needs no network and no other file."""
