@@ -395,6 +395,8 @@ def test_files_are_written(two, tmp_path, capsys):
         ({}, {"names": ["clusters"]}, "unknown metric 'clusters'"),
         ({}, {"baseline": "fedavgg"}, "Known: a_b, other"),
         ({}, {"target": 90.0}, "expected a share of accuracy_micro such as 0.9, got 90"),
+        ({}, {"names": ["loss"], "target": np.nan}, "target: expected a finite number, got nan"),
+        ({}, {"names": ["loss"], "target": np.inf}, "target: expected a finite number, got inf"),
     ],
 )
 def test_what_does_not_match_is_refused(changes, options, said, tmp_path):

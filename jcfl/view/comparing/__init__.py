@@ -54,6 +54,8 @@ def comparison(
             known = [one.method for one in block.entries]
             if baseline not in known:
                 raise unknown(f"baseline by {name} on {block.federation}:", baseline, known)
+    if target is not None and not math.isfinite(target):
+        raise InputError(f"target: expected a finite number, got {target:g}")
     if target is not None and metrics.score(names[0]).unit == "%" and not 0 <= target <= 1:
         raise InputError(f"target: expected a share of {names[0]} such as 0.9, got {target:g}")
     found = [one_metric(blocks[name], name, baseline, target if name == names[0] else None) for name in names]
