@@ -206,17 +206,13 @@ def with_control_means(method: Method, state: State, federation: Federation) -> 
     A control variate corrects the steps of a cluster's clients without a bias only while it is their mean, and
     `with_new_controls` keeps it so only among the same clients.
     """
-    member, own = controlled(method, state, federation), state.clients["control"]
-    k, everyone = trees.count(state.clusters), jnp.ones(member.shape)
-    group = jnp.where(member >= 0, member, k)
-
-    def renewed(_, control: Models) -> Models:
-        if isinstance(own, HostRows):
-            return onhost.means(group, everyone, everyone, own, control)[0]
-        return averaging.mean_by(group, everyone, own, control)
+    member, everyone = controlled(method, state, federation), jnp.ones(state.labels.shape)
+    group = jnp.where(member >= 0, member, trees.count(state.clusters))
 
     changed = (member != state.clients["controlled"]).any()
-    control = jax.lax.fori_loop(0, changed.astype(int), renewed, state.server["control"])  # `cond` would copy them
+    control, own = state.server["control"], state.clients["control"]
+    renewed = lambda: onhost.means(group, everyone, everyone, own, control)[0]  # some at a time, wherever they are
+    control = jax.lax.cond(changed, renewed, lambda: control)
     return state.replace(server=state.server | {"control": control}, clients=state.clients | {"controlled": member})
 
 
