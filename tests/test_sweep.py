@@ -41,6 +41,7 @@ def walk(
     drift: Annotated[float, Field(ge=0)] = 1.0,
     start: float = 0.0,
     bend: float = 0.0,
+    pull: float | None = None,
     copies: int = 2,
 ) -> Callable[[Context], Algorithm]:
     """A model of one number that drifts and takes a random step; `bend` is branched on, as no array can be."""
@@ -54,6 +55,7 @@ def walk(
             TRACES.append("step")
             noise = jax.random.normal(jax.random.fold_in(state.key, state.round), (1,))
             model = state.clusters["params"] + drift + noise + (0.0 if bend == 0 else 100.0)
+            model = model if pull is None else model + pull
             failed = jnp.where((state.round == 3) & (jnp.asarray(drift) > 50), jnp.array([3, 1]), state.failed)
             return state.replace(clusters={"params": model}, failed=failed.astype(jnp.int32), round=state.round + 1)
 
@@ -146,6 +148,13 @@ def test_points_together_equal_single_runs(method, over, index):
         np.testing.assert_allclose(together[score], alone[score], atol=1e-6, rtol=1e-6, err_msg=score)
     ends = [history["loss"][:, -1].tolist() for history in found.histories]
     assert len({tuple(np.round(end, 6)) for end in ends}) == len(ends), "an option had no effect"
+
+
+@pytest.mark.parametrize("values", [[None, 5.0, 7.0], [5.0, None, 7.0]])
+def test_an_option_that_is_a_number_at_some_points_only(values):
+    found = swept_walk({"method.pull": values}, rounds=2)
+    last = [history["accuracy_micro"][0, -1] for history in found.histories]
+    np.testing.assert_allclose(last, [expected(0, 2, 1.0 + (value or 0.0)) for value in values], atol=1e-5)
 
 
 class Narrow(nn.Module):

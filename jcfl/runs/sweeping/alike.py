@@ -15,6 +15,9 @@ FEDERATION = ("data", "scenario", "data_dir")
 OWN = re.compile(r"(method|train)\.(addons\.\d+\.)?\w+")
 """The dotted names of a piece's own options, but not of values inside an option."""
 
+NUMBER = "a number"
+"""What stands for a real number where points are compared; an option that is null at one of them is no number there."""
+
 
 def key_text(config: Config, keys: Sequence[str]) -> str:
     """A part of a configuration as text."""
@@ -25,7 +28,7 @@ def grouped(points: Sequence[Point]) -> list[list[Point]]:
     """Groups of points that differ only in real numbers; groups with the same federation follow each other."""
     groups: dict[str, dict[str, list[Point]]] = {}
     for point in points:
-        rest = point.config.flat() | dict.fromkeys(real_options(point.config))
+        rest = point.config.flat() | dict.fromkeys(real_options(point.config), NUMBER)
         federation = groups.setdefault(key_text(point.config, FEDERATION), {})
         federation.setdefault(json.dumps(rest), []).append(point)
     return [group for federation in groups.values() for group in federation.values()]
@@ -39,7 +42,7 @@ def real_options(config: Config) -> dict[str, float]:
 
 def kind(config: Config) -> str:
     """All that decides a point's figures, but for its real numbers and its rounds, as text."""
-    return json.dumps(plain(settings(config.model_dump()) | dict.fromkeys(real_options(config))))
+    return json.dumps(plain(settings(config.model_dump()) | dict.fromkeys(real_options(config), NUMBER)))
 
 
 def differing_options(points: Sequence[Point]) -> dict[str, list[str]]:
