@@ -342,6 +342,17 @@ def test_a_point_that_diverges_leaves_the_others_alone(tmp_path):
         swept_walk({"method.drift": [60.0, 70.0]})
 
 
+def test_a_point_that_diverged_stays_so_if_the_sweep_is_killed_before_it_says_it(tmp_path):
+    """The checkpoint of the last round is written, and the summary is not."""
+    over = {"method.drift": [1.0, 60.0]}
+    before = swept_walk(over, out=tmp_path).histories[1].summary
+    for place in tmp_path.glob("runs/*"):
+        results.Folder(place).settle(["summary.json"])
+    found = swept_walk(over, out=tmp_path, resume=True)
+    assert [one.summary.get("failed") for one in found.histories] == [None, before["failed"]]
+    assert found.best() == 0
+
+
 def test_files_with_a_base_and_what_they_go_over(tmp_path):
     (tmp_path / "base.yaml").write_text("data: digits\nscenario: iid\nmethod: ifca\nrounds: 7\ncompare: [fedavg]\n")
     file = tmp_path / "sweep.yaml"

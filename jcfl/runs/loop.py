@@ -105,6 +105,9 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
     trained = rounds_trained(state)
     outcome, judged = {}, -1  # the last evaluation, and the rounds that were trained before it
     try:
+        failed = failures(state, settings.seeds) if found else {}
+        if failed:  # a lane that fails beside others is in their checkpoints to the last round
+            settings.on_failed(failed)
         if not found and settings.evaluated[0] == 0:
             outcome, judged = evaluated(programs, federation, settings, state, 0), trained
             settings.on_records(records(outcome, federation, settings, 0))
