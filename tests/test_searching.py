@@ -3,14 +3,18 @@
 import functools
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
 
 import jcfl
 from jcfl import cli, registry
+from jcfl.core.compile import compile
 from jcfl.data.validation import with_validation
-from jcfl.errors import InputError
+from jcfl.errors import InputError, TrainingError
+from jcfl.methods import fedavg
 from jcfl.results import load
 from jcfl.runs import config, experiment
 from jcfl.runs.searching.samplers import SAMPLERS
@@ -212,6 +216,25 @@ def test_what_diverged_and_what_was_tried_before():
     assert {row["values"]["train.lr"]: np.isnan(row["score"]) for row in found.rows()} == {0.1: False, 3e38: True}
     assert len(found.trials) == 6 and len({id(trial.history) for trial in found.trials}) == 2
     assert found.configurations()["fedavg"].chosen_by.values == {"train.lr": 0.1}
+
+
+def unlucky(context):
+    """FedAvg, of which seed 1 fails in the first round."""
+    made = compile(fedavg(), context)
+
+    def init(key, federation):
+        fails = jax.random.key_data(key)[-1] == 1
+        state = made.init(key, federation)
+        return state.replace(failed=jnp.where(fails, jnp.zeros(2, jnp.int32), state.failed))
+
+    return made._replace(init=init)
+
+
+def test_a_trial_with_a_seed_that_diverged_has_no_score_in_files_either(tmp_path):
+    given = GIVEN | {"method": unlucky, "seeds": 2, "seeds_in_one": False, "trials": 1, "out": tmp_path}
+    for _ in range(2):  # the second search reads the first one's files
+        with pytest.raises(TrainingError, match="no trial has a score"):
+            jcfl.tune(federation(), {"train.lr": [0.1]}, **given)
 
 
 def test_mistakes_are_found_before_anything_trains(tmp_path):

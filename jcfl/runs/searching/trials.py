@@ -113,7 +113,7 @@ def climbed(
         training.check()
         shared.train(training, workers, stop)
         for point in going:
-            scores[point.name][rung.rounds] = score_after(training.histories[point.name], by, rung.rounds)
+            scores[point.name][rung.rounds] = score_after(training.histories[point.name], by, rung.rounds, point)
         going = [point for point in going if not math.isnan(scores[point.name][rung.rounds])]
         going.sort(key=lambda point: -better(by) * scores[point.name][rung.rounds])
     return scores
@@ -143,9 +143,11 @@ def take(training: Training, point: Point) -> None:
         points[place] = point
 
 
-def score_after(history: History, by: str, rounds: int) -> float:
+def score_after(history: History, by: str, rounds: int, point: Point) -> float:
     """The mean over seeds of a score after some rounds; NaN if a seed had diverged by then."""
     if by not in history.scores or rounds not in history.rounds:
+        return math.nan
+    if len(history.seeds) < point.config.seeds:  # read from files, a history has no seed that was never evaluated
         return math.nan
     return float(history[by][:, history.rounds == rounds].mean())
 
