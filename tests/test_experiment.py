@@ -244,6 +244,18 @@ def test_a_finished_run_can_be_prolonged(tmp_path):
     same_files(tmp_path / "long", tmp_path / "short")
 
 
+def test_a_run_that_ends_at_its_checkpoint_is_evaluated_there(tmp_path, monkeypatch):
+    """No evaluation was due when it was stopped."""
+    monkeypatch.setattr(loop, "BLOCK", 0.0)  # every block is one round
+    stop = lambda progress: signal.raise_signal(signal.SIGTERM) if progress.round == 3 else None
+    with pytest.raises(loop.Interrupted):
+        walked(evaluate_every=12, out=tmp_path / "cut", on_progress=stop)
+    for _ in range(2):  # the second time it is in the checkpoint
+        walked(evaluate_every=12, rounds=3, out=tmp_path / "cut", resume=True)
+    walked(evaluate_every=12, rounds=3, out=tmp_path / "whole")
+    same_files(tmp_path / "whole", tmp_path / "cut")
+
+
 def test_only_what_a_run_calls_is_compiled(tmp_path, monkeypatch):
     """A complete run makes a state to read its own into; one of no rounds trains nothing."""
     compiled, compile = [], programs.compiled_at

@@ -89,12 +89,12 @@ class Checkpoints:
             warnings.warn(f"{error}; {then}", Notice, stacklevel=2)
 
     def save(self, saved: Saved, state: State) -> None:
-        """Write the state after some rounds, unless it is there; keep the newest sound one before it, delete the rest.
+        """Write the state after some rounds, unless all is there; keep the newest sound one before it, delete the rest.
 
         Raises:
             Unwritable: the disk is full; the others are left as they are.
         """
-        if saved.round != self.current:
+        if saved.round != self.current or len(saved.records) > len(self.sound[saved.round].records):
             arrays: dict[str, Any] = packed(saved) | {name: on_host(leaf) for name, leaf in named(state)}
             self.folder.put(self.name(saved.round), lambda file: npz.save(file, arrays))
             self.current, self.sound = saved.round, self.sound | {saved.round: saved}

@@ -74,6 +74,7 @@ class LoopSettings:
     evaluated: Sequence[int]  # rounds after which to evaluate, ascending; the last round is one of them
     clock: Clock
     on_start: Callable[[int], None] = lambda round: None  # gets the round of the checkpoint, or -1 without one
+    lacks: Callable[[int], bool] = lambda round: True  # whether an evaluation after so many rounds has not been kept
     on_records: Callable[[list[Record]], None] = lambda records: None
     on_block: Callable[[int], None] = lambda round: None
     on_failed: Callable[[dict[int, TrainingError]], None] = lambda failed: stop_at(failed)  # by lane
@@ -108,9 +109,9 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
         failed = failures(state, settings.seeds) if found else {}
         if failed:  # a lane that fails beside others is in their checkpoints to the last round
             settings.on_failed(failed)
-        if not found and settings.evaluated[0] == 0:
-            outcome, judged = evaluated(programs, federation, settings, state, 0), trained
-            settings.on_records(records(outcome, federation, settings, 0))
+        if round in settings.evaluated and over_hosts(settings.lacks(round)):  # rounds may end at a checkpoint
+            outcome, judged = evaluated(programs, federation, settings, state, round), trained
+            settings.on_records(records(outcome, federation, settings, round))
         settings.on_block(round)
         while round < settings.rounds:
             if over_hosts(settings.stop.is_set()):

@@ -103,6 +103,7 @@ def train_batch(
         evaluated=runs[0].due,
         clock=clock,
         on_start=rewind,
+        lacks=lambda round: any(run.lacks(seeds, round) for run in runs),
         on_records=take,
         on_block=watch,
         on_failed=fail,

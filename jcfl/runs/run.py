@@ -104,7 +104,7 @@ class Run:
         rounds = self.plan.config.rounds
         stores = [self.stores.get(seeds[0]) for seeds in self.batches()]
         left = hosts.several() or any(store is None or max(store.sound, default=-1) < rounds for store in stores)
-        return Parts(rounds=left and rounds > 0, evaluation=left)
+        return Parts(rounds=left and rounds > 0, evaluation=left or self.lacks(self.seeds, rounds))
 
     def faults(self) -> dict[str, str]:
         """The files that an earlier sitting left damaged, besides checkpoints, and what is wrong with them."""
@@ -150,6 +150,11 @@ class Run:
         if self.folder is not None and (len(kept) < len(self.records) or not self.is_written):
             self.folder.rewrite(kept)  # at first because a stopped run's file may have lines after its checkpoint
         self.records, self.is_written = kept, True
+
+    def lacks(self, seeds: Sequence[int], round: int) -> bool:
+        """Whether these seeds were not evaluated after a round, although the run has not failed."""
+        found = {record.seed for record in self.records if record.round == round}
+        return self.failed is None and not found.issuperset(seeds)
 
     def take(self, records: Sequence[Record]) -> None:
         """Keep new evaluations, write and track them; those of a run that has failed are worth nothing."""
