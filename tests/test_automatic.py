@@ -211,6 +211,7 @@ def test_other_options_are_decided_too(federation, method, expected):
     assert values.keys() == expected.keys()
     assert all(values[key] == value or (value == 0.0 and 0 < values[key] < 1.5) for key, value in expected.items())
     assert not automatic.is_open(found)
+    assert automatic.as_stored(given, found).method == found.method
 
 
 def test_only_options_with_a_rule_may_be_auto():

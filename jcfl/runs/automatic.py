@@ -38,12 +38,13 @@ class Rule(NamedTuple):
     stand_in: Any  # in its place while the method is looked at
     decide: Callable[[pilot.Evidence, bool], Mapping[str | None, Any]]
     """From evidence, and whether cosines are corrected for noise, to its value (under None) and other options."""
+    beside: tuple[str, ...] = ()  # the other options
 
 
 RULES = {
     "tau": Rule(0.5, lambda found, corrected: {None: round(found.tau if corrected else found.plain, DIGITS)}),
     "clusters": Rule(2, lambda found, corrected: {None: found.clusters}),
-    "cut": Rule(1.0, lambda found, corrected: {None: None, "clusters": found.clusters}),
+    "cut": Rule(1.0, lambda found, corrected: {None: None, "clusters": found.clusters}, ("clusters",)),
     "settled": Rule(0.4, lambda found, corrected: {None: round(found.settled, DIGITS)}),
     "apart": Rule(0.6, lambda found, corrected: {None: round(found.apart, DIGITS)}),
 }
@@ -60,7 +61,8 @@ def as_stored(config: Config, stored: Config) -> Config:
     if not is_open(config) or len(config.methods) != len(stored.methods):
         return config
     pairs = zip((config.method, *config.compare), (stored.method, *stored.compare), strict=True)
-    main, *others = (stored_values(method, own, KINDS) for method, own in pairs)
+    beside = {name: rule.beside for name, rule in RULES.items()}
+    main, *others = (stored_values(method, own, KINDS, beside) for method, own in pairs)
     return config.model_copy(update={"method": main, "compare": tuple(others)})
 
 

@@ -1,6 +1,6 @@
 """Options that a configuration leaves open: `auto` in place of a value, which is decided before training."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jcfl import registry
@@ -53,11 +53,22 @@ def with_values(method: Method, values: Mapping[Path, Any]) -> Method:
     return method.model_copy(update=changes)
 
 
-def stored_values(method: Method, stored: Method, kinds: Mapping[str, str]) -> Method:
-    """A method whose open options have the values that a stored one was run with."""
-    paths = [path for path, _ in left_open(method, kinds)]
-    found = {path: value_at(stored.options, path) for path in paths}
-    return with_values(method, {path: value for path, value in found.items() if value is not None})
+def stored_values(
+    method: Method, stored: Method, kinds: Mapping[str, str], beside: Mapping[str, Sequence[str]]
+) -> Method:
+    """A method whose open options have the values that a stored one was run with.
+
+    Args:
+        kinds: the kind of piece that answers each question.
+        beside: the other options that a rule decides. They are stored beside the open option, which is null then.
+    """
+    values: dict[Path, Any] = {}
+    for path, rule in left_open(method, kinds):
+        found = {(*path[:-1], name): value_at(stored.options, (*path[:-1], name)) for name in beside.get(rule, ())}
+        found = {other: value for other, value in found.items() if value is not None}
+        own = value_at(stored.options, path)
+        values |= found | ({path: own} if found or own is not None else {})
+    return with_values(method, values)
 
 
 def value_at(options: Mapping[str, Any], path: Path) -> Any:
