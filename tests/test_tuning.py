@@ -1,5 +1,6 @@
 """Ways to train are tried before long runs: the fastest is taken, written down, kept, and computes the same."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import yaml
 
 from jcfl.fast import factored
 from jcfl.methods import fedavg, ifca
-from jcfl.runs import experiment, tuning
+from jcfl.runs import config, experiment, tuning
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.runs.sections import Tuned
 from jcfl.types.target import Target, compiling_for
@@ -207,6 +208,25 @@ def test_what_is_chosen_for_a_compared_object_leaves_it_what_it_is():
     whole = planned(setting, objects)
     parts = {title: tuning.of_method(whole, title) for title in whole.config.methods}
     assert {title: part.algorithms[title].method for title, part in parts.items()} == {"fedavg": main, "ifca": other}
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({"engine": "general"}, {"chunk": 2, "convolution": "native"}),
+        ({"chunk": 3}, {"engine": "factored", "convolution": "native"}),
+        ({"model": "linear"}, {"engine": "factored", "chunk": 2}),
+        ({"rounds": 5}, {"engine": "factored", "chunk": 2, "convolution": "native"}),
+        ({"autotune": False}, None),
+        ({"tuned": {}}, None),
+    ],
+)
+def test_what_the_user_gives_is_not_replaced_by_what_was_tuned(given, left):
+    tuned = {"ifca": {"engine": "factored", "chunk": 2, "convolution": "native"}}
+    stored = MLP | {"scenario": "rotated", "method": "ifca", "tuned": tuned}
+    made, _ = config_and_objects(stored, given)
+    assert (made.tuned or {}).get("ifca") == (left and Tuned(**left))
+    assert config.read(stored, [f"{key}={json.dumps(value)}" for key, value in given.items()]).tuned == made.tuned
 
 
 def test_short_runs_begin_without_trials():

@@ -16,7 +16,7 @@ from jcfl.core.faults import OnDivergence
 from jcfl.core.method import QUESTIONS
 from jcfl.errors import InputError, as_argument, sentence, shown, unknown
 from jcfl.nested import flat, plain
-from jcfl.runs import schedules, titles, undecided
+from jcfl.runs import schedules, sections, titles, undecided
 from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Stop, Trainer, Tuned
 from jcfl.runs.yamltext import assignment, parsed, refuse_endless
 
@@ -275,7 +275,7 @@ def overridden(settings: dict[str, Any], overrides: list[tuple[list[str], Any]])
         section, rival = RIVALS.get(".".join(path[:2]), ("", ""))
         if rival and value is not None and [section, rival] not in paths and isinstance(settings[section], dict):
             settings[section].pop(rival, None)
-    return settings
+    return sections.without_given(settings, paths)
 
 
 def named_path(path: list[str], value: Any) -> list[str]:

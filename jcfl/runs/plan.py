@@ -37,7 +37,7 @@ from jcfl.runs.objects import (
     registered_name,
 )
 from jcfl.runs.provenance import common, fingerprint
-from jcfl.runs.sections import Method, Piece, Trainer, Tuned
+from jcfl.runs.sections import Method, Piece, Trainer, Tuned, without_given
 from jcfl.types import Algorithm, Federation, Task
 from jcfl.types.target import target
 
@@ -80,7 +80,7 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
         base = what.model_dump()
     else:
         base = unchecked(what)
-    more, settings = objects_and_settings({**base, **given})
+    more, settings = objects_and_settings(without_given({**base, **given}, ([key] for key in given)))
     config, objects = checked(settings), more._replace(federation=objects.federation)
     refuse_unused(config, objects)
     return config, objects

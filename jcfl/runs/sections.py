@@ -1,5 +1,6 @@
 """The sections of a configuration: each names a registered piece and gives its options."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
@@ -68,6 +69,30 @@ class Tuned(BaseModel):
     @model_serializer
     def _chosen(self) -> dict[str, Any]:
         return {key: value for key, value in dict(self).items() if value is not None}
+
+
+TUNED = {"engine": "engine", "chunk": "chunk", "devices": "devices", "model.convolution": "convolution"}
+"""The keys of a configuration whose values a field of `Tuned` replaces, with this field."""
+
+
+def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Settings, not checked, whose `tuned` says nothing of what the user gives; else it would replace that.
+
+    Args:
+        settings: with the user's values in place already.
+        paths: the keys that the user gives beside a file or a mapping. With `autotune` all is chosen anew, and another
+            model computes its convolutions as its options say.
+    """
+    given = {".".join(path) for path in paths}
+    if "tuned" in given or not isinstance(settings.get("tuned"), Mapping):
+        return settings
+    if "autotune" in given:
+        return settings | {"tuned": None}
+    given |= {"model.convolution"} if given & {"model", "model.name"} else set()
+    gone = {field for key, field in TUNED.items() if key in given}
+    kept = lambda one: {key: value for key, value in dict(one).items() if key not in gone}
+    tuned = {title: kept(one) if isinstance(one, Mapping | Tuned) else one for title, one in settings["tuned"].items()}
+    return settings | {"tuned": tuned}
 
 
 class Chosen(BaseModel):
