@@ -240,8 +240,9 @@ def test_a_finished_run_can_be_prolonged(tmp_path):
     timing = json.loads((tmp_path / "short" / "summary.json").read_text())["rounds_per_s"]
     walked(rounds=10, out=tmp_path / "short", resume=True)
     assert json.loads((tmp_path / "short" / "summary.json").read_text())["rounds_per_s"] == timing
-    walked(rounds=20, out=tmp_path / "short", resume=True)
+    walked(rounds=20, out=tmp_path / "short", resume=True, checkpoint_every="never")
     same_files(tmp_path / "long", tmp_path / "short")
+    assert [file.name for file in tmp_path.glob("short/checkpoints/*/*.npz")] == ["10.npz"]
 
 
 def test_a_run_that_ends_at_its_checkpoint_is_evaluated_there(tmp_path, monkeypatch):

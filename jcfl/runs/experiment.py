@@ -84,7 +84,8 @@ def run(
         seeds: the number of seeds: seed, seed + 1, …
         compare: further methods to compare with the main one, by name or as mappings.
         out: the run's folder; without it nothing is written.
-        resume: whether to continue the run in `out`.
+        resume: whether to continue the run in `out`. It trains as it began, to the same bits: `devices`, `chunk`,
+            `budget` and `autotune` have no effect then.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called with a `Progress` about once a second.
         progress: whether a bar is shown, or lines where stderr is neither a terminal nor a notebook; by default a bar
@@ -150,7 +151,8 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     changed = differences(settings(stored.model_dump()), settings(config.model_dump()))
     if changed:
         raise InputError(f"a resumed run keeps its configuration; {'; '.join(changed)} (rounds may change)")
-    moved = {"rounds": config.rounds, "data_dir": config.data_dir or stored.data_dir, "track": config.track}
+    moved = {key: getattr(config, key) for key in ("rounds", "track", "checkpoint_every")}
+    moved["data_dir"] = config.data_dir or stored.data_dir
     places = {key: getattr(config, key) for key in ("examples", "client_states")}  # the machine may be another
     return stored.model_copy(update=moved | {key: place for key, place in places.items() if place is not None})
 
