@@ -59,7 +59,7 @@ def main(
     base = config.unchecked(settings.pop("base")) | settings | {"method": "clustered", "data_dir": data_dir}
     points = list(meaningful(base, only.split(",")))
     folder = Path("runs") / f"ablation-{name}"
-    found = sweep(base, points, out=folder, resume=folder.exists())
+    found = sweep(base, points, out=folder, resume=(folder / "sweep.yaml").exists())
     rows = figures(found, base)
     (HERE / "figures" / f"ablation-{name}.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
     draw(rows, HERE / "figures" / f"ablation-{name}.png")

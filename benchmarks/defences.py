@@ -65,7 +65,7 @@ def main(
     }
     chosen = attacks.split(",")
     folder = Path("runs") / f"defences-{name}"
-    found = sweep(base, list(points(chosen)), out=folder, resume=folder.exists())
+    found = sweep(base, list(points(chosen)), out=folder, resume=(folder / "sweep.yaml").exists())
     rows = figures(found)
     (HERE / "figures" / f"defences-{name}.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
     draw(rows, HERE / "figures" / f"defences-{name}.png")

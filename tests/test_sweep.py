@@ -353,6 +353,14 @@ def test_a_point_that_diverged_stays_so_if_the_sweep_is_killed_before_it_says_it
     assert found.best() == 0
 
 
+def test_a_folder_without_a_sweep_is_not_resumed(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("run", "none"):
+        with pytest.raises(InputError, match="holds no sweep to resume"):
+            swept_walk({"method.drift": [0.0]}, rounds=0, out=tmp_path / name, resume=True)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "run"]
+
+
 def test_files_with_a_base_and_what_they_go_over(tmp_path):
     (tmp_path / "base.yaml").write_text("data: digits\nscenario: iid\nmethod: ifca\nrounds: 7\ncompare: [fedavg]\n")
     file = tmp_path / "sweep.yaml"

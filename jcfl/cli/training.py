@@ -240,11 +240,11 @@ def said_of_best(found: Any, folder: Path) -> str:
 def refuse_more(folder: Path, words: Sequence[str]) -> None:
     """Refuse to resume a sweep with other arguments, or from a folder without one or with a damaged one."""
     from jcfl.results import Folder
+    from jcfl.runs.sweeping import refuse_other
 
     if words:
         raise InputError(f"--resume DIR takes the sweep and the folder from DIR; leave out {', '.join(words)}")
-    if not (folder / "sweep.yaml").is_file():
-        raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it")
+    refuse_other(folder)
     home = Folder(folder)
     home.renew(says=False)  # the sweep says so
     home.content("sweep.yaml")

@@ -167,6 +167,8 @@ def sweep(
     if sharing is not None and out is None:
         raise InputError("workers need out=…: a folder in which they all write")
     folder = place_of(out, resume)
+    if resume and folder is not None:
+        refuse_other(folder)
     with claimed(folder, new=not resume) if folder is not None else nullcontext():
         found = points(what, over, **given)
         with bars.shown(progress, on_progress, ["sweep"]) as watch:
@@ -178,6 +180,12 @@ def refuse_score(by: str) -> None:
     known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
     if by not in known:
         raise unknown("score to choose by", by, known)
+
+
+def refuse_other(folder: Path) -> None:
+    """Refuse to resume in a folder that holds no sweep."""
+    if not (folder / "sweep.yaml").is_file():
+        raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it")
 
 
 def carried_out(
