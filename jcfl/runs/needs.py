@@ -22,6 +22,10 @@ RECORD, CLIENT = 4096, 16
 """Bytes on the host that one evaluation of one seed takes: its scores; and for every client a label and an accuracy,
 once in the record and once in the history."""
 
+LINE, KEPT_CLIENT = 400, 8
+"""Bytes of a checkpoint that one evaluation of one seed takes: about so many for its scores as text; and for every
+client a label and an accuracy."""
+
 ALIGNED = 64
 """XLA's CPU backend takes a NumPy array without a copy if its address is a multiple of this."""
 
@@ -92,6 +96,8 @@ def needs(
         federation, 0 if mapped else examples, owners + states * side_by_side + predictions
     )
     outside = examples if mapped or place == "host" else 0
+    measured = evaluations(config) * (LINE + KEPT_CLIENT * context.population.clients)  # in a seed's checkpoint
+    whole = [size.whole + size.rows + measured for size in sizes]
     return Needs(
         federation=owners + examples - outside,
         outside=outside,
@@ -100,8 +106,8 @@ def needs(
         predictions=predictions,
         rows=max(size.rows for size in sizes),
         history=history_bytes(config, context.population.clients),
-        checkpoint=max(size.whole + size.rows for size in sizes) * side_by_side,
-        checkpoints=0 if config.checkpoint_every == "never" else config.seeds * sum(s.whole + s.rows for s in sizes),
+        checkpoint=max(whole) * side_by_side,
+        checkpoints=0 if config.checkpoint_every == "never" else config.seeds * sum(whole),
         evaluations=evaluations(config),
         local_steps=config.rounds * context.population.cohort * local * config.seeds,
     )
