@@ -113,6 +113,11 @@ def test_the_best_half_goes_on_and_the_winner_is_an_ordinary_run(halved, tmp_pat
     assert json.loads(stopped.read_text().splitlines()[-1])["round"] == 6
 
 
+def test_a_grid_of_fewer_points_than_trials_is_halved_too(tmp_path):
+    found = jcfl.tune(federation(), {"train.lr": [0.1, 0.9]}, out=tmp_path, **HALVED | {"trials": 4})
+    assert [sorted(trial.scores) for trial in found.trials] == [[4], [4, 6, 9]]
+
+
 def test_the_figure_shows_how_far_each_trial_came(halved):
     found, _ = halved
     (axis,) = plotting.search(found.rows(), found.by).axes

@@ -356,7 +356,7 @@ def trials_of(
         made = points_of(search, title, list(new.values())) if new else []
         made = [point._replace(name=f"{title}-{number:03d}") for number, point in enumerate(made, len(known) + 1)]
         known |= zip(new, made, strict=True)
-        scores |= climbed(made, search.rungs, search.by, training, search.workers, stop)
+        scores |= climbed(made, search.rungs, search.halving, search.by, training, search.workers, stop)
         for text, values in zip(texts, asked, strict=True):
             name = known[text].name
             found.append(Trial(title, values, known[text], training.histories[name], scores[name]))

@@ -94,6 +94,7 @@ def rounds_of(rungs: Sequence[Rung]) -> int:
 def climbed(
     points: Sequence[Point],
     rungs: Sequence[Rung],
+    halving: int,
     by: str,
     training: Training,
     workers: Workers | None,
@@ -101,13 +102,15 @@ def climbed(
 ) -> dict[str, dict[int, float]]:
     """Train points to the first rung, the best of them to the next one, and so on to the last.
 
+    A rung has its share of the points, which may be fewer than trials: a grid ends, and values may be drawn twice.
+
     Returns:
         the scores of every point by its name and by the rounds of each rung that it came to; NaN where it had diverged.
     """
     scores: dict[str, dict[int, float]] = {point.name: {} for point in points}
     going = list(points)
-    for rung in rungs:
-        going = going[: rung.trials]
+    for place, rung in enumerate(rungs):
+        going = going[: max(1, len(points) // halving**place)]
         for point in going:
             take(training, until(training, point, rung.rounds))
         training.check()
