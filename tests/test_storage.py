@@ -131,6 +131,18 @@ def test_numbered_folders_are_taken_at_once(tmp_path, monkeypatch):
     assert sorted(found) == sorted(Path("runs") / f"name-{i}" for i in range(1, 21))
 
 
+def test_who_is_refused_leaves_the_folder_to_who_has_just_begun(tmp_path, monkeypatch):
+    """Both found that there is no folder, and the lock has not yet said by whom it is held."""
+    place = tmp_path / "run"
+    with writer.claimed(place, new=True):
+        (place / writer.HOLDER).unlink()
+        monkeypatch.setattr(writer, "missing", lambda folder: [folder])
+        with pytest.raises(InputError, match="is being written"), writer.claimed(place, new=False):
+            pass
+        assert [file.name for file in place.iterdir()] == [writer.LOCK]
+    assert not place.exists()
+
+
 def test_what_is_not_written_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError), writer.claimed(tmp_path / "a" / "b", new=True):
         raise ZeroDivisionError

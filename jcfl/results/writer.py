@@ -38,18 +38,11 @@ def claimed(folder: Path | None, new: bool, stem: str = "") -> Iterator[Path]:
     folder, made = numbered(stem) if folder is None else (folder, missing(folder))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with held(folder):
-            if new:
-                refuse_taken(folder)  # again: until the lock was ours, another process may have
-                (folder / CHECKSUMS).unlink(missing_ok=True)
-            yield folder
-    finally:
-        if made and {item.name for item in folder.iterdir()} <= {LOCK, CHECKSUMS}:
-            with contextlib.suppress(OSError):  # somebody else has begun to use it
-                for file in folder.iterdir():
-                    file.unlink()
-            remove_empty(made)
+    with held(folder, made):
+        if new:
+            refuse_taken(folder)  # again: until the lock was ours, another process may have
+            (folder / CHECKSUMS).unlink(missing_ok=True)
+        yield folder
 
 
 @contextmanager
@@ -96,8 +89,12 @@ def numbered(stem: str) -> tuple[Path, list[Path]]:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, made: Sequence[Path]) -> Iterator[None]:
     """Hold the lock of a folder.
+
+    Args:
+        folder: what is locked.
+        made: the folders that were made for it. Those in which nothing is at the end are deleted, by who had the lock.
 
     Raises:
         InputError: another process does, here or on another host that sees the folder.
@@ -111,6 +108,9 @@ def held(folder: Path) -> Iterator[None]:
                 f"{shortened(folder)} is being written by {holder(folder)}; wait until that has ended, or choose "
                 "another folder"
             ) from None
+        except OSError:
+            remove_empty(made)
+            raise
     try:
         with writing(folder / HOLDER):
             about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
@@ -119,6 +119,11 @@ def held(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # the lock is what counts
             (folder / HOLDER).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else has begun to use it
+            if made and {item.name for item in folder.iterdir()} <= {LOCK, CHECKSUMS}:
+                for file in folder.iterdir():
+                    file.unlink()
+                remove_empty(made)
         lock.release()
 
 
