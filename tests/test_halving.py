@@ -13,7 +13,7 @@ import jcfl
 from jcfl import cli
 from jcfl.data.validation import with_validation
 from jcfl.errors import InputError
-from jcfl.runs import config, experiment, loop
+from jcfl.runs import config, experiment, loop, verifying
 from jcfl.runs.searching.trials import rounds_of, rungs
 from jcfl.runs.sweeping import groups
 from jcfl.view import plotting
@@ -116,6 +116,11 @@ def test_the_best_half_goes_on_and_the_winner_is_an_ordinary_run(halved, tmp_pat
 def test_a_grid_of_fewer_points_than_trials_is_halved_too(tmp_path):
     found = jcfl.tune(federation(), {"train.lr": [0.1, 0.9]}, out=tmp_path, **HALVED | {"trials": 4})
     assert [sorted(trial.scores) for trial in found.trials] == [[4], [4, 6, 9]]
+
+
+def test_a_search_is_trained_again_by_its_trials_alone(halved):
+    with pytest.raises(InputError, match=r"is the folder of a search; .* such as .*/runs/fedavg-00\d$"):
+        verifying.figures(halved[1])
 
 
 def test_the_figure_shows_how_far_each_trial_came(halved):

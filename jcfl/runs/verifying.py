@@ -84,9 +84,12 @@ def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | 
         on_progress: called about once a second.
 
     Raises:
-        InputError: the folder holds no metrics, or a run that only Python can repeat.
+        InputError: the folder holds no metrics, a run that only Python can repeat, or a search.
     """
     olds = runs(path)
+    if (path / "tune.json").is_file():
+        one = path / "runs" / next(iter(olds))
+        raise InputError(f"{path} is the folder of a search; expected that of one of its trials, such as {one}")
     last = max((record.round for old in olds.values() for record in old.records()), default=-1)
     if last < 0:
         raise InputError(f"{path}: nothing has been evaluated yet, so there is nothing to compare")
