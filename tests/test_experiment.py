@@ -21,7 +21,7 @@ from jcfl import metrics, results
 from jcfl.core import local
 from jcfl.core.method import Phase
 from jcfl.core.rounds import initial
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.methods import fedavg, majority, stocfl
 from jcfl.runs import config, experiment, loop, programs
 from jcfl.runs.plan import config_and_objects, planned
@@ -243,6 +243,15 @@ def test_a_finished_run_can_be_prolonged(tmp_path):
     walked(rounds=20, out=tmp_path / "short", resume=True, checkpoint_every="never")
     same_files(tmp_path / "long", tmp_path / "short")
     assert [file.name for file in tmp_path.glob("short/checkpoints/*/*.npz")] == ["10.npz"]
+
+
+def test_moves_are_counted_since_the_last_evaluation_that_stays(tmp_path):
+    given = {"evaluate_every": 4, "evaluate_last": 3, "evaluate_quality": True}
+    walked(**given, rounds=8, out=tmp_path / "whole")
+    walked(**given, rounds=4, out=tmp_path / "longer")
+    with pytest.warns(Notice, match=r"evaluations after rounds \[2, 3\] are left out"):
+        walked(**given, rounds=8, out=tmp_path / "longer", resume=True)
+    same_files(tmp_path / "whole", tmp_path / "longer")
 
 
 def test_a_run_that_ends_at_its_checkpoint_is_evaluated_there(tmp_path, monkeypatch):

@@ -132,8 +132,18 @@ class Run:
             if left:
                 told = f"{self.folder.path}: evaluations after rounds {left} are left out, as in a run of"
                 warnings.warn(f"{told} {self.plan.config.rounds} rounds from the start", Notice, stacklevel=2)
-            self.records = [record for record in self.records if record.round in due]
+                self.records = [record for record in self.records if record.round in due]
+                self.count_moves()
         self.tracking.begin(self.plan.config)
+
+    def count_moves(self) -> None:
+        """Count the moves again, each since the seed's evaluation before, after evaluations have been left out."""
+        before: dict[int, np.ndarray] = {}
+        for record in self.records:
+            if "moves" in record.scores:
+                earlier, labels = before.get(record.seed), record.arrays["labels"]
+                record.scores["moves"] = math.nan if earlier is None else moves(earlier, labels)
+                before[record.seed] = labels
 
     def replan(self, plan: Plan) -> None:
         """Go on with another plan of the same run, from the newest checkpoint."""
