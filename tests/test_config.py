@@ -108,6 +108,8 @@ def test_another_seed_moves_the_federation_too():
     assert config.read(tuned, ["seed=5"]).scenario.options["seed"] == 5
     kept = config.read(SMALL, ["scenario.seed=3"])
     assert config.read(yaml.safe_load(kept.text()), ["seed=5"]).scenario.options["seed"] == 3
+    in_python = lambda what: config_and_objects(what, {"seed": 5})[0].scenario.options["seed"]
+    assert [in_python(one) for one in (spelt, config.read(SMALL), kept)] == [5, 5, 3]
 
 
 def test_a_seed_that_was_given_keeps_the_federation(tmp_path):

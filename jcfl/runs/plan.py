@@ -21,7 +21,7 @@ from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import accounting, automatic, devices, hosts, schedules
 from jcfl.runs.answers import refuse_replaced, with_answers, without
-from jcfl.runs.config import Config, checked, unchecked
+from jcfl.runs.config import Config, checked, unchecked, with_open_seed
 from jcfl.runs.devices import bytes_of
 from jcfl.runs.environment import made_by, refuse_settings
 from jcfl.runs.faults import attacked, faults_of, without_effect
@@ -80,6 +80,7 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
         base = what.model_dump()
     else:
         base = unchecked(what)
+    base = with_open_seed(base) if "seed" in given else base
     more, settings = objects_and_settings(without_given({**base, **given}, ([key] for key in given)))
     config, objects = checked(settings), more._replace(federation=objects.federation)
     refuse_unused(config, objects)
