@@ -224,6 +224,11 @@ def test_gradients_without_noise_are_not_private(federation):
         jcfl.run(federation, method={"name": "ifca", "clusters": "auto"}, privacy={"clip": 1.0, "noise": 1.0}, **SMALL)
 
 
+def test_fractions_are_chosen_where_fractions_are_meant(federation):
+    with pytest.raises(InputError, match="eps2: auto needs relative=True, got False"):
+        jcfl.run(federation, method={"name": "cfl", "eps2": "auto", "relative": False}, **SMALL)
+
+
 def test_two_clients_are_needed(federation):
     alone = replace(federation, held_out=np.arange(60) > 0)
     with pytest.raises(InputError, match="auto needs two clients with two training examples each, got 1"):

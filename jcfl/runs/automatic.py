@@ -22,7 +22,7 @@ from jcfl.errors import InputError, Notice
 from jcfl.runs.compiling import cheap_options
 from jcfl.runs.config import KINDS, Config
 from jcfl.runs.sections import Method
-from jcfl.runs.undecided import left_open, stored_values, with_values
+from jcfl.runs.undecided import left_open, stored_values, value_at, with_values
 from jcfl.types import Federation, Task
 
 CLIENTS, DIVISIONS, CHUNK = 200, 2, 16
@@ -39,14 +39,15 @@ class Rule(NamedTuple):
     decide: Callable[[pilot.Evidence, bool], Mapping[str | None, Any]]
     """From evidence, and whether cosines are corrected for noise, to its value (under None) and other options."""
     beside: tuple[str, ...] = ()  # the other options
+    needs: tuple[tuple[str, Any], ...] = ()  # options beside it without whose values its value means something else
 
 
 RULES = {
     "tau": Rule(0.5, lambda found, corrected: {None: round(found.tau if corrected else found.plain, DIGITS)}),
     "clusters": Rule(2, lambda found, corrected: {None: found.clusters}),
     "cut": Rule(1.0, lambda found, corrected: {None: None, "clusters": found.clusters}, ("clusters",)),
-    "settled": Rule(0.4, lambda found, corrected: {None: round(found.settled, DIGITS)}),
-    "apart": Rule(0.6, lambda found, corrected: {None: round(found.apart, DIGITS)}),
+    "settled": Rule(0.4, lambda found, corrected: {None: round(found.settled, DIGITS)}, needs=(("relative", True),)),
+    "apart": Rule(0.6, lambda found, corrected: {None: round(found.apart, DIGITS)}, needs=(("relative", True),)),
 }
 """The rules by the names that options give. A `cut` is a distance at which merging stops; it stops at a number."""
 
@@ -73,7 +74,16 @@ def with_stand_ins(config: Config) -> Config:
 
 
 def stood_in(method: Method) -> Method:
-    """A method with some value in place of every `auto`."""
+    """A method with some value in place of every `auto`.
+
+    Raises:
+        InputError: another option gives what is chosen another meaning.
+    """
+    for path, rule in left_open(method, KINDS):
+        for name, expected in RULES[rule].needs:
+            there = value_at(method.options, (*path[:-1], name))
+            if there not in (None, expected):
+                raise InputError(f"{'.'.join(path)}: auto needs {name}={expected}, got {there}; give a value, not auto")
     return with_values(method, {path: RULES[rule].stand_in for path, rule in left_open(method, KINDS)})
 
 

@@ -71,8 +71,9 @@ def choose_k(
     therefore begin below the plausible numbers and end above them. Of equal k the smaller one is chosen.
 
     Args:
-        what: a federation or a configuration, as `jcfl.run` takes them. Of a configuration, data, scenario, model,
-            train, engine, devices, chunk, budget and seeds_in_one are used, and the rest is ignored.
+        what: a federation or a configuration, as `jcfl.run` takes them. Of a configuration, data, scenario, data_dir,
+            model, train, engine, devices, examples, client_states, chunk, budget and seeds_in_one are used, and the
+            rest is ignored.
         ks: the numbers to choose from; for `distance` three or more.
         method: one with the option `clusters` (ifca, wecfl, fesem, …); for `distance` one that keeps clients' models.
         rounds: of each run; all clients of the sample take part in each.

@@ -99,7 +99,8 @@ def run(
 
     Raises:
         InputError: an argument is wrong; nothing has been trained or written.
-        TrainingError: a model is no longer finite; with `compare`, a model of every method.
+        TrainingError: training cannot go on: a model or a description is not finite, or clusters have no room. With
+            `compare`, only if this holds for every method.
     """
     given = {"method": method, "model": model, "train": train, "rounds": rounds, "participation": participation}
     given |= {"evaluate_every": evaluate_every, "seed": seed, "seeds": seeds, "compare": compare, **settings}
@@ -225,7 +226,7 @@ def execute(
     Raises:
         InputError: a tracker cannot be had, what the folder holds is another run's, or the disk has no room for the
             checkpoints; nothing is written. Or the disk has become full.
-        TrainingError: a model of every method stopped being finite; what was measured until then is written.
+        TrainingError: training of every method could not go on; what was measured until then is written.
         Interrupted: Ctrl-C or SIGTERM; what is needed to go on is written.
 
     Returns:
