@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jcfl.core import chunks, memory
+from jcfl.core import chunks, memory, onhost
 from jcfl.runs import compiling, plan, programs
 from jcfl.types.target import Target, compiling_for
 from tests import tiny
@@ -167,7 +167,10 @@ MANY = {
     ],
     ids=["own models", "control variates", "alone", "optimizer states", "private layers"],
 )
-def test_a_round_needs_no_copy_of_what_clients_outside_the_cohort_keep(method, train):
+def test_a_round_needs_no_copy_of_what_clients_outside_the_cohort_keep(method, train, monkeypatch):
+    monkeypatch.setattr(
+        onhost, "AT_A_TIME", {"cpu": 2**15, "gpu": 2**15}
+    )  # one client; else the few that there are fit at a time
     made = plan.planned(*plan.config_and_objects(MANY, {"method": method, "train": train, "engine": "general"}))
     (algorithm,) = made.algorithms.values()
     state = jax.eval_shape(algorithm.init, jax.random.key(0), made.federation)
