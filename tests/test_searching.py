@@ -16,7 +16,8 @@ from jcfl.data.validation import with_validation
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import fedavg
 from jcfl.results import load
-from jcfl.runs import config, experiment
+from jcfl.runs import config, experiment, searching, sweeping
+from jcfl.runs.plan import config_and_objects
 from jcfl.runs.searching.samplers import SAMPLERS
 from jcfl.runs.searching.space import Range, Values, spaces
 from jcfl.view import plotting
@@ -277,3 +278,17 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert (tuned.method.name, dict(tuned.train)["lr"], tuned.compare) == ("majority", 0.1, ())
     assert cli.status(["tune", "quickstart", "--out", "other"]) == 2
     assert "tune needs validation examples" in capsys.readouterr().err
+
+
+def test_a_name_means_the_same_section_as_in_a_run(monkeypatch):
+    """Its options have their defaults, and not those of the preset."""
+    given = {"train": "sgd", "model": "linear", "method": "stocfl", "scenario": {"name": "iid", "validation": 0.2}}
+    expected, _ = config_and_objects("quickstart", given)
+    found = []
+    monkeypatch.setattr(sweeping, "carried_out", lambda whole, *more: found.append(whole.points[0].config))
+    jcfl.sweep("quickstart", {"rounds": [100]}, **given)
+    search = searching.searched("quickstart", given, {"train.lr": [0.1]}, "validation_loss", 1, 1, "grid", 1, None)
+    found.append(searching.points_of(search, "stocfl", [{}])[0].config)
+    for one in found:
+        for section in ("train", "model", "method"):
+            assert getattr(one, section).options == getattr(expected, section).options

@@ -29,7 +29,7 @@ from jcfl.runs.searching.space import Axis, Range, Space, spaces
 from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import POINT, Point, Points, points
+from jcfl.runs.sweeping.points import POINT, Point, Points, points, whole_sections
 from jcfl.runs.workers import Workers
 from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
@@ -255,7 +255,7 @@ def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[
     """The points at which one method has some values; an object of the user's replaces its placeholder."""
     thing = search.objects.of_method(list(search.config.methods).index(title)).method
     method = search.config.methods[title].model_dump() if thing is None else thing
-    return points(search.what, chosen, **{**search.given, "method": method}).points
+    return points(search.what, chosen, **whole_sections({**search.given, "method": method})).points
 
 
 def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress) -> Tuning:

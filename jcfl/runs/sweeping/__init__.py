@@ -24,7 +24,7 @@ from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.sweeping import shared
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import Over, Point, Points, as_checked, points
+from jcfl.runs.sweeping.points import Over, Point, Points, as_checked, points, whole_sections
 from jcfl.runs.sweeping.shared import begun
 from jcfl.runs.undecided import AUTO
 from jcfl.runs.workers import Workers
@@ -170,7 +170,7 @@ def sweep(
     if resume and folder is not None:
         refuse_other(folder)
     with claimed(folder, new=not resume) if folder is not None else nullcontext():
-        found = points(what, over, **given)
+        found = points(what, over, **whole_sections(given))
         with bars.shown(progress, on_progress, ["sweep"]) as watch:
             return carried_out(found, by, folder, resume, allow_versions, watch, sharing)
 

@@ -14,7 +14,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import config, titles
-from jcfl.runs.config import FILLED_IN, Config, checked, overridden, with_open_seed
+from jcfl.runs.config import FILLED_IN, SECTIONS, Config, checked, overridden, with_open_seed
 from jcfl.runs.objects import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings, refuse_unused
 from jcfl.runs.sections import OPTIONAL, PLACEHOLDER
 from jcfl.runs.titles import LONGEST
@@ -105,6 +105,15 @@ def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Ove
         found.append(Point(name, values, made, objects_of(made, objects, others)))
     refuse_twins(found)
     return Points(base, found, by)
+
+
+def whole_sections(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a configuration as `jcfl.run` takes them: a name alone is a section with the options' defaults.
+
+    On the command line, and in a sweep's grid, a name leaves those options as they are that the new piece has too.
+    """
+    named = lambda key, value: {"name": value} if key in SECTIONS and isinstance(value, str) else value
+    return {key: named(key, value) for key, value in given.items()}
 
 
 def base_and_over(what: Any) -> tuple[dict[str, Any], Any, str | None]:
