@@ -75,9 +75,8 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, mean, slope))
         if train.control:
             sent = sent.replace(extra=jax.tree.map(jnp.subtract, sent.server["control"], sent.own["control"]))
-        if private and (
-            train.correction or train.control
-        ):  # others' gradients say nothing about the client's own layers
+        if private and (train.correction or train.control):
+            # The gradients of others say nothing about the layers that stay with a client.
             sent = sent.replace(extra=without(sent.extra, private))
         if train.by_share:
             sent = sent.replace(own=sent.own | {"share": data.size / jnp.asarray(sent.examples)})

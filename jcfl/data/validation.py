@@ -41,10 +41,12 @@ def with_validation(
     number = np.minimum(np.maximum(np.rint(share * size).astype(int), 1), np.maximum(size - 1, 0))
     rank = np.arange(len(holder)) - (np.cumsum(size) - size)[holder] + rng.integers(np.maximum(size, 1))[holder]
     taken = np.zeros(drawn_from.max() + 1, bool)
-    taken[examples] = (rank + 1) * number[holder] // size[holder] > rank * number[holder] // size[holder]
-    if len(examples) < len(rows):  # of clients that are first to hold a few of their examples, one of each is too many
+    if len(examples) < len(rows):
+        # Clients share examples, and many are the first to hold a few only: one of each would be more than the share.
         turn = np.arange(len(examples)) + rng.random()
         taken[examples] = np.floor((turn + 1) * share) > np.floor(turn * share)
+    else:
+        taken[examples] = (rank + 1) * number[holder] // size[holder] > rank * number[holder] // size[holder]
     kept = taken[drawn_from]
     left = np.bincount(owner[~kept], minlength=clients)
     if not left.all():

@@ -17,10 +17,14 @@ def first_labels(state: State, federation: Federation) -> Array:
 
 
 def served(method: Method) -> Callable[[State, Federation], Array] | None:
-    """The clusters at evaluation [m] where clients that were never sampled have a cluster by chance: see `Answer`."""
+    """The clusters at evaluation, [m], for groupings that give clients a cluster before they are sampled.
+
+    With the answer `placed`, clients that were never sampled are in none, so that the grouping places them. None: all
+    clients keep their clusters.
+    """
     if method.answer.unsampled != "placed":
         return None
-    return lambda state, federation: jnp.where(state.seen, state.labels, -1)  # then the grouping places the others
+    return lambda state, federation: jnp.where(state.seen, state.labels, -1)
 
 
 def numbered(labels: Array, present: Array) -> Array:
