@@ -158,7 +158,7 @@ def test_every_figure_of_the_papers_has_its_command(parts):
             numbers[paper] = sorted({*numbers.get(paper, []), *some})
     assert numbers == {
         "Zeng et al. 2023": ["2", "3a", "3b", "4", "5", "7", "8"],
-        "Bhattacharya and Aridi 2023": ["1", "2", "3", "4"],
+        "Bhattacharya and Aridi 2024": ["1", "2", "3", "4"],
         "Ma 2023": [
             *("3.2", "3.3", "3.4", "3.5", "3.6", "7.1", "7.2"),
             *("7.3 and 7.4", "7.5", "7.6", "7.7", "A.1 to A.4"),

@@ -47,9 +47,11 @@ def fesem(
     term is λ times it, and centres stay means.
 
     Deviations:
-        λ is the weight of a term of the loss, so a step moves by a share ηλ towards the centre. Ma (2023, eq. 7.13,
-        with CAM) prints a share λ: set λ/η for it, which is exact for SGD without momentum. It also prints a factor
-        n_i/n before the gradient; set `by_share` for it. With m clients, gradients are m times smaller then.
+        A client minimises its loss plus λ/2 times the squared distance to its centre (λ times another distance). Eq. 8
+        prints the loss times n_i/n plus λ/m times the distance: set `by_share`, and `lam` to 2λ/m (λ/m for another
+        distance). With m clients, a step is about m times smaller then. Ma (2023, eq. 7.13, with CAM) prints a step
+        that moves a share λ towards the centre, and here it moves a share ηλ: set `by_share`, and `lam` to λ/η, which
+        is exact for SGD without momentum.
     """
     return Method(
         name="fesem",

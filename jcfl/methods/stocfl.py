@@ -45,7 +45,8 @@ def stocfl(
 
     Zeng et al. 2023 (arXiv:2303.00897), Alg. 1 and eqs. 2-3. Ψ is computed when a client first takes part; a cluster's
     vector is the sum of Ψ over all its members seen so far; pairs with cosine ≥ τ are merged, the most similar first. τ
-    > 1 gives Ditto, τ = -1 one cluster: FedAvg for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with
+    > 1 gives Ditto if everybody takes part in the first round or with `start="initial"`, and τ = -1 one cluster: FedAvg
+    for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with
     `mu`; a robust rule (`aggregate`, or the add-on `robust`) averages ω too.
 
     Deviations:

@@ -59,7 +59,7 @@ def purity(labels: Any, groups: Any) -> float:  # [m], [m]
 
 
 def pair_purity(labels: Any, groups: Any) -> float:  # [m], [m]
-    """The share of same-group pairs inside a cluster, in the mean over clusters (Bhattacharya and Aridi 2023, eq. 10).
+    """The share of same-group pairs inside a cluster, in the mean over clusters (Bhattacharya and Aridi 2024, eq. 10).
 
     A cluster of one client has no pairs and counts as pure, as in the authors' code. Clients with a -1 in either are
     left out. All clusters count equally, whatever their size.

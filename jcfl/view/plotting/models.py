@@ -166,7 +166,7 @@ def positions(one: Compared, by: str) -> np.ndarray:
 def distances(
     run: History, at: Number | None = None, distance: Literal["euclidean", "l1"] = "euclidean", seed: int | None = None
 ) -> Figure:
-    """The distance from each client's own model to each cluster's (Bhattacharya and Aridi 2023, Fig. 1).
+    """The distance from each client's own model to each cluster's (Bhattacharya and Aridi 2024, Fig. 1).
 
     Clients are ordered by cluster, whose edges are white, and then by true group, whose colours are above.
 
