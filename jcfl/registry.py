@@ -110,6 +110,8 @@ def refuse_bare(what: str, function: Callable[..., Any]) -> None:
     for option in inspect.signature(function).parameters.values():
         if inspect.isclass(function) and option.kind is option.POSITIONAL_OR_KEYWORD:
             raise InputError(f"{what}: field {option.name!r} is no option; use @dataclass(frozen=True, kw_only=True)")
+        if option.kind is option.POSITIONAL_OR_KEYWORD and option.default is not option.empty:
+            raise InputError(f"{what}: {option.name!r} is no option, because it has no * before it: …, *, {option})")
         if option.kind is option.KEYWORD_ONLY and option.annotation is option.empty:
             default = "" if option.default is option.empty else f" = {shown(option.default)}"
             like = {"": "int", " = None": "int | None"}.get(default, type(option.default).__name__)

@@ -82,7 +82,7 @@ def test_feddane():
     here = setting(0.5)
     states = tiny.run(tiny.built("feddane", here, mu=0.3), TURNS)
     run_key = jax.random.wrap_key_data(states.key[0])
-    asked, others = ([drawn_in(here, run_key, turn, part) for turn in range(TURNS)] for part in (0, 1))
+    asked, others = ([drawn_in(here, run_key, turn, part) for turn in range(TURNS)] for part in (0, 5))
     assert any(set(a) != set(b) for a, b in zip(asked, others, strict=True))
     agree(states, plain.feddane(CLIENTS, asked, others, first_of(states), mu=0.3))
 
@@ -92,17 +92,17 @@ def test_clusters_whose_mean_gradient_nobody_sent_are_not_corrected():
     here, data = setting(0.25), jax.device_put(tiny.federation())
     algorithms = [tiny.built(methods.ifca(clusters=2).with_train(correction=on), here) for on in (1, 0)]
     rounds_of = jax.jit(lambda key: [algorithm.step(algorithm.init(key, data), data) for algorithm in algorithms])
-    for seed, common in {1: set(), 2: {3}}.items():
+    for seed, common in {5: set(), 2: {3}}.items():
         one, two = rounds_of(jax.random.key(seed))
-        asked, others = (set(drawn_in(here, one.key, 0, part)) for part in (0, 1))
+        asked, others = (set(drawn_in(here, one.key, 0, part)) for part in (0, 5))
         assert common == asked & others
         assert set(np.asarray(one.labels)[list(asked)]) == {0, 1}
         tiny.same(one.clusters, two.clusters, 1e-6)
 
 
 def drawn_in(here, run_key, turn, part):
-    """The ids sampled in a round with one of its three keys: for training, and by the grouping rule."""
-    key = jax.random.split(jax.random.fold_in(run_key, turn), 3)[part]
+    """The ids sampled in a round with one of its keys: 0 for training, 5 for FedDANE's mean gradient."""
+    key = jax.random.fold_in(jax.random.fold_in(run_key, turn), part)
     there = jax.device_put(tiny.federation()).available(np.int32(turn))
     cohort = rounds.sample(key, here.context.population, there)
     return np.asarray(cohort.who)[np.asarray(cohort.present)]

@@ -26,9 +26,10 @@ from jcfl.grouping.compare import L2, Distances
 from jcfl.grouping.describe import OfData, OfUpload
 from jcfl.grouping.groups import KMeans, Linkage
 from jcfl.grouping.when import Once, Window
-from jcfl.methods import fedavg
+from jcfl.methods import fedavg, wecfl
 from jcfl.metrics import register_score
 from jcfl.registry import register
+from jcfl.runs.answers import refuse_replaced
 from jcfl.runs.config import read
 from tests import tiny
 
@@ -403,6 +404,36 @@ def test_a_field_that_is_no_option_is_refused():
 
     with pytest.raises(InputError, match="describe 'positional': field 'width' is no option; use @dataclass"):
         register("describe", "positional")(Positional)
+
+
+def test_a_parameter_that_looks_like_an_option_is_refused():
+    """Only keyword-only parameters are options, so this one could not be set."""
+
+    def sparse(method, weight: float = 0.1):
+        return method
+
+    with pytest.raises(InputError, match=r"addon 'sparse': 'weight' is no option, because it has no \* before it"):
+        register("addon", "sparse")(sparse)
+
+
+def test_a_piece_may_hold_an_array():
+    """A method is compared with one of another option, to tell whether the option has an effect beside an answer."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Public(OfData):
+        """A description by some examples that the server has."""
+
+        name: ClassVar[str] = "public"
+        rows: Any = None
+
+    @register("method", "of_public")
+    def of_public(*, clusters: int = 2):
+        return replace(wecfl(clusters=clusters), describe=Public(rows=np.arange(3.0)))
+
+    given = {"name": "of_public", "clusters": 3, "aggregate": "median"}
+    refuse_replaced(read({**DATA, "method": given}).method)
+    with pytest.raises(InputError, match=r"method\.clusters=3 has no effect, because method\.group takes the place"):
+        refuse_replaced(read({**DATA, "method": given | {"group": "kmeans"}}).method)
 
 
 def test_an_answer_written_by_its_name_takes_an_option_beside_it():

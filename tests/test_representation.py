@@ -1,6 +1,7 @@
 """federation.npz: what clients hold and how alike they are, against plain loops over the clients' own examples."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,6 +46,17 @@ def test_cosines_are_those_of_each_clients_own_gradient(whole):
     np.testing.assert_allclose(whole["cosine"], expected, atol=1e-5)
     assert whole["cosine"].dtype == np.float32
     assert whole["compared"].tolist() == list(range(8))
+
+
+def test_a_client_without_training_examples_has_no_image():
+    """Its rows would begin where the next client's do, and the last client's behind all rows."""
+    made = plan()
+    size = np.array(made.federation.train.size)
+    size[[2, 7]] = 0
+    found = representation.representation(
+        made._replace(federation=made.federation.replace(train=made.federation.train.replace(size=jnp.asarray(size))))
+    )
+    assert found["pictured"].tolist() == [0, 1, 3, 4, 5, 6] and len(found["images"]) == 6
 
 
 def test_the_model_is_stocfls_anchor():

@@ -7,20 +7,25 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
 from jcfl import models as networks
 from jcfl import registry, trees
 from jcfl.core import chunks, engine, parts
-from jcfl.core.aggregates import ServerOptimizer
-from jcfl.core.method import Aggregate, Group, Method, Phase
+from jcfl.core.aggregates import Fair, ServerOptimizer
+from jcfl.core.describing import anchor_gradient
+from jcfl.core.local import Local
+from jcfl.core.method import Aggregate, Group, Method, Phase, Train
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
+from jcfl.core.objective import own, proximal
+from jcfl.core.terms import LossTerm
 from jcfl.errors import InputError
 from jcfl.methods import cfl, fedadam, fedavg, feddane, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
 from jcfl.runs.answers import with_answers
 from jcfl.runs.plan import config_and_objects, planned
-from jcfl.types import Task, Upload
+from jcfl.types import Clients, Task, Upload
 from tests import groups, plain, plain_seams, tiny
 from tests.test_contract import restored
 from tests.test_oracles import CLIENTS, TURNS, agree, first_of, setting, several
@@ -113,6 +118,29 @@ def test_clients_of_a_mixture_that_count_equally_leave_the_shared_model_the_mean
 
 
 # Parameter split
+
+
+def test_a_gradient_in_parts_has_the_dtype_of_the_model():
+    """A client of more rows than are worked on at a time, so that gradients of half precision are summed."""
+    task = networks.task(Half(), (4, 4, 1), tiny.CLASSES)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((100, 4, 4, 1)).astype(np.float32), rng.integers(tiny.CLASSES, size=100)
+    data = Clients(jnp.asarray(x), jnp.asarray(y), jnp.ones(100, bool))
+    model = task.init(jax.random.key(0))
+    found = jax.jit(anchor_gradient, static_argnums=0)(task, model, data)
+    wide = {**model, "params": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model["params"])}
+    expected = anchor_gradient(task, wide, data)
+    for ours, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_allclose(ours.astype(float), exact, atol=0.02 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("layers", [("head",), ("body",)])
+def test_tied_layers_are_one_after_a_warm_up_of_clients_alone(layers):
+    here = setting(extras=[{"name": "cam", "warmup": 1}])
+    states = tiny.run(tiny.built(fesem(clusters=2).with_train(tied=layers), here), 1)
+    gap = {name: np.ptp(leaf["kernel"][-1], axis=0).max() for name, leaf in states.clusters["params"].items()}
+    assert {name for name, value in gap.items() if value == 0} == set(layers)
 
 
 def private(method, *layers):
@@ -559,6 +587,46 @@ def test_the_factored_engine_asks_a_trainer_what_it_needs():
 def test_a_trainer_says_itself_what_it_cannot_do():
     with pytest.raises(InputError, match="plain SGD"):
         tiny.run(tiny.built(scaffold(), with_trainer(setting(), ShortSteps(1, 0.1))), 1)
+
+
+class Clipped(Local):
+    """SGD whose gradient is clipped, by an optimizer of its own."""
+
+    def optimizer(self):
+        return optax.chain(optax.clip(0.001), optax.sgd(self.lr))
+
+
+class Twice(Local):
+    """SGD twice over."""
+
+    def train(self, objective, start, sent, data, key):
+        return Local.train(self, objective, Local.train(self, objective, start, sent, data, key), sent, data, key)
+
+
+@pytest.mark.parametrize("kind", [Clipped, Twice])
+def test_a_trainer_that_derives_from_sgd_is_no_plain_sgd(kind):
+    """The factored engine, control variates and 1 / learning rate as L would compute something else with it."""
+    trainer = kind(0.1, 1, None, "full", 0.0, 0.0)
+    here = with_trainer(setting().with_context(task=dense()), trainer)
+    with pytest.raises(InputError, match="engine 'factored' cannot be used: clients do not train by plain SGD"):
+        tiny.built(fedavg(), here.with_context(engine="factored"))
+    with pytest.raises(InputError, match="control variates need plain SGD"):
+        tiny.built(scaffold(), here)
+    with pytest.raises(InputError, match=r"stands for L with train\.name=sgd only"):
+        tiny.built(replace(fedavg(), aggregate=Aggregate(rule=Fair())), here)
+
+
+def test_the_factored_engine_refuses_a_pull_of_what_a_function_makes_of_parameters():
+    @dataclass(frozen=True)
+    class Cubes(LossTerm):
+        """A pull of the parameters' cubes."""
+
+        def build(self, task):
+            return proximal(own, 0.1, on=lambda model: jax.tree.map(lambda leaf: leaf**3, model["params"]))
+
+    method = replace(fedavg(), train=Train(terms=(Cubes(),)))
+    with pytest.raises(InputError, match="not a pull of whole layers"):
+        tiny.built(method, setting().with_context(task=dense(), engine="factored"))
 
 
 # Engines

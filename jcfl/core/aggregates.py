@@ -223,7 +223,7 @@ class Fair(Piece):
         """
         trainer, smoothness = context.trainer, self.smoothness
         if smoothness is None:
-            if not isinstance(trainer, Local) or trainer.other is not None:
+            if not isinstance(trainer, Local) or not trainer.is_linear:
                 raise InputError(
                     "aggregate 'fair': 1 / learning rate stands for L with train.name=sgd only; set smoothness"
                 )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from jcfl import trees
 from jcfl.core.chunks import chunked_with_zeros
 from jcfl.core.local import Trainer
 from jcfl.core.objective import mean_loss, objective
@@ -126,7 +127,8 @@ def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
         return optax.tree.add_scale(total, part.size / jnp.maximum(data.size, 1), slope(part))
 
     used = jnp.where(data.mask, jnp.arange(n) // rows + 1, 0).max()
-    return jax.lax.fori_loop(0, used, add, optax.tree.zeros_like(anchor["params"]))
+    begin = optax.tree.zeros_like(trees.for_sums(anchor["params"]))
+    return jax.tree.map(trees.rounded, jax.lax.fori_loop(0, used, add, begin), anchor["params"])
 
 
 def normalised(tree: Model, dot: Dot = optax.tree.vdot) -> Model:

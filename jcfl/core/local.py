@@ -156,7 +156,8 @@ class Local(NamedTuple):
     @property
     def is_linear(self) -> bool:
         """Whether training only ever adds multiples of gradients and of the models that were sent."""
-        return self.can_resume and type(self).resume is Local.resume and self.other is None
+        steps = ("train", "resume", "optimizer", "fresh_state")
+        return self.other is None and all(getattr(type(self), name) is getattr(Local, name) for name in steps)
 
     @property
     def keeps_state(self) -> bool:
@@ -170,7 +171,7 @@ class Local(NamedTuple):
 
     def mean_gradient(self, start: Any, after: Any, data: Clients) -> Any:
         """(start − after) / (steps · η), of parameters: the mean gradient of plain SGD (SCAFFOLD, option II)."""
-        if self.other is not None or not (is_zero(self.momentum) and is_zero(self.weight_decay)):
+        if not (self.is_linear and is_zero(self.momentum) and is_zero(self.weight_decay)):
             raise InputError(
                 "control variates need plain SGD: set train.name=sgd, and train.momentum and train.weight_decay to 0"
             )

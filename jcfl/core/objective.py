@@ -64,6 +64,11 @@ class Pull(NamedTuple):
     weight: Array | float  #: how strongly, at least 0
     on: Part  #: the parameters that are pulled
 
+    @property
+    def is_of_layers(self) -> bool:
+        """Whether whole layers are pulled as they are, and not what a function makes of them."""
+        return self.on is everything or isinstance(self.on, Layers)
+
     def __call__(self, model: Model, batch: Clients, sent: Broadcast) -> Array:
         """The term's value. []"""
         gap = optax.tree.sub(self.on(model), jax.lax.stop_gradient(self.on(self.to(sent))))
@@ -217,11 +222,22 @@ def own_share(sent: Broadcast) -> Array:
     return sent.own["share"]
 
 
+class Layers(NamedTuple):
+    """The parameters of some layers, or of all others: a `Part`."""
+
+    names: tuple[str, ...]
+    others: bool = False
+
+    def __call__(self, model: Model) -> Any:
+        """The parameters, by the names of their layers."""
+        return {name: leaf for name, leaf in model["params"].items() if (name in self.names) != self.others}
+
+
 def head(task: Task) -> Part:
     """The parameters of a model's classifier."""
-    return lambda model: {name: model["params"][name] for name in task.head}
+    return Layers(tuple(task.head))
 
 
 def backbone(task: Task) -> Part:
     """All parameters but the classifier's."""
-    return lambda model: {name: leaf for name, leaf in model["params"].items() if name not in task.head}
+    return Layers(tuple(task.head), others=True)

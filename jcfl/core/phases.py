@@ -56,6 +56,7 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
     grouping = method.group.grouping(method, context)
     everyone, bound = jnp.arange(context.population.clients), aggregates.bound(method.aggregate.rule, context)
     private = parts.names(context.task, method.train.private, "private")
+    tied = parts.names(context.task, method.train.tied, "shared_layers")
 
     def warm(state: State, federation: Federation) -> State:
         own, labels = state.clients["model"], everyone.astype(jnp.int32)
@@ -84,7 +85,11 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
             )
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
-        return grouped.replace(clusters=trees.select(total > 0, clusters, grouped.clusters))
+        clusters = trees.select(total > 0, clusters, grouped.clusters)
+        if tied:
+            mean = trees.mean(total / jnp.maximum(total.sum(), jnp.finfo(total.dtype).tiny), clusters)
+            clusters = trees.select(total.sum() > 0, server.with_tied(clusters, mean, tied), clusters)
+        return grouped.replace(clusters=clusters)
 
     return warm
 

@@ -192,7 +192,7 @@ def training(method: Method, context: Context, keep: bool):
 
     def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation, sampled: Array):
         if method.train.correction:
-            state = with_mean_gradient(method, context, keys.group, state, federation)
+            state = with_mean_gradient(method, context, keys.correction, state, federation)
         if reliability.is_partial:
             shares = reliability.shares(keys.fail, context.population.clients)
             state = state.replace(clients=state.clients | {"work": shares})

@@ -169,9 +169,13 @@ def after_server_step(
     if private and not method.trains_shared:
         shared = parts.with_part(shared, parts.part_of(state.shared, private))
     if tied:
-        same = trees.stack(parts.part_of(mean, tied), trees.count(clusters))
-        clusters = trees.select(total > 0, parts.with_part(clusters, same), clusters)
+        clusters = trees.select(total > 0, with_tied(clusters, mean, tied), clusters)
     return state.replace(clusters=clusters, shared=trees.select(total > 0, shared, state.shared), server=server)
+
+
+def with_tied(clusters: Models, mean: Model, tied: tuple[str, ...]) -> Models:
+    """The cluster models with the tied layers of their mean. [k, ...]"""
+    return parts.with_part(clusters, trees.stack(parts.part_of(mean, tied), trees.count(clusters)))
 
 
 def stepped(

@@ -26,10 +26,11 @@ The tree of streams, with what each is folded by:
         │   ├── FAILURE           unreliable clients
         │   │   ├── LOST[client]      whether the client's round is lost
         │   │   └── SLOW[client]      whether the client is slow, and how slow
-        │   └── NOISE             what covers the updates of a round
-        │       ├── SUMS              the noise on the clusters' sums
-        │       ├── SHARED            the noise on the sum of ω
-        │       └── UPLOAD[client]    the noise on a model that the client is grouped by
+        │   ├── NOISE             what covers the updates of a round
+        │   │   ├── SUMS              the noise on the clusters' sums
+        │   │   ├── SHARED            the noise on the sum of ω
+        │   │   └── UPLOAD[client]    the noise on a model that the client is grouped by
+        │   └── CORRECTION        which clients send a gradient before the others train (FedDANE)
         ├── WINDOWS               when clients' windows of availability begin
         ├── ANCHOR                StoCFL's anchor; this key itself draws the anchor's model
         │   ├── HALVES[client]    how a client's examples are divided for the noise-corrected similarity; with anchor
@@ -85,6 +86,7 @@ class Stream(Enum):
     TRAIN = Place("ROUND", 2)
     FAILURE = Place("ROUND", 3)
     NOISE = Place("ROUND", 4)
+    CORRECTION = Place("ROUND", 5)
     LOST = Place("FAILURE", 0, ("client",))
     SLOW = Place("FAILURE", 1, ("client",))
     WINDOWS = Place("RUN", 2**31 - 8)
@@ -135,10 +137,11 @@ class RoundKeys(NamedTuple):
     train: Key  # local training, folded by client
     fail: Key  # unreliable clients
     noise: Key  # what covers updates
+    correction: Key  # the clients that send a gradient first
 
 
 def round_keys(run: Key, round: Any) -> RoundKeys:
     """The keys of a round, from the key of the stream RUN."""
     key = stream(run, Stream.ROUND, round)
-    parts = (Stream.PICK, Stream.GROUP, Stream.TRAIN, Stream.FAILURE, Stream.NOISE)
+    parts = (Stream.PICK, Stream.GROUP, Stream.TRAIN, Stream.FAILURE, Stream.NOISE, Stream.CORRECTION)
     return RoundKeys(*(stream(key, name) for name in parts))

@@ -78,8 +78,8 @@ class Factored:
             return f"the model {work.task.name!r} does not begin with a dense layer that takes the examples as they are"
         if not work.trainer.is_linear or work.trainer.keeps_state:
             return "clients do not train by plain SGD that starts afresh in every round"
-        if not all(isinstance(term, Pull) and term.to in REFERENCES for term in work.terms):
-            return "a term of the loss is not a pull to a model that was sent"
+        if not all(isinstance(term, Pull) and term.to in REFERENCES and term.is_of_layers for term in work.terms):
+            return "a term of the loss is not a pull of whole layers to a model that was sent"
         if work.clips:
             return "clients clip their updates, for which each needs a whole kernel of its own"
         return "" if work.alone else "clients need more than the models that are sent"

@@ -232,7 +232,7 @@ def pair_purity(clients: Evaluation) -> float:
 
 @register_score("seen", title="clients that have taken part", unit="%", over=("present",), places=())
 def seen(clients: Evaluation) -> float:
-    """The share of clients that have taken part in a round."""
+    """The share of clients that have taken part in a round; a warm-up that trains one model for all does not count."""
     return clients.seen.sum() / max(clients.seen.size, 1)
 
 

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from jcfl import registry
 from jcfl.core.method import QUESTIONS
@@ -49,13 +51,26 @@ def refuse_replaced(method: Method) -> None:
             other = make(**{**own, option.name: option.default})
         except InputError:  # the method needs it
             continue
-        if other != found and with_answers(other, options) == with_answers(found, options):
-            where = next(one for one in answers if getattr(other, one) != getattr(found, one))
+        if not alike(other, found) and alike(with_answers(other, options), with_answers(found, options)):
+            where = next(one for one in answers if not alike(getattr(other, one), getattr(found, one)))
             raise InputError(
                 f"method.{option.name}={written(own[option.name])} has no effect, because method.{where} takes the "
                 f"place of the answer that it belongs to; set it there, and leave it out here, or give its default: "
                 f"method.{option.name}={written(option.default)}"
             )
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are equal; pieces may have arrays as options, which are if all their numbers are."""
+    if type(one) is not type(other):
+        return one == other if np.isscalar(one) and np.isscalar(other) else False
+    if is_dataclass(one):
+        return all(alike(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(np.array_equal(one, other)) if hasattr(one, "shape") else one == other
 
 
 def written(value: Any) -> str:

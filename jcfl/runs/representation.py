@@ -46,6 +46,7 @@ def representation(plan: Plan) -> dict[str, np.ndarray]:
     tile = max(2, plan.context.resources.budget // (4 * size))  # two tiles of gradients take half of the budget
     order = rng.permutation(m)[: min(COMPARED, TILES * tile)]
     pictured = np.sort(order[: picture_count(federation)])
+    pictured = pictured[np.asarray(federation.train.size)[pictured] > 0]
     compared = np.sort(order)
     images = jax.jit(lambda x, rows: x[rows])  # one program; without jit, each of its operations is compiled by itself
     return {
@@ -75,10 +76,10 @@ def picture_count(federation: Federation) -> int:
 
 
 def first_rows(federation: Federation, rng: np.random.Generator, who: np.ndarray) -> np.ndarray:
-    """A random training example of each client. [p]"""
+    """A random training example of each client, which has one. [p]"""
     split = federation.train
     size, start = np.asarray(split.size)[who], np.asarray(split.start)[who]
-    return np.asarray(split.rows)[start + rng.integers(np.maximum(size, 1))]
+    return np.asarray(split.rows)[start + rng.integers(size)]
 
 
 def cosines(task: Task, seed: int, federation: Federation, who: np.ndarray, tile: int, budget: int) -> np.ndarray:

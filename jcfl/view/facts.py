@@ -168,7 +168,7 @@ def method_value(name: str) -> Any:
     given = {key.removeprefix("method."): yaml.safe_load(value) for key, value in words.items()}
     try:
         value = registry.find("method", name)(**given)
-    except (InputError, TypeError):  # a user's method has a required option, or is a function of a context
+    except Exception:  # a user's method may need an option, a context, or a file that is not here
         return None
     return value if hasattr(value, "answers") else None
 
