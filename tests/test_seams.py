@@ -14,12 +14,12 @@ from flax import linen as nn
 from jcfl import models as networks
 from jcfl import registry, trees
 from jcfl.core import chunks, engine, parts
+from jcfl.core import objective as objectives
 from jcfl.core.aggregates import Fair, ServerOptimizer
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.local import Local
 from jcfl.core.method import Aggregate, Group, Method, Phase, Train
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
-from jcfl.core.objective import own, proximal
 from jcfl.core.terms import LossTerm
 from jcfl.errors import InputError
 from jcfl.methods import cfl, fedadam, fedavg, feddane, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
@@ -622,7 +622,9 @@ def test_the_factored_engine_refuses_a_pull_of_what_a_function_makes_of_paramete
         """A pull of the parameters' cubes."""
 
         def build(self, task):
-            return proximal(own, 0.1, on=lambda model: jax.tree.map(lambda leaf: leaf**3, model["params"]))
+            return objectives.proximal(
+                objectives.own, 0.1, on=lambda model: jax.tree.map(lambda leaf: leaf**3, model["params"])
+            )
 
     method = replace(fedavg(), train=Train(terms=(Cubes(),)))
     with pytest.raises(InputError, match="not a pull of whole layers"):

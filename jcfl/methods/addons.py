@@ -129,9 +129,9 @@ def distill(
 ) -> Method:
     """Knowledge distillation: the teacher's class probabilities are targets beside the labels (Hinton et al. 2015).
 
-    Zeng et al. (2023, section 5) name the transfer of knowledge in local training as future work of StoCFL, of which this
-    is one way; the choice of the teacher is ours.
-    In a method that does not train the global model by itself, it is the mean of all clients' models.
+    Zeng et al. (2023, section 5) name the transfer of knowledge in local training as future work of StoCFL, and this is
+    one way to do it. The choice of the teacher is ours. In a method that does not train the global model by itself, it
+    is the mean of all clients' models.
     """
     sent = teacher == "shared" and method.train.shared != "trained"
     return with_term(method, Distillation(mu, temperature, teacher, sent_for_it=sent), "distill")

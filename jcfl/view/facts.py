@@ -9,7 +9,6 @@ import yaml
 
 from jcfl import metrics, registry
 from jcfl.core.costs import costs
-from jcfl.errors import InputError
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.options import Option, options
 
