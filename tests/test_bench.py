@@ -91,6 +91,8 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         bench.measured(["rond"])
     with pytest.raises(InputError, match="mnist/"):
         bench.measured(["round"], data_dir=tmp_path)
+    with pytest.raises(InputError, match=r"--threads: .*, got 100000|cannot keep a process"):
+        bench.measured(["round"], threads=100_000)
     assert set(rows.ROWS) == {
         name for line in (cli.measuring.bench.__doc__ or "").split("Rows: ")[1:] for name in words(line)
     }

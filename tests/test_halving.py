@@ -79,6 +79,7 @@ def test_the_budget_is_the_rounds_of_all_trials():
         ({"rounds": 0}, "halving=2 stops no trial"),
         ({"compare_models": [2, 9]}, "compare_models within the 4 rounds that all trials have, got 9"),
         ({"out": None}, "halving needs out="),
+        ({"checkpoint_every": "never"}, "halving needs checkpoints, from which trials go on"),
         ({"out": None, "halving": 1, "workers": 2}, "workers need out="),
     ],
 )
@@ -168,7 +169,9 @@ def brief(tmp_path_factory):
 def test_a_search_with_more_trials_is_that_with_so_many_from_the_start(brief, tmp_path):
     _, begun = brief
     shutil.copytree(begun, tmp_path / "more")
-    more = jcfl.tune(federation(), out=tmp_path / "more", trials=4, **BRIEF)
+    heard = []
+    more = jcfl.tune(federation(), out=tmp_path / "more", trials=4, on_progress=heard.append, **BRIEF)
+    assert all(progress.done <= progress.total for progress in heard)  # two of them had gone further already
     whole = jcfl.tune(federation(), out=tmp_path / "whole", trials=4, **BRIEF)
     assert more.rows() == whole.rows()
     with pytest.raises(InputError, match="halving was 2, got 1"):

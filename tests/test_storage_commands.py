@@ -199,6 +199,18 @@ def test_verify_says_what_holds(tmp_path, trained, capsys, monkeypatch):
     assert cli.status(["verify", str(tmp_path)]) == 2
 
 
+def test_verify_evaluates_a_stopped_run_where_it_was_evaluated(tmp_path):
+    """The last rounds of a whole run are all evaluated, and `moves` counts since the evaluation before."""
+    given = {"scenario": {"name": "iid", "clients": 8}, "method": "majority", "model": "linear", "compare": []}
+    given |= {"rounds": 2, "evaluate_every": 2, "evaluate_last": 1, "evaluate_quality": True}
+    experiment.run("quickstart", **given, out=tmp_path / "run")
+    folder = results.Folder(tmp_path / "run")
+    text = folder.text("config.yaml").replace("rounds: 2", "rounds: 12").replace("evaluate_last: 1", "evaluate_last: 3")
+    folder.put_text("config.yaml", text)  # as if the run had been stopped after two rounds
+    (found,) = verifying.figures(tmp_path / "run")
+    assert (found.evaluations, found.missing, found.gaps, found.labels) == (1, 0, {}, 0)
+
+
 def test_verify_trains_on_the_devices_that_the_command_had(tmp_path, trained, monkeypatch):
     """`jcfl run` makes a device of each core, and `jcfl sweep` does not."""
     places, split = [trained(command, tmp_path / command) for command in ("sweep", "run")], []

@@ -449,6 +449,22 @@ def test_mistakes_are_found_before_anything_trains(tmp_path, over, said):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("validation_accuracy_micro", "no validation examples; keep a share"),
+        ("held_out_accuracy_micro", "no client is held out; set scenario.held_out"),
+        ("accuracy_honest", "no client attacks"),
+        ("epsilon", "there is no privacy; set privacy.clip"),
+    ],
+)
+def test_a_score_that_no_point_can_have_is_refused_before_anything_trains(tmp_path, by, said):
+    given = {"method": "majority", "model": "linear", "rounds": 0}
+    with pytest.raises(InputError, match=f"{by}: .*{said}"):
+        sweeping.sweep("quickstart", {"scenario.clients": [8, 12]}, by=by, out=tmp_path / "sweep", **given)
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "quickstart", "--set", "method.name=majority", "model=linear", "rounds=1"]

@@ -189,8 +189,23 @@ def test_shells_complete(monkeypatch, capsys, typed, offered):
 def test_a_table_of_several_seeds_names_the_deviation():
     for seeds, told in ((2, True), (1, False)):
         there = console()
-        there.print(display.table({"fedavg": {"seeds": seeds, "wall_s": 1.0}}))
+        there.print(*display.table({"fedavg": {"seeds": seeds, "wall_s": 1.0}}, there.width))
         assert ("sample standard deviation over 2 seeds" in " ".join(there.file.getvalue().split())) == told
+
+
+@pytest.mark.parametrize("width", [32, 45, 60, 80, 200])
+def test_a_table_cuts_no_number_however_narrow_the_terminal(width):
+    """It is printed in parts, each of which begins with the same first columns."""
+    first = [("", ["*", ""]), ("tau", ["0.5", "0.25"]), ("method", ["stocfl", "a-long-label-without-a-space"])]
+    others = [(title, ["12.34 ± 0.56 %", "7.89 ± 0.12 %"]) for title in ("accuracy", "mean over clients", "F1", "F1")]
+    there = Console(file=io.StringIO(), width=width)
+    for part in display.in_parts(first, others, width, seeds=2):
+        there.print(part)
+    found = there.file.getvalue()
+    assert found.count("12.34 ± 0.56 %") == found.count("7.89 ± 0.12 %") == 4
+    assert "…" not in found and max(map(len, found.splitlines())) <= width
+    assert found.count("0.25") == {32: 4, 45: 4, 60: 2, 80: 2, 200: 1}[width]
+    assert found.endswith("seeds.\n")
 
 
 def test_a_bar_shows_which_method_comes_next():

@@ -13,7 +13,7 @@ import pytest
 
 from jcfl import cli
 from jcfl.errors import InputError, Interrupted, TrainingError
-from jcfl.runs import sweeping, workers
+from jcfl.runs import searching, sweeping, workers
 from jcfl.runs.workers import Workers
 
 pytest.importorskip("submitit", reason="submitit is not installed")
@@ -94,6 +94,18 @@ def test_slurm_is_asked_for_jobs(tmp_path, monkeypatch):
     tasks = {"sum": functools.partial(operator.add, 1, 2)}
     workers.share_out(tasks, there, tmp_path / "out", threading.Event(), found.__setitem__)
     assert found == {"sum": 3}
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_what_slurm_refuses_leaves_nothing_behind(tmp_path, monkeypatch, search):
+    """So that the same folder can be given again with other workers."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given = {"method": "majority", "model": "linear", "rounds": 0}
+    given |= {"scenario": {"name": "iid", "clients": 8, "validation": 0.2}}
+    train = searching.tune if search else sweeping.sweep
+    with pytest.raises(InputError, match="workers: Slurm cannot be used here"):
+        train("quickstart", {"train.lr": [0.1, 0.2]}, workers="slurm:2", out=tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
 
 
 def test_slurms_time_is_passed_on_as_it_is_written():

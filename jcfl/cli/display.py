@@ -1,37 +1,97 @@
 """What runs, sweeps and pieces look like on a terminal."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from jcfl.metrics.table import score, scores
+from jcfl.nested import short
 from jcfl.results import cell
 from jcfl.view.facts import Facts
 from jcfl.view.options import Option
 
+GAP = 2
+"""Spaces between two columns."""
 
-def table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The last scores of several methods side by side, and mean ± sample standard deviation of several seeds."""
-    shown = scores_table(max(summary["seeds"] for summary in summaries.values()))
-    shown.add_column("method")
+
+def table(summaries: Mapping[str, Mapping[str, Any]], width: int) -> Iterator[Table | Text]:
+    """The last scores of several methods side by side, and mean ± sample standard deviation of several seeds.
+
+    Args:
+        summaries: by the methods' names.
+        width: of the terminal; several tables where one would be too wide.
+    """
     heads = columns(summaries.values())
-    for title in heads.values():
-        shown.add_column(title, justify="right")
-    shown.add_column("seconds", justify="right")
-    for name, summary in summaries.items():
+    rows = []
+    for summary in summaries.values():
         cells = [cell(one, summary.get(one), summary["seeds"]) for one in heads]
         cells = ["diverged", *("" for _ in cells[1:])] if "failed" in summary else cells
-        shown.add_row(name, *cells, f"{summary['wall_s']:.1f}")
-    return shown
+        rows.append([*cells, f"{summary['wall_s']:.1f}"])
+    shown = zip([*heads.values(), "seconds"], zip(*rows, strict=True), strict=True)
+    seeds = max(summary["seeds"] for summary in summaries.values())
+    yield from in_parts([("method", [*summaries])], list(shown), width, seeds)
 
 
-def scores_table(seeds: int) -> Table:
-    """An empty table of scores; of several seeds it says what stands behind ±."""
-    note = f"Mean ± sample standard deviation over {seeds} seeds." if seeds > 1 else None
-    return Table(box=None, header_style="bold", pad_edge=False, caption=note, caption_justify="left", caption_style="")
+Columns = Sequence[tuple[str, Sequence[str]]]
+"""Titles with their cells; two columns may have the same title."""
+
+
+def in_parts(
+    first: Columns, others: Columns, width: int, seeds: int = 1, looks: Sequence[str] = ()
+) -> Iterator[Table | Text]:
+    """Tables that fit a terminal, each with the first columns and as many of the others as have room beside them.
+
+    Only a title and a cell of a first column are broken into lines, so that no number is cut.
+
+    Args:
+        seeds: of several seeds a line below says what stands behind ±.
+        looks: how each row is printed; as usual where none is given.
+    """
+    needed = {place: widest([*title.split(), *cells]) for place, (title, cells) in enumerate(others)}
+    most = min(width // 3, (width - max(needed.values()) - GAP * len(first)) // len(first))
+    wide = [min(widest([title, *cells]), max(most, widest([title]))) for title, cells in first]
+    room = width - sum(wide) - GAP * (len(wide) - 1)
+    for group in groups(needed, room):
+        spare = room - sum(GAP + needed[place] for place in group)
+        shown = Table(box=None, header_style="bold", pad_edge=False)
+        for (title, _), own in zip(first, wide, strict=True):
+            shown.add_column(Text(title), width=own, overflow="fold")
+        for place in group:
+            title, least = others[place][0], needed[place]
+            shown.add_column(Text(title), justify="right", width=min(max(least, cell_len(title)), least + spare))
+            spare -= max(0, min(cell_len(title) - least, spare))
+        own = [*(cells for _, cells in first), *(others[place][1] for place in group)]
+        for index, row in enumerate(zip(*own, strict=True)):
+            shown.add_row(*map(Text, row), style=looks[index] if looks else "")
+        yield shown
+    if seeds > 1:
+        yield Text(f"Mean ± sample standard deviation over {seeds} seeds.")
+
+
+def widest(found: Iterable[str]) -> int:
+    """The cells of a terminal that the widest text takes."""
+    return max(map(cell_len, found), default=0)
+
+
+def groups(needed: Mapping[Any, int], room: int) -> list[list[Any]]:
+    """Columns, by what they need, in groups that fit side by side; a column that is too wide is alone.
+
+    >>> groups({"a": 3, "b": 4, "c": 30}, 12)
+    [['a', 'b'], ['c']]
+    """
+    found: list[list[Any]] = []
+    left = 0
+    for title, width in needed.items():
+        if not found or left < GAP + width:
+            found.append([])
+            left = room
+        found[-1].append(title)
+        left -= GAP + width
+    return found
 
 
 def columns(found: Iterable[Mapping[str, Any]], first: str = "accuracy_micro") -> dict[str, str]:
@@ -46,23 +106,21 @@ def columns(found: Iterable[Mapping[str, Any]], first: str = "accuracy_micro") -
     return ({} if first in shown else {first: score(first).short}) | {name: one.short for name, one in shown.items()}
 
 
-def sweep_table(found: Any) -> Table:
+def sweep_table(found: Any, width: int) -> Iterator[Table | Text]:
     """Every point's values and last scores, mean ± sample standard deviation over seeds, with the best point marked."""
     rows, best = found.rows(), found.best()
-    shown_scores = columns(rows, found.by)
-    keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
-    shown = scores_table(max(point.config.seeds for point in found.points))
-    for key in ("", *keys):
-        shown.add_column(Text(key))
-    for title in (*shown_scores.values(), "seconds"):
-        shown.add_column(title, justify="right")
-    for index, (row, point) in enumerate(zip(rows, found.points, strict=True)):
-        values = [Text(str(row["values"].get(key, "–"))) for key in keys]
-        cells = [cell(one, row.get(one), point.config.seeds) for one in shown_scores]
+    heads = columns(rows, found.by)
+    keys = short(key for row in rows for key in row["values"])
+    values = [(title, [str(row["values"].get(key, "–")) for row in rows]) for key, title in keys.items()]
+    lines = []
+    for row, point in zip(rows, found.points, strict=True):
+        cells = [cell(one, row.get(one), point.config.seeds) for one in heads]
         cells = ["diverged", *("" for _ in cells[1:])] if row["failed"] else cells
-        mark, look = ("*", "bold") if index == best else ("", "")
-        shown.add_row(mark, *values, *cells, f"{row['seconds']:.1f}", style=look)
-    return shown
+        lines.append([*cells, f"{row['seconds']:.1f}"])
+    marks = ("", ["*" if index == best else "" for index in range(len(rows))])
+    shown = list(zip([*heads.values(), "seconds"], zip(*lines, strict=True), strict=True))
+    looks = ["bold" if mark else "" for mark in marks[1]]
+    yield from in_parts([marks, *values], shown, width, max(point.config.seeds for point in found.points), looks)
 
 
 def listing(kinds: Mapping[str, Mapping[str, str]], meanings: Mapping[str, str]) -> Table:

@@ -10,10 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from jcfl.cli.display import GAP, groups, widest
 from jcfl.view.reproduction import texts
-
-GAP = 2
-"""Spaces between two columns."""
 
 LABEL = 3
 """Rows' labels have this part of the width at most, or what the numbers leave."""
@@ -82,32 +80,10 @@ def label_width(lines: Sequence[texts.Line], most: int, left: int) -> int:
     return max(widest([word for label in labels for word in label.split()]), min(wide, max(most, left)))
 
 
-def widest(found: Sequence[str]) -> int:
-    """The cells of a terminal that the widest text takes."""
-    return max(map(cell_len, found), default=0)
-
-
 def stacked(line: texts.Line, cell: Sequence[str]) -> Text:
     """The paper's number, if the row has one, and ours below it."""
     looks = ["dim" if who == "paper" else "" for who in line.numbers]
     return Text("\n").join(Text(text, look) for text, look in zip(cell, looks, strict=True))
-
-
-def groups(needed: Mapping[str, int], room: int) -> list[list[str]]:
-    """The columns in groups that fit side by side; a column that is too wide is alone.
-
-    >>> groups({"a": 3, "b": 4, "c": 30}, 12)
-    [['a', 'b'], ['c']]
-    """
-    found: list[list[str]] = []
-    left = 0
-    for title, width in needed.items():
-        if not found or left < GAP + width:
-            found.append([])
-            left = room
-        found[-1].append(title)
-        left -= GAP + width
-    return found
 
 
 def orders(rows: Sequence[Sequence[str]]) -> Table:

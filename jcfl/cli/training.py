@@ -138,7 +138,8 @@ def train(
     if as_json and hosts.is_first():
         print(json.dumps(writable(summaries if history.others else history.summary), indent=2))
     elif not quiet:
-        console.print(display.table(summaries), highlight=False)
+        for part in display.table(summaries, console.width):
+            console.print(part, highlight=False)
         console.print(f"Written to {folder}; for a page about it: jcfl report {as_argument(folder)}", **PLAIN)
     failed = {name: summary["failed"] for name, summary in summaries.items() if "failed" in summary}
     if failed:
@@ -223,7 +224,8 @@ def sweep(
     if as_json:
         print((folder / "sweep.json").read_text("utf-8"), end="")
     elif not quiet:
-        console.print(display.sweep_table(found), highlight=False)
+        for part in display.sweep_table(found, console.width):
+            console.print(part, highlight=False)
         console.print(said_of_best(found, folder), **PLAIN)
         console.print(f"Written to {folder}{drawn}", **PLAIN)
 

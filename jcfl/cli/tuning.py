@@ -11,7 +11,10 @@ from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stoppe
 from jcfl.cli.arguments import configured, destination, once, option_overrides, separated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
+    from rich.text import Text
 
 
 @app.command()
@@ -93,7 +96,8 @@ def tune(
     if as_json:
         print(json.dumps(writable({"by": by, "trials": found.rows(), "test": tested}), indent=2))
     elif not quiet:
-        console.print(shown(found, tested), highlight=False)
+        for part in shown(found, tested, console.width):
+            console.print(part, highlight=False)
         tuned = [folder / f"tuned-{title}.yaml" for title in found.best()]
         console.print(f"Written to {', '.join(map(str, [*tuned, *files]))}", **PLAIN)
 
@@ -105,33 +109,30 @@ def axes(over: list[str] | None) -> dict[str, Any] | None:
     return once(key_and_values(text) if "=" in text else (text, None) for text in over or []) or None
 
 
-def shown(found: Any, tested: dict[str, Any]) -> "Table":
+def shown(found: Any, tested: dict[str, Any], width: int) -> "Iterator[Table | Text]":
     """The best trial of each method: its values, its score, and its score on test examples if `--test` was given.
 
     If some trials were stopped, the number of rounds of all trials of a method stands beside the number of trials.
     """
-    from rich.table import Table
-    from rich.text import Text
-
+    from jcfl.cli.display import in_parts
     from jcfl.metrics import bare_name, score
+    from jcfl.nested import short
     from jcfl.results import cell
 
     best = found.best()
-    keys = list(dict.fromkeys(key for trial in best.values() for key in trial.values))
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("method", *keys):
-        table.add_column(Text(title))
+    keys = short(key for trial in best.values() for key in trial.values)
     names = [found.by, *([bare_name(found.by)] if tested else [])]
     halved = any(len(trial.scores) > 1 for trial in found.trials)
-    for title in ("trials", *(["rounds"] if halved else []), *(score(name).title for name in names)):
-        table.add_column(title, justify="right")
-    for method in found.by_method():
-        effort = [str(len(found.by_method()[method])), *([str(found.rounds()[method])] if halved else [])]
+    titles = [*keys.values(), "trials", *(["rounds"] if halved else []), *(score(name).title for name in names)]
+    rows = []
+    for method, trials in found.by_method().items():
+        effort = [str(len(trials)), *([str(found.rounds()[method])] if halved else [])]
         if method not in best:
-            table.add_row(method, *("–" for _ in keys), *effort, "diverged")
+            rows.append([*("–" for _ in keys), *effort, "diverged", *("" for _ in names[1:])])
             continue
         trial = best[method]
-        values = [Text(str(trial.values.get(key, "–"))) for key in keys]
+        values = [str(trial.values.get(key, "–")) for key in keys]
         scores = [cell(name, trial.history.summary[name], len(trial.history.seeds)) for name in names]
-        table.add_row(method, *values, *effort, *scores)
-    return table
+        rows.append([*values, *effort, *scores])
+    columns = list(zip(titles, zip(*rows, strict=True), strict=True))
+    yield from in_parts([("method", [*found.by_method()])], columns, width)

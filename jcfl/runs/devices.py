@@ -31,11 +31,17 @@ def device_count(wanted: int | None) -> int:
     no number is wanted, one of a CPU's devices is taken; `jcfl.runs.tuning` says for which methods all are.
 
     Raises:
-        InputError: there are fewer devices than wanted.
+        InputError: there are fewer devices than wanted, or JAX cannot start on those of JAX_PLATFORMS.
     """
     if wanted is not None and 1 < wanted <= MOST and not hosts.several():
         split_cpu(wanted)
-    there = jax.device_count()
+    try:
+        there = jax.device_count()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a CUDA plug-in is there
+        platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+        why = next(iter(str(error).splitlines()), "it is not there")
+        where = f"JAX_PLATFORMS={platforms}: " if platforms else ""
+        raise InputError(f"{where}JAX cannot start on this device ({why}); try JAX_PLATFORMS=cpu") from None
     if wanted is not None and wanted > there and not hosts.several():
         raise InputError(
             f"devices: expected at most {there}, got {wanted}; a CPU counts as more, up to {MOST}, only before JAX "

@@ -14,6 +14,7 @@ from jcfl.results import Folder
 from jcfl.results.files import CHECKSUMS
 from jcfl.runs import experiment, sweeping
 from jcfl.runs.config import read
+from jcfl.runs.needs import last_turns
 from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
 
@@ -118,6 +119,8 @@ def repeat(path: Path, again: Path, last: int, moved: dict[str, Any], on_progres
         config = read(Folder(path).yaml("config.yaml"))
         rounds = min(config.rounds, last)
         rest["compare_models"] = [round for round in config.compare_models if round <= rounds]
+        # A run that was stopped has not come to the rounds at its end that are all evaluated, or not to all of them.
+        rest["evaluate_last"] = max(1, rounds - last_turns(config)[0] + 1)
         experiment.run(config, out=again, on_progress=on_progress, rounds=rounds, **rest)
 
 

@@ -145,7 +145,12 @@ def share_out(
             for number in sorted(set(range(workers.at_once)) - running.keys())[: len(waiting)]:
                 name = waiting.popleft()
                 tries[name] += 1
-                running[number] = name, started(Task(tasks[name]), workers, number, logs)
+                try:
+                    running[number] = name, started(Task(tasks[name]), workers, number, logs)
+                except InputError:
+                    if sum(tries.values()) == 1:  # nothing has begun, so nothing stays
+                        shutil.rmtree(logs, ignore_errors=True)
+                    raise
             if stop.wait(POLL):
                 raise Interrupted
             for number, (name, job) in list(running.items()):

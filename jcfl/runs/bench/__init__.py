@@ -42,10 +42,16 @@ def measured(
         the machine, the arguments, and a list of cases.
     """
     from jcfl.runs.bench.rows import ROWS
+    from jcfl.runs.devices import cores
 
     for name in rows:
         if name not in ROWS:
             raise unknown("row", name, ROWS)
+    if threads is not None and (threads > cores() or not hasattr(os, "sched_setaffinity")):
+        most = f"expected at most {cores()}, the cores of this machine, got {threads}"
+        raise InputError(
+            f"--threads: {most if threads > cores() else 'this system cannot keep a process to some cores'}"
+        )
     if data_dir is not None and not (data_dir / "mnist").is_dir():
         raise InputError(f"--data-dir: expected a folder with mnist/ in it, got {str(data_dir)!r}")
     results, load = [], load_average()

@@ -20,6 +20,7 @@ from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import bars, loop, sweeping
 from jcfl.runs.config import FILLED_IN, Config
+from jcfl.runs.loop import Progress
 from jcfl.runs.objects import Objects
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
@@ -28,7 +29,7 @@ from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler, steps_and_p
 from jcfl.runs.searching.space import Axis, Range, Space, spaces
 from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
-from jcfl.runs.sweeping.groups import Training
+from jcfl.runs.sweeping.groups import ASK, Training
 from jcfl.runs.sweeping.points import POINT, Point, Points, points, whole_sections
 from jcfl.runs.workers import Workers
 from jcfl.runs.workers import workers as parsed_workers
@@ -231,6 +232,8 @@ def searched(
     if not by.startswith(metrics.VALIDATION):
         raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
     config, objects = config_and_objects(what, dict(given))
+    if halving > 1 and config.checkpoint_every == "never":
+        raise InputError("halving needs checkpoints, from which trials go on; expected seconds for checkpoint_every")
     rungs(config, trials, halving)  # which refuses what cannot be halved
     search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers, objects)
     most = [steps_and_points(axes, trials)[1] if sampler == "grid" else trials for axes in search.spaces.values()]
@@ -264,10 +267,14 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     whole = Points({}, [*usual, *ends(search)])
     if folder is not None:
         refuse_other(folder, search)
-    quietly = lambda progress: on_progress(progress._replace(scores={}))  # which are on test examples too
+
+    def quietly(progress: Progress) -> None:
+        """Report without scores, which are on test examples too; trials may have gone further in an earlier sitting."""
+        on_progress(progress._replace(scores={}, total=max(progress.total, progress.done)))
+
     training = Training(whole, folder, quietly, allow_versions, "tune")
     if not training.check():
-        raise InputError(f"tune needs validation examples; {sweeping.ASK}")
+        raise InputError(f"tune needs validation examples; {ASK}")
     training.whole = Points({}, [])
     training.total = len(search.spaces) * rounds_of(search.rungs) * search.config.seeds
     samplers = {
@@ -290,7 +297,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
 
 @contextmanager
 def recorded(search: Search, files: Folder | None) -> Iterator[None]:
-    """Write what is searched to tune.json. If its trials are refused, that has again what an earlier sitting found."""
+    """Write what is searched to tune.json. If its trials are refused, the file is as an earlier sitting left it."""
     if files is None:
         yield
         return
@@ -302,6 +309,8 @@ def recorded(search: Search, files: Folder | None) -> Iterator[None]:
     except InputError:
         if before:
             files.put_json("tune.json", before)
+        elif not (files.path / "runs").exists():
+            files.settle(gone=["tune.json"])
         raise
 
 

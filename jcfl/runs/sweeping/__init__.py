@@ -5,8 +5,8 @@ import io
 import json
 import math
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,6 @@ from jcfl.runs.undecided import AUTO
 from jcfl.runs.workers import Workers
 from jcfl.runs.workers import workers as parsed_workers
 from jcfl.types import Federation
-
-ASK = "keep a share of the training examples for it: scenario.validation=0.1, or from_clients(…, validation=0.1)"
-"""What to do where there are no validation examples."""
 
 
 @dataclass(repr=False)
@@ -59,8 +56,8 @@ class Sweep:
 
     @property
     def chosen(self) -> str | None:
-        """How the best point is chosen, in words; None over seeds. On test examples it is too good to report."""
-        if self.over_seeds:
+        """How the best point is chosen, in words; None if there is none. On test examples it is too good to report."""
+        if self.best() is None:
             return None
         on = "best on validation" if self.by.startswith(metrics.VALIDATION) else "oracle (chosen on test)"
         return f"{on} by {self.by}"
@@ -207,12 +204,10 @@ def carried_out(
     if whole.by is not None:
         refuse_score(whole.by)
     training = Training(whole, folder, on_progress, allow_versions)
-    by = chosen_score(whole.by, training.check())
-    if training.files is not None:
-        training.files.renew()
-        training.files.put_text("sweep.yaml", whole.text())
+    validated = training.check(whole.by)
+    by = whole.by or f"{metrics.VALIDATION if validated else ''}accuracy_micro"
     stop = threading.Event()
-    with loop.interruptible(stop, folder is not None):
+    with recorded(training.files, whole), loop.interruptible(stop, folder is not None):
         shared.train(training, workers, stop)
     found = Sweep(whole.points, training.ordered(), by, training.compilations)
     if training.files is not None:
@@ -222,19 +217,21 @@ def carried_out(
     return found
 
 
-def chosen_score(by: str | None, validated: bool) -> str:
-    """The score that the best point is chosen by.
-
-    Args:
-        by: the score that the user gave, None for accuracy.
-        validated: whether the clients of every point have validation examples.
-
-    Raises:
-        InputError: it is on validation examples, and there are none.
-    """
-    if by is not None and by.startswith(metrics.VALIDATION) and not validated:
-        raise InputError(f"{by}: there are no validation examples; {ASK}")
-    return by or f"{metrics.VALIDATION if validated else ''}accuracy_micro"
+@contextmanager
+def recorded(files: Folder | None, whole: Points) -> Iterator[None]:
+    """Write sweep.yaml. If the sweep is refused before a point has begun, the file is deleted again, if it is new."""
+    if files is None:
+        yield
+        return
+    files.renew()
+    is_new = not (files.path / "sweep.yaml").exists()
+    files.put_text("sweep.yaml", whole.text())
+    try:
+        yield
+    except InputError:
+        if is_new and not (files.path / "runs").exists():
+            files.settle(gone=["sweep.yaml"])
+        raise
 
 
 def write(files: Folder, sweep: Sweep) -> None:

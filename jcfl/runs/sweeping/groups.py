@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl import results
+from jcfl import metrics, results
 from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
 from jcfl.results import Folder, History
 from jcfl.runs import automatic, trackers
@@ -57,17 +57,25 @@ class Training:
         """The points that this process has not trained yet."""
         return [point for point in self.whole.points if point.name not in self.histories]
 
-    def check(self) -> bool:
+    def check(self, by: str | None = None) -> bool:
         """Build the method of every point that is left, look at what is there of it, and train nothing.
+
+        Args:
+            by: a score that the points have to have.
 
         Returns:
             whether the clients of each of them have validation examples.
+
+        Raises:
+            InputError: a point cannot be trained, or has no such score.
         """
         self.decide()
         validated = True
         for group in grouped(self.left()):
             plan = self.plan(group[0])
             validated &= "validation" in plan.federation.splits
+            if by is not None and (why := without_score(by, plan)):
+                raise InputError(f"{by}: {why}")
             for point in group:
                 algorithm_by_options(point.config, plan.context, point.objects)({})
                 self.run(point, plan).look(self.allow_versions)
@@ -212,6 +220,26 @@ class Training:
         """Write the summaries of the points that are complete."""
         if self.files is not None:
             self.files.put_json("comparison.json", {one.name: one.summary for one in self.ordered()})
+
+
+ASK = "keep a share of the training examples for it: scenario.validation=0.1, or from_clients(…, validation=0.1)"
+"""How clients get validation examples."""
+
+
+def without_score(name: str, plan: Plan) -> str:
+    """Why a run has no such score, where its plan tells it already; an empty string where it may have it."""
+    federation, score = plan.federation, metrics.score(name)
+    reasons = {
+        f"there are no validation examples; {ASK}": (
+            name.startswith(metrics.VALIDATION) and "validation" not in federation.splits
+        ),
+        "no client is held out; set scenario.held_out": (
+            name.startswith(metrics.HELD_OUT) and not np.asarray(federation.held_out).any()
+        ),
+        "no client attacks; set attack": score.over == ("attacked",) and not federation.is_attacked,
+        "there is no privacy; set privacy.clip and privacy.noise": name == "epsilon" and not plan.context.privacy.is_on,
+    }
+    return next((why for why, is_so in reasons.items() if is_so), "")
 
 
 class LastMade:
