@@ -116,7 +116,15 @@ def test_a_row_out_of_range_is_left_out_and_never_wraps(column, bad):
     expected[1, 2, 3] = R - 7
     np.testing.assert_array_equal(confusion(*table, np.ones(R, bool)), expected)
     got = counts(*table, np.ones(R, bool))
-    assert got[1, 1, 2] == got[1, 2, 3] == R - 7 and got.sum() == 2 * (R - 7)
+    labelled = R if column == 2 else R - 7  # the label of a wrong prediction counts
+    assert got[1, 1, 2] == labelled and got[1, 2, 3] == R - 7 and got.sum() == labelled + R - 7
+
+
+def test_a_prediction_of_no_class_is_wrong():
+    """Its label stays in the denominator, so that no prediction raises an accuracy."""
+    got = metrics.counts([0, 0, 0, 0], [0, 1, 1, 0], [0, 2, -1, 0], 1, 2)
+    np.testing.assert_array_equal(got, [[[2, 0], [2, 2], [2, 0]]])
+    assert metrics.accuracy(got)[0] == 0.5
 
 
 def test_narrow_types_and_chunks_give_the_same_counts():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import jcfl
 from jcfl import InputError
@@ -28,6 +29,7 @@ from jcfl.grouping.groups import KMeans, Linkage
 from jcfl.grouping.when import Once, Window
 from jcfl.methods import fedavg, wecfl
 from jcfl.metrics import register_score
+from jcfl.models import Network, task
 from jcfl.registry import register
 from jcfl.runs.answers import refuse_replaced
 from jcfl.runs.config import read
@@ -278,6 +280,26 @@ def test_a_registered_function_returns_its_piece(kind, given, said):
 
     with pytest.raises(InputError, match=said):
         jcfl.run(tiny.federation(), **({"method": "fedavg"} | RUN | given))
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "said"),
+    [
+        ((4, 4, 1), 12, r"expected logits of 10 classes .*got shape \(12,\) an example; .* set classes=12"),
+        ((4, 4, 1), 3, r"expected logits of 10 classes an example, got shape \(3,\) an example$"),
+        ((16,), 10, r"model 'linear' cannot be called on examples of shape \(4, 4, 1\): "),
+    ],
+    ids=["more classes", "fewer classes", "other examples"],
+)
+@pytest.mark.parametrize("own", ["a task", "a registered function"])
+def test_a_model_for_other_data_is_refused(own, shape, classes, said):
+    """A task that was made elsewhere is tried out on the federation's shapes, as a module is."""
+    made = task(Network(classes) if len(shape) > 1 else nn.Dense(classes), shape, classes, name="linear")
+    register("model", "of_others")(lambda shape, classes: made)
+    with pytest.raises(InputError, match=said) as error:
+        model = made if own == "a task" else "of_others"
+        jcfl.run(tiny.federation(), **(RUN | {"model": model, "rounds": 0}), method="majority")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

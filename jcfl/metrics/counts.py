@@ -24,7 +24,8 @@ def counts(
 
     Returns:
         The counts [m, 3, c], int32 unless the weights are floats; along the middle axis are true positives, labels and
-        predictions. A row with an index out of range, such as a padding of -1, is left out.
+        predictions. A row whose client or label is out of range, such as a padding of -1, is left out. A prediction
+        out of range is wrong: its label counts, and no class has a prediction more.
     """
     clients, labels, predictions, weights = rows(clients, labels, predictions, m, c, weights)
     hits = jnp.where(labels == predictions, weights, 0)
@@ -51,8 +52,11 @@ def confusion(
 
 
 def rows(clients: ArrayLike, labels: ArrayLike, predictions: ArrayLike, m: int, c: int, weights: ArrayLike):
-    """The rows as int32 indices, and their weights: 0 where an index is out of range, int32 at least."""
+    """The rows as int32 indices, and their weights: 0 where a client or label is out of range, int32 at least.
+
+    Predictions out of range become c, which `mode="drop"` drops; a negative index would count from the end.
+    """
     clients, labels, predictions = (jnp.asarray(index, jnp.int32) for index in (clients, labels, predictions))
-    kept = valid(clients, m) & valid(labels, c) & valid(predictions, c)
-    weights = jnp.where(kept, weights, 0)
+    predictions = jnp.where(valid(predictions, c), predictions, c)
+    weights = jnp.where(valid(clients, m) & valid(labels, c), weights, 0)
     return clients, labels, predictions, weights.astype(jnp.promote_types(weights.dtype, jnp.int32))

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from jcfl import registry
 from jcfl.errors import InputError, shown
-from jcfl.models.adapter import cross_entropy, task
+from jcfl.models.adapter import cross_entropy, fitting, task
 from jcfl.models.networks import Network
 from jcfl.types import Task
 
-__all__ = ["Network", "build", "cross_entropy", "task"]
+__all__ = ["Network", "build", "cross_entropy", "fitting", "task"]
 
 
 def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> Task:
@@ -35,7 +35,7 @@ def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> T
     try:
         hash(given)
     except TypeError:  # a user's model may take lists
-        return checked(make(tuple(shape), classes, **chosen), make)
+        return checked(make(tuple(shape), classes, **chosen), make, shape, classes)
     return made(make, tuple(shape), classes, given, jnp.result_type(float))
 
 
@@ -48,18 +48,18 @@ def made(
     Args:
         floats: the type of Python's floats at present, which a model's parameters may have.
     """
-    return checked(make(shape, classes, **dict(options)), make)
+    return checked(make(shape, classes, **dict(options)), make, shape, classes)
 
 
-def checked(task: Any, make: Callable[..., Task]) -> Task:
-    """What a model's function returned, if it is a task.
+def checked(task: Any, make: Callable[..., Task], shape: Sequence[int], classes: int) -> Task:
+    """What a model's function returned, if it is a task for these examples and classes.
 
     Raises:
-        InputError: it is another thing, such as a Flax module.
+        InputError: it is another thing, such as a Flax module, or a task for other examples or classes.
     """
     if not isinstance(task, Task):
         raise InputError(
             f"model: {make.__name__} returned {shown(task)}; expected a jcfl.types.Task, which "
             "jcfl.models.task makes of a Flax module"
         )
-    return task
+    return fitting(task, shape, classes)

@@ -134,14 +134,61 @@ def trial(runner: Runner, shape: tuple[int, ...], classes: int) -> tuple[Model, 
     calls: Calls = []
     on_call = lambda entry, layer, x: calls.append((entry, is_dense(layer)))
     logits, _ = jax.eval_shape(lambda model, x: runner.run(model, x, None, None, on_call), model, x)
-    if getattr(logits, "shape", None) != (x.shape[0], classes):
-        got = f"shape {logits.shape[1:]} an example" if hasattr(logits, "shape") else type(logits).__name__
-        raise InputError(f"expected logits of {classes} classes an example, got {got}")
-    refuse_other_than_floats("logits", logits)
+    refuse_other_logits(logits, x.shape[0], classes)
     _, after = jax.eval_shape(runner.run, model, x, key, mask)
-    if shapes(after) != shapes(model):
-        raise InputError("a step of training changes the structure of its variables")
+    refuse_other_variables(after, model)
     return model, calls
+
+
+def fitting(given: Task, shape: Sequence[int], classes: int) -> Task:
+    """A task that was made elsewhere, after it was tried out on shapes. Nothing is computed.
+
+    Args:
+        given: the task.
+        shape: of one example of the federation.
+        classes: how many the federation has.
+
+    Raises:
+        InputError: it takes other examples, or has logits for another number of classes.
+    """
+    name, shape = given.name or "Task", tuple(shape)
+    x, key, mask = example(shape)
+    with refusal(f"model {name!r} cannot be called on examples of shape {shape}"):
+        model = jax.eval_shape(given.init, jax.random.key(0))
+        logits, _ = jax.eval_shape(given.apply, model, x)
+        refuse_other_logits(logits, x.shape[0], classes)
+        trained = lambda model, x, key, mask: given.apply(model, x, key=key, mask=mask)
+        _, after = jax.eval_shape(trained, model, x, key, mask)
+        refuse_other_variables(after, model)
+    with refusal(f"model {name!r} has no usable features or loss"):
+        check(given, model, shape, classes)
+    return given
+
+
+def refuse_other_logits(logits: Any, rows: int, classes: int) -> None:
+    """Refuse what a model returned, unless it is [rows, classes] floats.
+
+    Raises:
+        InputError: the line has its shape or type. Where it has more classes, the line says how data can have them.
+    """
+    found = getattr(logits, "shape", None)
+    if found != (rows, classes):
+        got, hint = type(logits).__name__ if found is None else f"shape {found[1:]} an example", ""
+        if found is not None and len(found) == 2 and found[1] > classes:
+            hint = f"; if your data have {found[1]} classes, some of them without an example, set classes={found[1]}"
+            hint += " in jcfl.data.from_clients, or data.classes in a configuration"
+        raise InputError(f"expected logits of {classes} classes an example, got {got}{hint}")
+    refuse_other_than_floats("logits", logits)
+
+
+def refuse_other_variables(after: Any, before: Model) -> None:
+    """Refuse a step of training that returns other variables than it was given.
+
+    Raises:
+        InputError: it does.
+    """
+    if shapes(after) != shapes(before):
+        raise InputError("a step of training changes the structure of its variables")
 
 
 def refuse_other_than_floats(what: str, found: Any) -> None:

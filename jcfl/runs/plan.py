@@ -278,7 +278,7 @@ def task_of(config: Config, objects: Objects, build: Callable[..., Task], shape,
     if objects.model is None:
         return build(registered_name(config.model, "model"), **config.model.options)
     if isinstance(objects.model, Task):
-        return objects.model
+        return models.fitting(objects.model, shape, classes)
     return models.task(objects.model, shape, classes)
 
 
