@@ -17,7 +17,7 @@ from jcfl.data.soundness import checked
 from jcfl.data.summary import label_counts
 from jcfl.errors import InputError
 from jcfl.types import Drift
-from tests import tiny
+from tests import folders, tiny
 from tests.test_contract import build
 
 rng = np.random.default_rng(0)
@@ -157,7 +157,30 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(held["groups"], then.groups)
         np.testing.assert_array_equal(held["test"], label_counts(then, "test"))
     assert (results.federation(gone_on, 0)["groups"] != held["groups"]).any()
+    for run in (whole, gone_on, results.load(tmp_path / "run")):  # a table has the groups of each evaluation
+        table = run.to_dataframe(clients=True)
+        for round in run.rounds:
+            own = table[table["round"] == round]
+            np.testing.assert_array_equal(own["group"], np.tile(data.at(round - 1).groups, 2), str(round))
+            np.testing.assert_array_equal(own["cluster"], run.labels[:, run.rounds == round].ravel())
     before = jcfl.federation("quickstart", scenario=DRIFTING | {"drift": {}}).groups
     assert (before != whole.groups).sum() == 6
     for evaluation, groups in enumerate([before] * 2 + [whole.groups] * 2):
         assert whole.scores["ari"][0, evaluation] == pytest.approx(metrics.ari(whole.labels[0, evaluation], groups))
+
+
+def test_a_table_of_clients_has_the_groups_of_each_evaluation(tmp_path):
+    """`groups` of clusters.npz are those of the last one; federation.npz says who exchanged with whom."""
+    turned = np.roll(folders.GROUPS, 10)
+    held = folders.federation() | {
+        "drift_rounds": np.array([4]),
+        "drift_holds": np.stack([np.arange(folders.CLIENTS), np.roll(np.arange(folders.CLIENTS), 10)]),
+    }
+    path = folders.run(tmp_path / "run", groups=turned, held=held)
+    table = results.load(path).to_dataframe(clients=True)
+    for round in folders.ROUNDS:  # the data of round 4 are those of the evaluation after 5 rounds
+        expected = folders.GROUPS if round <= 4 else turned
+        np.testing.assert_array_equal(table[table["round"] == round]["group"], np.tile(expected, 2), str(round))
+    (path / "federation.npz").unlink()
+    (path / "checksums.json").unlink()  # as in a folder of an earlier version
+    np.testing.assert_array_equal(results.load(path).to_dataframe(clients=True)["group"], np.tile(turned, 8))

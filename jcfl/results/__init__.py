@@ -19,6 +19,7 @@ from jcfl.results.history import cell as cell
 from jcfl.results.history import deviation as deviation
 from jcfl.results.history import final as final
 from jcfl.results.history import history as history
+from jcfl.results.history import holders
 from jcfl.results.history import writable as writable
 from jcfl.results.writer import claimed as claimed
 
@@ -64,6 +65,8 @@ def loaded(path: Path) -> History:
             groups, clients = stored["groups"], stored.get("clients", ())  # there are none in older folders
     found = history(path.resolve().name, seeds, rounds, records, groups, clients)
     found.folder, found.summary = path, folder.json("summary.json")
+    name = "federation.npz"  # it is read where it is needed, so that a run can be looked at without it
+    found.held = lambda: folder.arrays(name, "groups", "drift_") if folder.has(name) else {}
     return found
 
 
@@ -111,7 +114,7 @@ def after_drift(held: Mapping[str, np.ndarray], round: int) -> dict[str, np.ndar
     """The arrays of federation.npz, `held` before the first round, as they are after so many rounds of training."""
     if "drift_holds" not in held:
         return dict(held)
-    now = held["drift_holds"][np.searchsorted(held["drift_rounds"], round - 1, side="right")]
+    now = holders(held, round)
     moved = {name: held[name][now] for name in ("train", "test", "validation", "groups") if name in held}
     return {**held, **moved, **{name: now.argsort()[held[name]] for name in ("compared", "pictured")}}
 

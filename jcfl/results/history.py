@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class History:
     folder: Path | None = None  #: the folder of the run; None if nothing was written
     #: [m] numbers or text, the ids of the clients; 0 .. m-1 where the user gave none
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    held: Callable[[], Mapping[str, np.ndarray]] = field(default=dict, repr=False)  # arrays of federation.npz on groups
     predictor: Any = field(default=None, repr=False)  # of a run that has its `state`: see `jcfl.runs.predicting`
 
     def __post_init__(self) -> None:
@@ -199,7 +200,8 @@ class History:
 
         Args:
             clients: whether to give instead, in a row for each client too, its id, its true group, its cluster and its
-                accuracy; -1 is an unknown group, and a client that has no cluster yet.
+                accuracy; -1 is an unknown group, and a client that has no cluster yet. Where data drift, the group is
+                that of the evaluation (of the last one, for a folder of an earlier version without federation.npz).
 
         Returns:
             The table. Its columns are `method`, `seed`, `round` and one for each score; with `clients` they are
@@ -207,7 +209,7 @@ class History:
             `others` too.
 
         Raises:
-            InputError: pandas is not installed.
+            InputError: pandas is not installed, or federation.npz is damaged, which has the groups where data drift.
         """
         pandas = with_pandas()
         tables = [one.columns(clients) for one in (self, *self.others.values())]
@@ -219,10 +221,31 @@ class History:
         evaluations = len(self.seeds) * self.rounds.size
         when = {"seed": np.repeat(self.seeds, self.rounds.size * each)}
         when |= {"round": np.tile(np.repeat(self.rounds, each), len(self.seeds))}
-        what = {"client": np.tile(self.clients, evaluations), "group": np.tile(self.groups, evaluations)}
+        groups = np.tile(self.true_groups().ravel(), len(self.seeds)) if clients else ()
+        what = {"client": np.tile(self.clients, evaluations), "group": groups}
         what |= {"cluster": self.labels.ravel(), "accuracy": self.accuracy_clients.ravel()}
         name = self.summary.get("method", self.name)  # of a run that was loaded, `name` is that of the folder
         return {"method": name} | when | (what if clients else {k: v.ravel() for k, v in self.scores.items()})
+
+    def true_groups(self) -> np.ndarray:
+        """The true group of every client at every evaluation; `groups` are those at the last one. [e, m] int"""
+        held = self.held()
+        if "drift_holds" not in held:
+            return np.broadcast_to(self.groups, (self.rounds.size, self.groups.size))
+        return held["groups"][holders(held, self.rounds)]
+
+
+def holders(held: Mapping[str, np.ndarray], round: Any) -> np.ndarray:
+    """Whose data every client has in the last of so many rounds.
+
+    Args:
+        held: `drift_rounds` and `drift_holds` of federation.npz.
+        round: how many rounds were trained. [] or [e] int
+
+    Returns:
+        The clients whose data they were before the first round. [m] or [e, m] int
+    """
+    return held["drift_holds"][np.searchsorted(held["drift_rounds"], np.asarray(round) - 1, side="right")]
 
 
 def with_pandas() -> Any:

@@ -26,6 +26,7 @@ from jcfl.runs.needs import due, last_turns
 from jcfl.runs.plan import Plan
 from jcfl.runs.programs import Parts
 from jcfl.runs.provenance import provenance, refuse_other
+from jcfl.runs.representation import drift
 from jcfl.runs.trackers import Tracking
 from jcfl.types import Algorithm
 
@@ -216,7 +217,10 @@ class Run:
         last = max((record.round for record in self.records), default=0)
         federation = self.plan.federation
         groups = np.asarray(federation.at(last - 1).groups)
-        return results.history(self.name, self.seeds, self.due, self.records, groups, federation.clients)
+        found = results.history(self.name, self.seeds, self.due, self.records, groups, federation.clients)
+        held = {"groups": np.asarray(federation.groups), **drift(federation)}
+        found.held = lambda: held
+        return found
 
     def write_results(self) -> History:
         """The history until now with its summary, both written."""
