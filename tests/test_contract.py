@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from jcfl import registry
-from jcfl.core import rounds
+from jcfl.core import evaluation, rounds
 from jcfl.core.faults import Faults
 from jcfl.core.privacy import Privacy
 from jcfl.core.releases import releases
@@ -358,6 +358,24 @@ def test_addons_keep_the_shape_of_the_state(name):
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
     chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(algorithm.step, state, data), state)
     jax.eval_shape(algorithm.evaluate, state, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "addons"),
+    [*((name, ()) for name in registry.names("method")), ("fedavg", ("finetune", "voting"))],
+    ids=lambda case: case if isinstance(case, str) else "+".join(case) or "None",
+)
+def test_a_federation_without_test_examples_is_evaluated(name, addons):
+    """Traced, not run: there are no answers, and everything else is measured."""
+    none = tiny.split([np.zeros(0, np.int32)] * len(SIZES))
+    data = tiny.federation(SIZES).replace(test=none, validation=none)
+    for private in ((), ("head",)) if name == "fedavg" else ((),):
+        setting, algorithm = build(name, *addons, data=data)
+        algorithm = tiny.built(algorithm.method.with_train(private=private), setting) if private else algorithm
+        state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+        labels, logits = jax.eval_shape(algorithm.predict, state, data)
+        assert (labels.shape, logits.shape) == ((len(SIZES),), (0, tiny.CLASSES))
+        jax.eval_shape(evaluation.with_validation(algorithm.evaluate), state, data)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
 def mixture_logits(context: Context, state: State, federation: Federation, weights: Array) -> Array:
     """The answer to every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
     rows, owner = federation.test.rows, chunks.owners(federation.test)
+    if not rows.size:
+        return no_answers(context)
     tile = tile_sizes(rows.size, 1, context.resources.rows, 1, 1)[0]
 
     def part(rows: Array) -> Array:
@@ -221,6 +223,8 @@ def individual_predictions(
     Args:
         alone, labels: as for `predictions`.
     """
+    if not federation.test.rows.size:
+        return no_answers(context)
     steps, local, train = method.answer.tune, clients.trainer(method, context), method.train
     if train.control or train.correction or train.by_share:
         # The first two lead to the model of all clients. Shares of all examples would make the client's steps short.
@@ -252,6 +256,11 @@ def individual_predictions(
     logits = chunks.over_clients(one, federation, order, context.resources.chunk, asked[order])  # [m, n, c]
     owner = chunks.owners(test)
     return logits[order.argsort()[owner], jnp.arange(test.rows.size) - test.start[owner]]
+
+
+def no_answers(context: Context) -> Array:
+    """The logits where no client has a test example; a model need not take a batch of no rows. [0, c]"""
+    return jnp.zeros((0, context.population.classes))
 
 
 def tile_sizes(rows: int, k: int, most: int, model_bytes: int, budget: int) -> tuple[int, int]:
