@@ -16,7 +16,8 @@ from jcfl.core import clients
 from jcfl.core.aggregates import ServerOptimizer
 from jcfl.core.chain import chain, permuted
 from jcfl.core.compile import compile
-from jcfl.core.costs import average, costs
+from jcfl.core.costs import average, costs, operations
+from jcfl.core.local import sgd
 from jcfl.core.method import Aggregate, Answer, Train
 from jcfl.core.streams import Stream, stream
 from jcfl.core.terms import Proximal
@@ -556,6 +557,17 @@ def test_private_layers_are_not_counted_as_sent(name):
     assert 0 < share < 1
     assert algorithm.costs(3)["communication"] == pytest.approx(share * whole.costs(3)["communication"], rel=1e-12)
     assert algorithm.costs(3)["computation"] == whole.costs(3)["computation"]
+
+
+def test_operations_do_not_count_padding():
+    """Of the second batch of 50, 7 rows are real: an epoch of 57 examples is an epoch, however it is cut."""
+    context = tiny.setting().context
+    counted = lambda sizes, **train: operations(context, sgd(**train), np.array(sizes))
+    one = counted([1])
+    assert counted([57]) == counted([57], batch_size=50) == counted([57], batch_size=4) == 57 * one
+    assert counted([57, 3], batch_size=50) == 30 * one
+    assert counted([57], steps=5, batch_size=50) == (57 + 57 + 50) * one  # two whole passes, and half of a third
+    assert counted([57], share=0.5, epochs=2, batch_size=20) == 2 * 28 * one
 
 
 def test_costs_of_the_baselines():

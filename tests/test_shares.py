@@ -155,6 +155,7 @@ def test_every_pass_is_one_over_the_share(pace, size):
     assert plan.skips is False
     each = max(-(-len(expected) // (2 if pace[2] == 2 else 12)), 1)  # steps of a pass
     assert len(seen) == (pace[1] or pace[0] * each * bool(size or pace[2] == "full"))
+    assert batches.examples(local, size) == sum(map(len, seen))
     for first in range(0, len(seen) - each + 1, each):
         assert sorted(itertools.chain(*seen[first : first + each])) == expected
 

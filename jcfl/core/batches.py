@@ -63,6 +63,18 @@ def number(share: float, data: Clients) -> Array:
     return jnp.asarray(taken(share, np.arange(data.mask.shape[0] + 1)))[data.size]  # as exact as on the host
 
 
+def examples(pace: Any, size: int) -> int:
+    """How many examples a client goes through in a round, those of each pass again; padding does not count.
+
+    Args:
+        pace: a trainer, see `jcfl.core.local.Trainer`. One without a `share` is taken to use all examples.
+        size: the client's examples.
+    """
+    own, (rows, steps) = taken(getattr(pace, "share", 1.0), size), pace.rows_and_steps(size)
+    one_pass = max(1, -(-own // max(rows, 1)))  # steps, of which the last may be smaller
+    return steps // one_pass * own + steps % one_pass * rows
+
+
 def drawn(share: float, data: Clients, key: Key) -> Clients:
     """One client's examples, of which a random share is left; the others count as padding.
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import trees
-from jcfl.core import parts
+from jcfl.core import batches, parts
 from jcfl.core.context import Context
 from jcfl.core.local import Trainer
 from jcfl.core.method import Method
@@ -102,26 +102,38 @@ def in_bytes(costs: dict[str, float], model_bytes: int) -> dict[str, int]:
 
 
 def operations_of_a_round(context: Context) -> float:
-    """About how many floating-point operations local training takes in a round of clients with the most examples."""
+    """About how many operations a device computes for local training in a round, if all clients are the largest one.
+
+    Rows that fill up batches count, because they are computed.
+    """
     population = context.population
-    return population.cohort * operations(context, context.trainer, np.array([population.width]))
+    rows, steps = context.trainer.rows_and_steps(population.width)
+    return population.cohort * rows * steps * operations_of_a_gradient(context)
 
 
 def operations(context: Context, trainer: Trainer, sizes: np.ndarray) -> float:
     """About how many floating-point operations a client's local training of one model takes in a round.
 
-    A gradient counts as three predictions: the prediction itself, and as much again for the examples and for the
-    weights. XLA counts those of a prediction.
+    Rows that fill up batches do not count, so that batches of any size cost the same in an epoch.
 
     Args:
         context: of the run.
         trainer: of the method, which may not be the run's.
         sizes: the training examples of every client, over whom the mean is taken. [m] int32
     """
+    distinct, clients = np.unique(sizes, return_counts=True)
+    each = [batches.examples(trainer, int(size)) for size in distinct]
+    return operations_of_a_gradient(context) * float(np.average(each, weights=clients))
+
+
+def operations_of_a_gradient(context: Context) -> float:
+    """About how many floating-point operations the gradient of one example takes.
+
+    It counts as three predictions: the prediction itself, and as much again for the examples and for the weights. XLA
+    counts those of a prediction.
+    """
     task = context.task
     model = jax.eval_shape(task.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *context.population.shape), jnp.float32)
     one = (jax.jit(lambda model, x: task.apply(model, x)[0]).lower(model, x).cost_analysis() or {}).get("flops", 0.0)
-    distinct, clients = np.unique(sizes, return_counts=True)
-    examples = [int(np.prod(trainer.rows_and_steps(int(size)))) for size in distinct]
-    return 3 * one * float(np.average(examples, weights=clients))
+    return 3 * one
