@@ -25,7 +25,8 @@ from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.methods import fedavg, majority, stocfl
 from jcfl.runs import config, experiment, loop, programs
 from jcfl.runs.plan import config_and_objects, planned
-from jcfl.types import Algorithm
+from jcfl.types import NEVER, Algorithm
+from jcfl.view.report import numbers
 from tests import tiny
 
 TRACES = []
@@ -181,6 +182,24 @@ def test_folder(tmp_path):
     read = results.load(out)
     np.testing.assert_array_equal(read["accuracy_micro"], found["accuracy_micro"])
     np.testing.assert_array_equal(read.labels, found.labels)
+
+
+def test_clients_a_second_are_those_that_were_sampled(tmp_path):
+    """One of eight clients is held out, two arrive in round 4, six are gone from round 6 on: 5, 7 and 1 are there."""
+    data = tiny.federation(held_out=1)
+    arrive, depart = np.zeros(8, np.int32), np.full(8, 6, np.int32)
+    arrive[:2], depart[[0, 7]] = 4, NEVER
+    data = data.replace(arrive=arrive, depart=depart)
+    for participation, sampled in ((1.0, 4 * 5 + 2 * 7 + 6 * 1), (0.4, 4 * 2 + 2 * 3 + 6 * 1)):
+        given = {"method": walk, "model": tiny.task(), "rounds": 12, "evaluate_every": 6, "seeds": 2}
+        given |= {"participation": participation}
+        found = experiment.run(data, **given, out=tmp_path / str(participation))
+        speed = found.summary["clients_per_s"] / found.summary["rounds_per_s"]
+        assert speed == pytest.approx(sampled / 12)
+        found.summary["costs"] = {"communication": 1, "model_bytes": 10, "communication_bytes": 20}
+        np.testing.assert_allclose(numbers.spent(found, "communication_bytes"), [[10 * sampled, 20 * sampled]] * 2)
+        given |= {"method": "fedavg", "train": {"steps": 3, "batch_size": 2}}
+        assert planned(*config_and_objects(data, given)).needs.local_steps == 2 * 3 * sampled
 
 
 @pytest.mark.parametrize(("seeds_in_one", "stops"), [(True, (1, 7, 12)), (False, (1, 7, 12, 17))])

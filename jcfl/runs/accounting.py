@@ -8,8 +8,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from jcfl.core.context import Context
 from jcfl.core.method import Method
 from jcfl.core.releases import Release, releases
 from jcfl.errors import InputError
+from jcfl.runs.cohorts import Cohort, cohorts
 from jcfl.types import Federation
 
 ORDERS = (1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 33), 40, 48, 64, 96, 128)
@@ -24,13 +24,6 @@ ORDERS = (1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 33), 40,
 
 REPLACED = 2.0
 """How many clips a client can change what is released by, when all of its data is replaced."""
-
-
-class Cohort(NamedTuple):
-    """How many clients are sampled, out of how many: each as likely as any other, and none twice."""
-
-    sampled: int
-    available: int
 
 
 def epsilon_after(method: Method, context: Context, federation: Federation, rounds: int) -> float:
@@ -66,20 +59,6 @@ def refuse_without_accountant(context: Context) -> None:
             import dp_accounting  # noqa: F401
         except ImportError:
             raise InputError('privacy needs dp-accounting: pip install "jcfl[privacy]"') from None
-
-
-def cohorts(context: Context, federation: Federation, rounds: int) -> dict[range, Cohort]:
-    """The cohorts of some rounds, by the rounds between which nobody arrives or leaves; see `core.rounds.sample`."""
-    population = context.population
-    arrive, depart, out = (np.asarray(leaf) for leaf in (federation.arrive, federation.depart, federation.held_out))
-    moments = np.unique(np.concatenate([[0, rounds], arrive, depart]))
-    moments = moments[moments <= rounds].tolist()
-    found = {}
-    for start, end in pairwise(moments):
-        here = int(((arrive <= start) & (start < depart) & ~out).sum())
-        sampled = np.round(np.float32(population.participation) * np.float32(here))
-        found[range(start, end)] = Cohort(min(int(np.clip(sampled, 1, population.cohort)), here), here)
-    return found
 
 
 def counts(sent: Iterable[Release], cohorts: Mapping[range, Cohort]) -> Counter[tuple[float, Cohort | None]]:

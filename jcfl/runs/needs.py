@@ -12,6 +12,7 @@ from jcfl.core.context import Context
 from jcfl.core.memory import free_memory
 from jcfl.errors import available_memory, refuse_beyond_memory
 from jcfl.results.checkpoints import KEPT
+from jcfl.runs.cohorts import client_rounds
 from jcfl.runs.config import Config
 from jcfl.runs.devices import bytes_of, over_hosts
 from jcfl.types import Federation
@@ -109,7 +110,7 @@ def needs(
         checkpoint=max(whole) * side_by_side,
         checkpoints=0 if config.checkpoint_every == "never" else config.seeds * sum(whole),
         evaluations=evaluations(config),
-        local_steps=config.rounds * context.population.cohort * local * config.seeds,
+        local_steps=client_rounds(context, federation, config.rounds) * local * config.seeds,
     )
 
 

@@ -20,6 +20,7 @@ from jcfl.metrics import moves
 from jcfl.results import Folder, History, Record
 from jcfl.results.checkpoints import Checkpoints
 from jcfl.runs import accounting, hosts
+from jcfl.runs.cohorts import client_rounds
 from jcfl.runs.config import Config
 from jcfl.runs.loop import SELDOM, Clock
 from jcfl.runs.needs import due, last_turns
@@ -264,24 +265,25 @@ class Run:
     def timing(self) -> dict[str, Any]:
         """What the run took; of several side by side, its share."""
         clock, model = self.clock, jax.eval_shape(self.plan.context.task.init, jax.random.key(0))
-        speed = clock.rounds / clock.training if clock.training else None
-        costs = average(self.algorithm, self.clusters(), self.plan.config.rounds)
+        speed, rounds = clock.rounds / clock.training if clock.training else None, self.plan.config.rounds
+        costs = average(self.algorithm, self.clusters(), rounds)
         size = trees.parameters(model) * 4
         context, method = self.plan.context, self.algorithm.method
         trainer = context.trainer if method is None else trainer_of(method, context)
         one = operations(context, trainer, np.asarray(self.plan.federation.train.size))
         flop = {"flop": costs["computation"] * one} if "computation" in costs else {}
-        warm = warmup(self.algorithm, self.plan.config.rounds)
+        warm = warmup(self.algorithm, rounds)
+        sampled = client_rounds(context, self.plan.federation, rounds) / max(rounds, 1)  # in a round, on average
         phases = {"warmup_rounds": warm} if warm else {}
         return {
             "method": self.method,
             "engine": self.algorithm.engine,
-            "rounds": self.plan.config.rounds,
+            "rounds": rounds,
             "seeds": len(self.seeds),
             "wall_s": clock.wall + self.compiling,
             "compile_s": self.compiling,
             "rounds_per_s": speed,
-            "clients_per_s": speed and speed * self.plan.context.population.cohort,
+            "clients_per_s": speed and speed * sampled,
             "peak_memory_bytes": peak_memory(),
             "costs": costs | phases | flop | {"model_bytes": size} | in_bytes(costs, size),
         }

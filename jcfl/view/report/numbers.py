@@ -182,8 +182,9 @@ def total(run: History) -> float | None:
 def spent(run: History, cost: str) -> np.ndarray:
     """What all client-rounds cost together, from the beginning until each evaluation.
 
-    The summary has the mean over all rounds, of which those of a warm-up cost as FedAvg's. Rounds after the end of
-    training, where a stop condition ended it, cost nothing.
+    The summary has the mean over all rounds, of which those of a warm-up cost as FedAvg's. It also has the mean number
+    of sampled clients, where clients arrive and leave. Rounds after the end of training, where a stop condition ended
+    it, cost nothing.
 
     Args:
         run: the run.
@@ -197,7 +198,8 @@ def spent(run: History, cost: str) -> np.ndarray:
     clients, speed = (run.summary.get(f"{what}_per_s") or 0.0 for what in ("clients", "rounds"))
     if not speed or cost not in costs:
         return np.full(trained.shape, np.nan)
-    cohort, rounds, warm = round(clients / speed), run.summary["rounds"], costs.get("warmup_rounds", 0)
+    rounds, warm = run.summary["rounds"], costs.get("warmup_rounds", 0)
+    cohort = round(clients / speed * rounds) / rounds if rounds else 0.0  # in all rounds it is a whole number
     if cost == "communication_bytes":
         early = 2 * costs["model_bytes"]  # in a round of warm-up
     else:
