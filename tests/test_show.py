@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jcfl import cli
-from jcfl.data import describe
+from jcfl.data import describe, summary
 from jcfl.runs import config, plan
 from jcfl.view import show
 from tests import tiny
@@ -97,3 +97,24 @@ def test_mistakes_are_one_line_status_2_and_nothing_on_disk(call, tmp_path, word
     assert said in complaint
     assert complaint.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nobody_is_tested_there_is_no_guess(call, tmp_path):
+    """A group without test examples has no accuracy, which is not an accuracy of 0."""
+    data = tiny.federation()
+    tested = [data.test.owned(client)[: 4 * (group == 0)] for client, group in enumerate(data.groups)]
+    some, none = (data.replace(test=tiny.split(rows)) for rows in (tested, [rows[:0] for rows in tested]))
+    other, empty = show.facts(some)["groups"][1], show.facts(none)
+    assert np.isfinite(show.facts(some)["all"]["guess_micro"])
+    guesses = [other["guess_micro"], other["guess_macro"], empty["all"]["guess_micro"], empty["guess_one"]]
+    assert np.isnan(guesses).all()
+    assert [line.split()[6] for line in summary(some).splitlines() if line.lstrip().startswith("1 ")] == ["–"]
+    assert [*show.cells(other, np.zeros(10))][6] == "–"
+    assert [*show.remarks(empty)][-1].endswith(": –")
+
+    x, clients, late = np.zeros((8, 4), np.float32), np.repeat([0, 1], 4), slice(2)
+    arrays = {"x": x, "y": clients, "clients": clients, "groups": [0, 1]}
+    np.savez("mine.npz", **arrays, x_test=x[late], y_test=clients[late], clients_test=clients[late])
+    words = ["--set", "data={name: arrays, path: mine.npz}", "scenario={name: natural, min_examples: [1, 0]}"]
+    found = json.loads(call("quickstart", *words, "model=linear", "--json")[1], parse_constant=pytest.fail)
+    assert [group["guess_micro"] for group in found["groups"]] == [1.0, None]

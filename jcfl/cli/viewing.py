@@ -133,6 +133,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a run before training: its clients, their labels, the accuracy of majority, and what the run needs."""
+    from jcfl.results import writable
     from jcfl.runs import accounting, bars, plan
     from jcfl.view import show
 
@@ -151,7 +152,7 @@ def show(
         told, line = {"refused": str(error)}, f"the run is refused: {error}"
     file = show.picture(federation, out) if out is not None else None
     if as_json:
-        print(json.dumps(show.facts(federation) | {"needs": told}, indent=2))
+        print(json.dumps(writable(show.facts(federation) | {"needs": told}), indent=2))
         return
     console = bars.screen()
     console.print(show.table(federation), highlight=False)

@@ -1,5 +1,6 @@
 """A federation in numbers: sizes, classes per client, and the accuracy of guessing."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         `group` (None for all), `clients`, `held_out`, `train` and `test` ({min, median, max, total} of the clients'
         sizes), `classes_per_client` ({min, median, max}), `labels` (those trained on), and `guess_micro` and
         `guess_macro`: the accuracy on test examples if every client predicts the most frequent class of its own
-        training data, weighted by size and as mean over clients.
+        training data, weighted by size and as mean over clients; NaN where nobody has test examples.
     """
     counts = label_counts(federation), label_counts(federation, "test")
     groups = np.asarray(federation.groups)
@@ -94,6 +95,15 @@ def summary(federation: Federation, most: int = 20) -> str:
     return "\n".join([title, *table, note])
 
 
+def percent(share: float) -> str:
+    """A share as text.
+
+    >>> percent(0.25), percent(float("nan"))
+    ('25.0 %', '–')
+    """
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
 def _facts(train: np.ndarray, test: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
     sizes = test.sum(1)
     right = test[np.arange(len(test)), train.argmax(1)]  # [m]
@@ -105,8 +115,8 @@ def _facts(train: np.ndarray, test: np.ndarray, held_out: np.ndarray) -> dict[st
         "test": _spread(sizes) | {"total": int(test.sum())},
         "classes_per_client": _spread((train > 0).sum(1)),
         "labels": np.flatnonzero(train.sum(0)).tolist(),
-        "guess_micro": float(right.sum() / sizes.sum()) if tested.any() else 0.0,
-        "guess_macro": float((right[tested] / sizes[tested]).mean()) if tested.any() else 0.0,
+        "guess_micro": float(right.sum() / sizes.sum()) if tested.any() else math.nan,
+        "guess_macro": float((right[tested] / sizes[tested]).mean()) if tested.any() else math.nan,
     }
 
 
@@ -122,7 +132,7 @@ def _line(facts: dict[str, Any]) -> tuple[str, ...]:
         str(facts["clients"]),
         str(facts["held_out"]),
         *spreads,
-        f"{100 * facts['guess_micro']:.1f} %",
+        percent(facts["guess_micro"]),
         _ranges(facts["labels"]),
     )
 

@@ -1,5 +1,6 @@
 """A federation before training: the sizes of its clients, their labels, and the accuracy of guessing."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jcfl.data.summary import describe, label_counts, shared
+from jcfl.data.summary import describe, label_counts, percent, shared
 from jcfl.types import NEVER, Federation
 
 MOST = 20
@@ -24,7 +25,8 @@ def facts(federation: Federation) -> dict[str, Any]:
     Returns:
         the result of `describe`, and: `arrivals`, `departures` and `drift`, the number of clients that arrive, leave or
         exchange their data, by round; `shared`, the result of `jcfl.data.summary.shared`; `guess_one`, the accuracy on
-        all test examples if every client predicts the class that is most frequent in all training data.
+        all test examples if every client predicts the class that is most frequent in all training data; NaN without
+        test examples.
     """
     test = label_counts(federation, "test").sum(0)
     top = int(label_counts(federation).sum(0).argmax())
@@ -34,7 +36,7 @@ def facts(federation: Federation) -> dict[str, Any]:
         for name, when in moments.items()
     }
     turnover["drift"] = moved(federation)
-    more = {"shared": shared(federation), "guess_one": float(test[top] / max(test.sum(), 1))}
+    more = {"shared": shared(federation), "guess_one": float(test[top] / test.sum()) if test.any() else math.nan}
     return describe(federation) | turnover | more
 
 
@@ -75,7 +77,7 @@ def cells(group: Mapping[str, Any], counts: np.ndarray) -> Iterator[str]:
     for key in ("train", "test", "classes_per_client"):
         spread = group[key]
         yield "{min}–{max}".format_map(spread) if spread["min"] < spread["max"] else str(spread["min"])
-    yield f"{100 * group['guess_micro']:.1f} %"
+    yield percent(group["guess_micro"])
     yield bars(counts) if len(counts) <= MOST else f"{len(group['labels'])} of {len(counts)}"
 
 
@@ -100,7 +102,7 @@ def remarks(found: Mapping[str, Any]) -> Iterator[str]:
     if train or test:
         yield f"examples that several clients have: {train} to train on, {test} to test on"
         yield f"clients that are exact copies of another one: {copies} of {found['all']['clients']}"
-    micro, macro, one = (f"{100 * share:.1f} %" for share in guesses(found))
+    micro, macro, one = (percent(share) for share in guesses(found))
     yield f"guess: accuracy if each client predicts its most frequent class; {micro} by size, {macro} mean over clients"
     yield f"accuracy if all clients predict the same class: {one}"
 
