@@ -7,6 +7,7 @@ from flax import linen as nn
 
 import jcfl
 from jcfl import registry
+from jcfl.core import chunks
 from jcfl.data import federation, from_arrays, from_clients, label_counts, load, place
 from jcfl.data.partition import Partition, pool
 from jcfl.errors import InputError, Notice
@@ -365,6 +366,15 @@ def test_clients_without_training_or_test_examples_are_named():
     ):
         ids = ["ann", "bob", "zoe", "eve", "eve"]
         from_clients(X, Y, CLIENTS, x_test=X[:5], y_test=Y[:5], clients_test=ids)
+
+
+def test_whole_numbers_are_pixels_only_as_bytes():
+    """A cast to bytes would scale ids and counts, so the refusal names the other way."""
+    x, clients = np.arange(40).reshape(20, 2), np.repeat([0, 1], 10)
+    with pytest.raises(InputError, match=r"examples are int64; .*divided by 255.*other whole numbers as floats"):
+        from_clients(x, clients, clients)
+    made = from_clients(x.astype(np.uint8), clients, clients)
+    np.testing.assert_allclose(chunks.model_inputs(made, made.train.rows), made.x[made.train.rows] / 255, rtol=1e-6)
 
 
 @pytest.mark.parametrize("share", ["half", None, float("nan"), [1], (1,), (1, 2, 3, 4)])

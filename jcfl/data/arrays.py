@@ -98,8 +98,8 @@ def from_arrays(
     """A dataset from arrays, with natural clients if their ids are given.
 
     Args:
-        x: uint8 pixels (0..255) or floats; images of one channel may come without its axis, so `[n, h, w]` are images
-            unless `series` is set. `[n, ...]`
+        x: uint8 pixels (0..255), which are divided by 255, or floats; images of one channel may come without its axis,
+            so `[n, h, w]` are images unless `series` is set. `[n, ...]`
         y: whole numbers from 0; or text, which is numbered in alphabetical order. `[n]`
         clients: the owner of every example, any ids that can be sorted. `[n]`
         test: the share to test on, drawn from every client, or from every class if there are no clients; or the arrays

@@ -39,7 +39,7 @@ def from_clients(
 
     Args:
         x: [n, ...] images [n, h, w] or [n, h, w, c], features [n, d], or series [n, t, c] if `series` is set; uint8
-            pixels or floats.
+            pixels, which are divided by 255, or floats. Give other whole numbers as floats.
         y: [n] labels 0 .. classes-1, or text, which is numbered in alphabetical order.
         clients: [n] the client of every example, numbers or names. Client i of the federation is the i-th of them in
             ascending order.

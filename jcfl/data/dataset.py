@@ -135,7 +135,8 @@ def features(x: Any, where: str | Path, named: Callable[[int], str] = "example {
     if x.dtype == np.uint8:
         return x
     if not np.issubdtype(x.dtype, np.floating):
-        raise InputError(f"{where}: examples are {x.dtype}; expected uint8 pixels (0..255) or floats")
+        expected = "expected uint8 pixels (0..255), which are divided by 255, or floats"
+        raise InputError(f"{where}: examples are {x.dtype}; {expected}; give other whole numbers as floats")
     if x.dtype != np.float32:
         refuse_beyond_memory(f"{where}: a copy of the examples in float32", 4 * x.size, "give them as float32")
     with np.errstate(over="ignore"):
