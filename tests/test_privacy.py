@@ -2,6 +2,8 @@
 
 import functools
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -289,6 +291,27 @@ def test_a_cohort_is_secret_only_where_nothing_shows_it():
     assert not any(secret("fedem", 0.5).values()), "a client's membership tells that it took part before"
     away = setting(NOISY, 0.5).with_context(faults=Faults(reliability=Reliability(period=4)))
     assert not releases(tiny.built("fedavg", away).method, away.context)[0].sampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Early(Reliability):
+    """Three clients alone can be sampled."""
+
+    name: ClassVar[str] = "early"
+
+    def available(self, run, turn, clients):
+        return jnp.arange(clients) < 3
+
+
+def test_a_cohort_of_clients_that_are_available_in_a_way_of_their_own_is_no_secret():
+    """Three of six clients are sampled each time, whatever is drawn: sampling hides nothing."""
+    early = setting(NOISY, 0.5, faults=Faults(reliability=Early()))
+    method = tiny.built("fedavg", early).method
+    found = accounting.epsilon_after(method, early.context, tiny.federation(EQUAL), 5)
+    assert found == accounting.epsilon({(0.5, None): 5}, 1e-5)
+    assert [one.text() for one in releases(method, early.context)] == ["updates of cluster models, each round"]
+    with pytest.raises(InputError, match="come late choose a cluster by their losses"):
+        tiny.built("wecfl", setting(NOISY, faults=Faults(reliability=Early())), clusters=2)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ def releases(method: Method, context: Context) -> list[Release]:
     """What the clients of a method send under noise, the runs that vote beside it included.
 
     A cohort is a secret unless a client that takes part is described in the same round, or keeps a state from the
-    rounds that it took part in: the sample then hides nothing.
+    rounds that it took part in: the sample then hides nothing. Where clients are not always available, the
+    sample is drawn from fewer clients than there are, and hides less than it seems to.
     """
     found, begin = [], 0
     for phase in method.before:
@@ -97,7 +98,7 @@ def is_secret(method: Method, context: Context) -> bool:
     """Whether who takes part in a round is a secret that makes what is sent more private."""
     shown = describes(method) and (method.when.on_arrival or method.describe.is_repeated(method.when))
     remembered = set(REMEMBERED) & set(clients.kept_states(method, context))
-    return not (shown or remembered or context.faults.reliability.period)
+    return not (shown or remembered) and context.faults.reliability.is_always_available
 
 
 def refuse_uncovered(method: Method, context: Context) -> None:

@@ -22,6 +22,9 @@ WINDOW = 0.5
 class Reliability(Piece):
     """How reliable clients are.
 
+    A subclass overrides `available`, `arrived` or `shares`, and the properties then say that clients are not reliable
+    in this respect, whatever its fields are.
+
     Attributes:
         dropout: the probability that a client's upload is lost. Neither the server nor the client keeps
             anything of it.
@@ -40,14 +43,25 @@ class Reliability(Piece):
     window: float = 1.0
 
     @property
+    def is_always_available(self) -> bool:
+        """Whether all clients can be sampled in every round."""
+        return not (self.period or self.overrides("available"))
+
+    @property
     def is_perfect(self) -> bool:
         """Whether clients are always available, lose no upload and do all of their steps."""
-        return never(self.dropout) and never(self.stragglers) and not self.period
+        loses = not (never(self.dropout) and never(self.stragglers)) or self.overrides("arrived", "slow")
+        return self.is_always_available and not (loses or self.is_partial)
 
     @property
     def is_partial(self) -> bool:
         """Whether some clients do a part of their steps only."""
-        return self.late == "partial" and not never(self.stragglers)
+        slow = not never(self.stragglers) or self.overrides("slow")
+        return self.overrides("shares") or (self.late == "partial" and slow)
+
+    def overrides(self, *functions: str) -> bool:
+        """Whether the class has one of these functions of its own."""
+        return any(getattr(type(self), name) is not getattr(Reliability, name) for name in functions)
 
     def available(self, run: Key, turn: Array, clients: int) -> Array:
         """The clients whose window is open. [m] bool
