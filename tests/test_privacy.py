@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -19,12 +19,16 @@ from jcfl.core import engine, noising, server
 from jcfl.core.attacks import InnerProduct, Scaled
 from jcfl.core.engine import Sums
 from jcfl.core.faults import Faults
+from jcfl.core.method import Group
+from jcfl.core.neutral import grouping_of
 from jcfl.core.privacy import Privacy, once_keys
 from jcfl.core.releases import releases, with_privacy
 from jcfl.core.reliability import Reliability
 from jcfl.core.rounds import first_state
 from jcfl.core.streams import Stream, round_keys, stream
 from jcfl.errors import InputError
+from jcfl.grouping.describe import Update
+from jcfl.methods import fedavg
 from jcfl.runs import accounting
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Cohort, Upload
@@ -312,6 +316,28 @@ def test_a_cohort_of_clients_that_are_available_in_a_way_of_their_own_is_no_secr
     assert [one.text() for one in releases(method, early.context)] == ["updates of cluster models, each round"]
     with pytest.raises(InputError, match="come late choose a cluster by their losses"):
         tiny.built("wecfl", setting(NOISY, faults=Faults(reliability=Early())), clusters=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks(Group):
+    """One cluster, and a look at the models that clients trained."""
+
+    name: ClassVar[str] = "looks"
+
+    def slots(self, context):
+        return 1
+
+    def grouping(self, method, context):
+        after = lambda key, state, members, federation, models: state
+        return grouping_of(init=lambda state, federation: state.replace(labels=0 * state.labels), after=after)
+
+
+def test_models_that_a_group_of_ones_own_looks_at_are_covered_or_refused():
+    looking = replace(fedavg(), name="own", group=Looks())
+    tiny.built(looking, setting(Privacy()))
+    with pytest.raises(InputError, match=r"privacy: own .*group 'looks'.*set method.describe to update or model"):
+        tiny.built(looking, setting(NOISY))
+    tiny.built(replace(looking, describe=Update()), setting(NOISY))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import aggregates, evaluation, faults, parts, server
+from jcfl.core import aggregates, evaluation, faults, groupings, parts, server
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
 from jcfl.core.streams import Stream, round_keys, stream
@@ -53,7 +53,7 @@ def shared_warm_up(first: Algorithm):
 def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algorithm):
     """Rounds in which every client trains by itself, and one grouping (Ma 2023, Alg. 5, as for FeSEM with CAM)."""
     method: Method = algorithm.method
-    grouping = method.group.grouping(method, context)
+    grouping = groupings.grouping(method, context)
     everyone, bound = jnp.arange(context.population.clients), aggregates.bound(method.aggregate.rule, context)
     private = parts.names(context.task, method.train.private, "private")
     tied = parts.names(context.task, method.train.tied, "shared_layers")

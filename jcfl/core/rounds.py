@@ -13,6 +13,7 @@ from jcfl.core import (
     engine,
     evaluation,
     faults,
+    groupings,
     measuring,
     noising,
     onhost,
@@ -27,7 +28,6 @@ from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Sums
 from jcfl.core.method import Method
 from jcfl.core.streams import RoundKeys, Stream, round_keys, stream
-from jcfl.errors import InputError
 from jcfl.trees.rows import HostTable
 from jcfl.types import (
     GLOBAL,
@@ -49,10 +49,7 @@ from jcfl.types.target import traced_once
 
 def algorithm(method: Method, context: Context) -> Algorithm:
     """A method as functions: its first state, one round, its predictions and its scores."""
-    grouping = method.group.grouping(method, context)
-    if grouping.after is not None and (method.train.chained or not method.train.active):
-        what = "train one after another, so the server sees none" if method.train.chained else "train none"
-        raise InputError(f"{method.name}: group {method.group.name!r} groups by trained models, but clients {what}")
+    grouping = groupings.grouping(method, context)
     bounds = aggregates.bounds(method, context)
     kept = clients.kept_states(method, context)
     tables = onhost.tables(method, context, kept)
