@@ -103,7 +103,9 @@ def predictor(method: Method, context: Context, grouping: Grouping, client: Call
 def serving_clusters(
     method: Method, context: Context, grouping: Grouping, state: State, federation: Federation
 ) -> Array:
-    """The cluster that serves each client, those outside the training placed by the grouping. [m]
+    """The cluster that serves each client, those outside the training placed by the grouping; -1 for none. [m]
+
+    `OVERFLOW` stands in place of a cluster that there is no model for.
 
     A client that was never sampled has none in most methods; FeSEM's has that of the initial model. With the answer
     `placed`, the grouping places it. Before the method's own phase begins, nobody is in a cluster.
@@ -113,8 +115,8 @@ def serving_clusters(
         labels = labels.at[held_out].set(grouping.place(state, jnp.asarray(held_out), federation))
     if method.answer.unsampled == "placed":
         everyone = jnp.arange(labels.size)
-        placed = lambda: jnp.where(labels < 0, grouping.place(state, everyone, federation), labels)
-        labels = jax.lax.cond((labels < 0).any(), placed, lambda: labels)
+        placed = lambda: jnp.where(labels == -1, grouping.place(state, everyone, federation), labels)
+        labels = jax.lax.cond((labels == -1).any(), placed, lambda: labels)
     return jnp.where(state.round >= sum(phase.rounds for phase in method.before), labels, -1)
 
 

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
+from jcfl.core import returned
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
+from jcfl.errors import InputError, shown
 from jcfl.registry import register
 from jcfl.types import Array, Cohort, Key
 
@@ -76,10 +78,10 @@ class Reliability(Piece):
         return (turn + begins) % self.period < max(1, round(self.window * self.period))
 
     def arrived(self, key: Key, cohort: Cohort) -> Cohort:
-        """The clients of a cohort whose uploads arrive.
+        """The clients of a cohort whose uploads arrive; nobody else can.
 
         Args:
-            key: of the stream FAILURE, as for `steps`.
+            key: of the stream FAILURE, as for `shares`.
         """
         present = cohort.present
         if not never(self.dropout):
@@ -96,6 +98,30 @@ class Reliability(Piece):
     def slow(self, draws: Array) -> Array:
         """Whether clients are slow in this round, from their `draws` [s, 2]. [s] bool"""
         return draws[:, 0] < self.stragglers
+
+
+def available(reliability: Reliability, run: Key, turn: Array, clients: int) -> Array:
+    """`Reliability.available`, checked when it is traced. [m] bool"""
+    found = reliability.available(run, turn, clients)
+    return returned.array(found, (clients,), [returned.LOGICAL], f"reliability {reliability.name!r}: available")
+
+
+def arrived(reliability: Reliability, key: Key, cohort: Cohort, clients: int) -> Cohort:
+    """`Reliability.arrived`, checked when it is traced, without those who are not in the cohort."""
+    what, found = f"reliability {reliability.name!r}: arrived", reliability.arrived(key, cohort)
+    if not isinstance(found, Cohort):
+        raise InputError(f"{what}: expected a Cohort, as in cohort.replace(present=…), got {shown(found)}")
+    who = returned.array(found.who, cohort.who.shape, [returned.WHOLE], f"{what}: who")
+    present = returned.array(found.present, cohort.who.shape, [returned.LOGICAL], f"{what}: present")
+    if found.who is not cohort.who:  # in another order, for example
+        present = jnp.zeros(clients, bool).at[who].max(present)[cohort.who]
+    return cohort.replace(present=cohort.present & present)
+
+
+def shares(reliability: Reliability, key: Key, clients: int) -> Array:
+    """`Reliability.shares`, checked when it is traced. [m] float"""
+    what, found = f"reliability {reliability.name!r}: shares", reliability.shares(key, clients)
+    return returned.array(found, (clients,), returned.NUMBERS, what).astype(float)
 
 
 def drawn(key: Key, purpose: Stream, who: Array) -> Array:

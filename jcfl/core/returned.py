@@ -22,6 +22,9 @@ FLOATS, WHOLE, LOGICAL = jnp.floating, jnp.integer, jnp.bool_
 NUMBERS = (FLOATS, WHOLE)
 """The kinds of numbers that can be computed with as floats."""
 
+ARRAYS = jax.Array | np.ndarray | np.generic | bool | int | float
+"""What can be an array in a program."""
+
 KINDS = {FLOATS: "floats", WHOLE: "whole numbers", LOGICAL: "true or false"}
 """The kinds in words."""
 
@@ -41,7 +44,7 @@ def array(found: Any, shape: Sequence[Any], kinds: Sequence[Any], what: str) -> 
     axes = [size for size in shape if size is not ...]
     words = ", ".join(["n" if size is None else str(size) for size in axes] + ["…"] * more)
     expected = f"expected {kind} of shape [{words}]"
-    if not isinstance(found, jax.Array | np.ndarray | np.generic | bool | int | float):
+    if not isinstance(found, ARRAYS):
         raise InputError(f"{what}: {expected}; got {shown(found)}")
     has = jnp.shape(found)
     fits = len(has) >= len(axes) if more else len(has) == len(axes)
@@ -76,6 +79,17 @@ def piece(found: Any, of: type[Kind], what: str) -> Kind:
     return found
 
 
+def arrays(tree: Any, what: str) -> None:
+    """Refuse a tree with a leaf that is no array and no number.
+
+    Raises:
+        InputError: the line names the leaf.
+    """
+    for path, leaf in leaves(tree).items():
+        if not isinstance(leaf, ARRAYS):
+            raise InputError(f"{what}: {path}: expected an array or a number; got {shown(leaf)}")
+
+
 def models(found: Any, like: Models, what: str) -> Models:
     """Models that a piece returned, if they have the leaves, shapes and types of those that it was given.
 
@@ -86,11 +100,12 @@ def models(found: Any, like: Models, what: str) -> Models:
     Raises:
         InputError: a leaf is missing, or is one too many, or has another shape or type; the line names it.
     """
+    arrays(found, what)
     wanted, got = leaves(like), leaves(found)
     for path in (path for path in wanted if path not in got):
         raise InputError(f"{what}: expected {path}, {said(wanted[path])}; got {', '.join(got) or shown(found)}")
     for path in (path for path in got if path not in wanted):
-        raise InputError(f"{what}: expected {', '.join(wanted)}; got {path} as well")
+        raise InputError(f"{what}: expected {', '.join(wanted) or 'nothing'}; got {path} as well")
     for path, leaf in got.items():
         if jnp.shape(leaf) != jnp.shape(wanted[path]) or jnp.result_type(leaf) != jnp.result_type(wanted[path]):
             raise InputError(f"{what}: expected {path} as {said(wanted[path])}; got {said(leaf)}")

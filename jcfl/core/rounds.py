@@ -18,6 +18,7 @@ from jcfl.core import (
     noising,
     onhost,
     parts,
+    reliability,
     server,
     sharded,
 )
@@ -74,7 +75,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
         state = grouping.before(keys.group, state, cohort, federation)
         state = sent = server.with_control_means(method, state, federation) if method.train.control else state
         number = cohort.present.sum()
-        cohort = context.faults.reliability.arrived(keys.fail, cohort)
+        cohort = reliability.arrived(context.faults.reliability, keys.fail, cohort, context.population.clients)
         if method.train.active:
             state, cohort, uploads, sums = train(keys, state, cohort, federation, number)
             uploads, sums = in_turn(state, cohort, uploads, sums) if method.train.in_turn else (uploads, sums)
@@ -95,7 +96,7 @@ def algorithm(method: Method, context: Context) -> Algorithm:
             found["accuracy_shared"] = evaluation.shared_accuracy(context, state, federation)
         found |= measuring.measures(method, context, client, state, federation)
         found |= aggregates.measures(method, context, state, federation)
-        return found | grouping.measures(state, federation)
+        return groupings.with_measures(method, found, grouping.measures(state, federation))
 
     evaluate = evaluation.evaluation(context.task, predict, measure)
     price = partial(costs, method, task=context.task)
@@ -156,7 +157,7 @@ def initial(key: Key, clusters: Models, shared: Model, m: int) -> State:
 def available(method: Method, context: Context, state: State, federation: Federation) -> Array:
     """The clients that can be sampled in this round: in the federation, reachable, and not excluded. [m] bool"""
     here = federation.available(state.round)
-    here &= context.faults.reliability.available(state.key, state.round, here.size)
+    here &= reliability.available(context.faults.reliability, state.key, state.round, here.size)
     return here & ~faults.excluded(method.aggregate.exclude, state)
 
 
@@ -184,14 +185,14 @@ def training(method: Method, context: Context, keep: bool):
     """
     way, train_cohort = engine_of(method, context)
     weigh = server.counting(method)
-    exclude, reliability = method.aggregate.exclude, context.faults.reliability
+    exclude, reliable = method.aggregate.exclude, context.faults.reliability
     looks = faults.looks_at_uploads(context.faults, exclude)
 
     def train(keys: RoundKeys, state: State, cohort: Cohort, federation: Federation, sampled: Array):
         if method.train.correction:
             state = with_mean_gradient(method, context, keys.correction, state, federation)
-        if reliability.is_partial:
-            shares = reliability.shares(keys.fail, context.population.clients)
+        if reliable.is_partial:
+            shares = reliability.shares(reliable, keys.fail, context.population.clients)
             state = state.replace(clients=state.clients | {"work": shares})
         view = as_one_cluster(state) if method.train.models == "all" else state
         participants, weight = noising.participants_of(method, view, cohort, federation, weigh, sampled)

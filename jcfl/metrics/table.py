@@ -154,6 +154,16 @@ def register_score(
     return put
 
 
+def is_taken(name: str) -> bool:
+    """Whether an evaluation has something of its own under a name, so that a method cannot measure anything as that.
+
+    >>> is_taken("held_out_loss"), is_taken("validation_counts"), is_taken("epsilon"), is_taken("objective")
+    (True, True, True, False)
+    """
+    one = _TABLE.get(bare_name(name))
+    return not name or bare_name(name) in TAKEN or (one is not None and (one.function is not None or not one.over))
+
+
 def refuse_replacing(name: str, function: Function) -> None:
     """Refuse the name of another module's score, which would be replaced; a notebook may run its own cell again.
 

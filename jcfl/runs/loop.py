@@ -193,7 +193,11 @@ def evaluated(
     """What the device found in one evaluation. [seeds, ...] each"""
     with settings.watchdog.watching(f"the evaluation after round {round}"):
         found = jax.device_get(programs.evaluate(state, federation))
-    return found if len(settings.seeds) > 1 else {name: value[None] for name, value in found.items()}
+    found = found if len(settings.seeds) > 1 else {name: value[None] for name, value in found.items()}
+    over = [lane for lane, labels in enumerate(found.get("labels", ())) if (labels == OVERFLOW).any()]
+    if over:
+        settings.on_failed({lane: failure(settings.seeds[lane], round - 1, OVERFLOW) for lane in over})
+    return found
 
 
 def records(

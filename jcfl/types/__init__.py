@@ -302,7 +302,8 @@ class Grouping(NamedTuple):
     of all clients where the method stores them) and changes labels and memory; a rule without it (None) lets the engine
     stream. `place(state, who, federation) -> labels [h]` are the clusters of clients outside the training; it changes
     nothing. `serve(state, federation) -> labels [m]` are the clusters of all clients at evaluation (-1: the global
-    model). `measures(state, federation) -> dict` adds metrics to an evaluation.
+    model). `measures(state, federation) -> dict` adds metrics to an evaluation, a number each. What they return is
+    checked in `jcfl.core.groupings`.
     """
 
     init: Callable[..., State]  #: the state before the first round

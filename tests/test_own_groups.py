@@ -1,0 +1,234 @@
+"""What the functions of one's own group and of one's own reliability return: checked where they are traced."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jcfl
+from jcfl.core import groupings
+from jcfl.core.faults import Faults
+from jcfl.core.method import Group
+from jcfl.core.neutral import grouping_of
+from jcfl.core.reliability import Reliability, arrived
+from jcfl.errors import InputError, TrainingError
+from jcfl.methods import fedavg
+from jcfl.types import OVERFLOW, Cohort, Grouping
+from tests import tiny
+
+HELD_OUT = 2
+DATA = tiny.federation(held_out=HELD_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Group):
+    """Two clusters: the clients with even numbers and the others; some of the functions are replaced."""
+
+    name: ClassVar[str] = "pairs"
+    functions: Any = ()
+
+    def slots(self, context):
+        return 2
+
+    def grouping(self, method, context):
+        init = lambda state, federation: state.replace(labels=jnp.arange(8) % 2, memory=jnp.zeros(3))
+        place = lambda state, who, federation: who % 2
+        return grouping_of(**{"init": init, "place": place} | dict(self.functions))
+
+
+def own(**functions):
+    return replace(fedavg(), name="own", group=Pairs(functions=tuple(functions.items())))
+
+
+def traced(method, setting=None):
+    """A method's functions traced for the tiny federation, two of whose eight clients are held out."""
+    algorithm = tiny.built(method, setting or tiny.setting(held_out=HELD_OUT))
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), DATA)
+    return algorithm.evaluate, jax.eval_shape(algorithm.step, state, DATA)
+
+
+def in_rounds(change):
+    """A function of a group that changes the state before or after clients train."""
+    return lambda key, state, *rest: change(state)
+
+
+WRONG = {
+    "labels in floats": (
+        {"before": in_rounds(lambda state: state.replace(labels=state.labels * 1.0))},
+        r"before: labels: expected whole numbers of shape \[8\]; got float32 \[8\]",
+    ),
+    "too few labels": (
+        {"after": in_rounds(lambda state: state.replace(labels=state.labels[:6]))},
+        r"after: labels: expected whole numbers of shape \[8\]; got int32 \[6\]",
+    ),
+    "a list of labels": (
+        {"init": lambda state, federation: state.replace(labels=[0] * 8)},
+        r"init: labels: expected whole numbers of shape \[8\]; got \[0, 0",
+    ),
+    "no state": ({"before": in_rounds(lambda state: None)}, r"before: expected the State .*replace\(.*got None"),
+    "labels in place of a state": ({"after": in_rounds(lambda state: state.labels)}, "after: expected the State"),
+    "models of fewer clusters": (
+        {"before": in_rounds(lambda s: s.replace(clusters=jax.tree.map(lambda leaf: leaf[:1], s.clusters)))},
+        r"before: expected clusters.params.body.bias as float32 \[2, 6\]; got float32 \[1, 6\]",
+    ),
+    "another memory": (
+        {"before": in_rounds(lambda state: state.replace(memory=jnp.zeros(2)))},
+        r"before: expected memory as float32 \[3\]; got float32 \[2\]",
+    ),
+    "a memory of text": (
+        {"init": lambda state, federation: state.replace(memory={"note": "text"})},
+        "init: memory.note: expected an array or a number; got 'text'",
+    ),
+    "a state with more in it": (
+        {"before": in_rounds(lambda state: state.replace(clients={"mine": state.labels}))},
+        "before: expected nothing; got clients.mine as well",
+    ),
+    "too few places": (
+        {"place": lambda state, who, federation: who[:1] % 2},
+        r"place: expected whole numbers of shape \[2\]; got int32 \[1\]",
+    ),
+    "one cluster for all": (
+        {"serve": lambda state, federation: 0},
+        r"serve: expected whole numbers of shape \[8\]; got int32 \[\]",
+    ),
+    "a measure of every client": (
+        {"measures": lambda state, federation: {"mine": state.labels}},
+        r"measures: 'mine': expected floats or whole numbers or true or false of shape \[\]; got int32 \[8\]",
+    ),
+    "a measure instead of a score": (
+        {"measures": lambda state, federation: {"loss": 0.0}},
+        "measures: 'loss' is something else in an evaluation; choose another name",
+    ),
+    "a measure instead of what scores are made of": (
+        {"measures": lambda state, federation: {"losses": jnp.zeros(8)}},
+        "measures: 'losses' is something else in an evaluation",
+    ),
+    "a measure instead of a score of others": (
+        {"measures": lambda state, federation: {"held_out_accuracy_micro": 0.0}},
+        "measures: 'held_out_accuracy_micro' is something else in an evaluation",
+    ),
+    "measures without names": (
+        {"measures": lambda state, federation: [0.0]},
+        r"measures: expected a dict of numbers by name, got \[0.0\]",
+    ),
+    "a measure called by a number": (
+        {"measures": lambda state, federation: {3: 0.0}},
+        "measures: expected a dict of numbers by name, got {3: 0.0}",
+    ),
+    "no function": ({"place": 3}, "place: expected a function, got 3"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_what_a_function_of_a_group_returns_is_checked(which):
+    functions, said = WRONG[which]
+    with pytest.raises(InputError, match=f"^group 'pairs': {said}"):
+        evaluate, state = traced(own(**functions))
+        jax.eval_shape(evaluate, state, DATA)
+
+
+def test_a_group_without_functions_is_refused():
+    class Bare(Pairs):
+        def grouping(self, method, context) -> Any:
+            return None
+
+    with pytest.raises(InputError, match=r"^group 'pairs': grouping: expected Grouping\(…\).*got None"):
+        tiny.built(replace(fedavg(), group=Bare()), tiny.setting())
+
+
+def functions(**given) -> tuple[Grouping, Any]:
+    """The functions of a group, and a state for them."""
+    setting = tiny.setting()
+    algorithm = tiny.built(own(), setting)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), DATA)
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.replace(key=()))
+    state = state.replace(key=jax.random.key(0), failed=jnp.full(2, -1, jnp.int32), labels=jnp.arange(8) % 2)
+    return groupings.grouping(own(**given), setting.context), state
+
+
+def test_labels_of_no_slot_end_the_run():
+    """As those of a clustering do: more clusters than there are models. What is below 0 is no cluster."""
+    labels = jnp.array([0, 1, 2, 3, -1, -5, 0, 1], jnp.int16)
+    change = lambda state: state.replace(labels=labels)
+    for name in ("before", "after"):
+        made, state = functions(**{name: in_rounds(change)})
+        after = getattr(made, name)(
+            jax.random.key(0), state.replace(round=jnp.int32(4)), (), DATA, *[()] * (name == "after")
+        )
+        assert after.failed.tolist() == [4, OVERFLOW]
+    made, state = functions(init=lambda state, federation: change(state))
+    assert made.init(state, DATA).failed.tolist() == [0, OVERFLOW]
+    made, state = functions(init=lambda state, federation: state.replace(labels=jnp.minimum(labels, 1)))
+    sound = made.init(state, DATA)
+    assert sound.failed.tolist() == [-1, -1] and sound.labels.dtype == jnp.int32
+    assert sound.labels.tolist() == [0, 1, 1, 1, -1, -1, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["serve", "place"])
+def test_a_model_that_is_not_there_serves_nobody(name):
+    given = {"serve": lambda state, federation: jnp.arange(8), "place": lambda state, who, federation: who}
+    with pytest.raises(TrainingError, match="more clusters were found than the method has room for"):
+        jcfl.run(DATA, method=own(**{name: given[name]}), model="linear", rounds=1)
+
+
+def test_measures_of_a_group_are_scores():
+    """Not those that jcfl measures in the same run."""
+    evaluate, state = traced(own(measures=lambda state, federation: {"ones": state.labels.sum(), "even": True}))
+    found = jax.eval_shape(evaluate, state, DATA)
+    assert found["ones"].shape == found["even"].shape == ()
+    setting = tiny.setting(held_out=HELD_OUT).with_context(faults=Faults(on_divergence="drop_client"))
+    evaluate, state = traced(own(measures=lambda state, federation: {"dropped_clients": 0}), setting)
+    with pytest.raises(InputError, match="measures: 'dropped_clients' is measured by jcfl"):
+        jax.eval_shape(evaluate, state, DATA)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed(Reliability):
+    """Functions that return what they were given."""
+
+    name: ClassVar[str] = "changed"
+    there: Any = lambda clients: jnp.ones(clients, bool)
+    come: Any = lambda cohort: cohort
+    work: Any = lambda clients: jnp.ones(clients)
+
+    def available(self, run, turn, clients):
+        return self.there(clients)
+
+    def arrived(self, key, cohort):
+        return self.come(cohort)
+
+    def shares(self, key, clients):
+        return self.work(clients)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"there": lambda clients: [True] * clients}, r"available: expected true or false of shape \[8\]; got \[True"),
+        ({"there": lambda clients: jnp.ones(3, bool)}, r"available: expected .* \[8\]; got bool \[3\]"),
+        ({"there": lambda clients: jnp.ones(clients)}, r"available: expected .* \[8\]; got float32 \[8\]"),
+        ({"come": lambda cohort: cohort.present}, r"arrived: expected a Cohort, as in .*replace\(present=…\), got"),
+        (
+            {"come": lambda cohort: cohort.replace(present=cohort.present[0])},
+            r"arrived: present: expected true or false of shape \[6\]; got bool \[\]",
+        ),
+        ({"work": lambda clients: None}, r"shares: expected floats or whole numbers of shape \[8\]; got None"),
+        ({"work": lambda clients: jnp.ones(6)}, r"shares: expected .* \[8\]; got float32 \[6\]"),
+    ],
+)
+def test_what_a_reliability_returns_is_checked(given, said):
+    setting = tiny.setting(held_out=HELD_OUT).with_context(faults=Faults(reliability=Changed(**given)))
+    with pytest.raises(InputError, match=f"^reliability 'changed': {said}"):
+        traced(fedavg(), setting)
+
+
+def test_who_arrives_was_sampled_and_may_be_told_in_another_order():
+    """One client in six is sampled: all six in the sums would be more than privacy counts."""
+    arriving = lambda come, cohort: arrived(Changed(come=come), jax.random.key(0), cohort, 9)
+    cohort = Cohort(jnp.arange(1, 7), jnp.arange(6) != 2)
+    everybody = arriving(lambda cohort: cohort.replace(present=jnp.ones(6, bool)), cohort)
+    tiny.same(everybody, cohort)
+    turned = arriving(lambda cohort: Cohort(cohort.who[::-1], cohort.present[::-1].at[0].set(False)), cohort)
+    tiny.same(turned, cohort.replace(present=jnp.array([True, True, False, True, True, False])))
