@@ -1,5 +1,6 @@
 """What pieces of other authors return: a wrong shape, type or number ends in one clear line, and never in silence."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,14 +15,16 @@ import jcfl
 from jcfl import InputError
 from jcfl.core.attacks import Attack
 from jcfl.core.averaging import weighted_mean
+from jcfl.core.faults import Faults
 from jcfl.core.local import Local
 from jcfl.core.method import Aggregate, Method, Piece, Train
 from jcfl.core.neutral import Every
+from jcfl.core.reliability import Reliability
 from jcfl.core.stopping import Stop
 from jcfl.core.terms import LossTerm
 from jcfl.data import Dataset, Examples, federation
 from jcfl.data.partition import Partition, pool, random_owners
-from jcfl.errors import TrainingError
+from jcfl.errors import Notice, TrainingError
 from jcfl.grouping.batch import Clustering
 from jcfl.grouping.compare import L2, Distances
 from jcfl.grouping.describe import OfData, OfUpload
@@ -33,6 +36,7 @@ from jcfl.models import Network, task
 from jcfl.registry import register
 from jcfl.runs.answers import refuse_replaced
 from jcfl.runs.config import read
+from jcfl.runs.plan import planned
 from tests import tiny
 
 RUN = {"model": "linear", "rounds": 2, "train": {"lr": 0.1, "epochs": 1}}
@@ -461,6 +465,96 @@ def test_a_piece_may_hold_an_array():
 def test_an_answer_written_by_its_name_takes_an_option_beside_it():
     config = read({**DATA, "method": {"name": "wecfl", "group": "kmeans"}}, ["method.group.clusters=3"])
     assert config.method.options["group"]["clusters"] == 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Reliability):
+    """Every client does half of its steps."""
+
+    name: ClassVar[str] = "halved"
+
+    def shares(self, key, clients):
+        return jnp.full(clients, 0.5)
+
+
+def test_shares_of_steps_of_ones_own_are_done():
+    four, two = (tiny.setting(epochs=None, steps=steps) for steps in (4, 2))
+    half, whole = (
+        tiny.run(tiny.built("fedavg", setting), 1)
+        for setting in (four.with_context(faults=Faults(reliability=Halved())), two)
+    )
+    tiny.same(half.shared, whole.shared, 1e-6)
+
+
+def test_a_trainer_of_ones_own_says_that_it_counts_the_work_of_slow_clients():
+    """Only `Local.resume` knows which share of its steps a slow client does."""
+
+    class Own(Local):
+        def train(self, objective, start, sent, data, key):
+            return Local.train(self, objective, start, sent, data, key)
+
+    class Counting(Own):
+        counts_work: ClassVar[bool] = True
+
+    class Alone:
+        """A trainer of nobody's class."""
+
+        train = Local.train
+        full_batch = Local.full_batch
+
+    slow = tiny.setting().with_context(faults=Faults(reliability=Reliability(stragglers=1.0)))
+    made = lambda kind: slow.with_context(trainer=kind(0.1, 1, None, "full", 0.0, 0.0))
+    with pytest.raises(InputError, match=r"trainer Own .*counts_work = True.* reliability.late=lost"):
+        tiny.built("fedavg", made(Own))
+    with pytest.raises(InputError, match=r"trainer Alone .*counts_work = True"):
+        tiny.built("fedavg", made(lambda *given: Alone()))
+    tiny.built("fedavg", made(Counting))
+    tiny.built("majority", made(Own))
+    lost = Faults(reliability=Reliability(stragglers=1.0, late="lost"))
+    tiny.built("fedavg", made(Own).with_context(faults=lost))
+
+
+@pytest.fixture
+def dataclasses_for_pieces():
+    """Pieces that are registered as the dataclasses that they are, with the fields that these inherit."""
+
+    @register("stop", "own")
+    @dataclass(frozen=True, kw_only=True)
+    class Ends(Stop):
+        def is_unchanged(self, before, after):
+            return jnp.array(True)
+
+    @register("attack", "own")
+    @dataclass(frozen=True, kw_only=True)
+    class Turned(Attack):
+        def forged(self, key, updates, crowd):
+            return jax.tree.map(jnp.negative, updates)
+
+    register("reliability", "own")(Halved)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stop": "own"}, "^stop own has no effect, because its rounds are 0: training ends after the last round"),
+        ({"attack": "own"}, "^attack own has no effect, because its share is 0, so that nobody attacks"),
+    ],
+)
+@pytest.mark.usefixtures("dataclasses_for_pieces")
+def test_a_piece_that_would_do_nothing_is_told(given, said):
+    with pytest.warns(Notice, match=said):
+        planned(read({**RUN, **DATA, **given}))
+
+
+@pytest.mark.parametrize(
+    "given", [{"reliability": "own"}, {"stop": {"name": "own", "rounds": 1}}, {"attack": {"name": "own", "share": 0.5}}]
+)
+@pytest.mark.usefixtures("dataclasses_for_pieces")
+def test_a_piece_that_does_something_is_not_told(given):
+    """A window of 1 is the default of one's own class, and not something that was given."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        planned(read({**RUN, **DATA, **given}))
 
 
 def test_the_method_of_these_tests_runs():

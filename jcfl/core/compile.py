@@ -8,6 +8,7 @@ from jcfl.core import clients, measuring, parts, phases, returned, rounds, terms
 from jcfl.core.aggregates import Fair, Matched
 from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
+from jcfl.core.local import counts_work
 from jcfl.core.memory import memories
 from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
@@ -190,6 +191,13 @@ def check(method: Method, context: Context) -> None:
         what = "control variates are" if train.control else "training one after another is"
         raise InputError(
             f"{name}: {what} not defined for clients that do a part of their steps; take reliability.late=lost"
+        )
+    local = clients.trainer(method, context)
+    if train.active and context.faults.reliability.is_partial and not counts_work(local):
+        raise InputError(
+            f"{name}: trainer {type(local).__name__} has steps of its own, and does not say that slow clients do a "
+            "part of them; set counts_work = True in its class if it does the share sent.own['work'] of its steps, or "
+            "calls Local.train, or take reliability.late=lost"
         )
     if train.private and train.tied:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")

@@ -25,7 +25,9 @@ MOST = 2**31 - 64
 class Trainer(Protocol):
     """What local training must offer; `Local` is the one that comes with jcfl.
 
-    Your own trainer needs only `train` if it derives from `Local`. A round calls the other methods.
+    Your own trainer needs only `train` if it derives from `Local`. A round calls the other methods. Where clients are
+    slow (`reliability.stragglers`), a client should do only the share `sent.own["work"]` of its steps. A class whose
+    own `train` does so, or calls `Local.train`, says this by `counts_work = True`; another one is refused there.
     """
 
     def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
@@ -187,6 +189,12 @@ class Local(NamedTuple):
             return self.other()
         decay = optax.identity() if is_zero(self.weight_decay) else optax.add_decayed_weights(self.weight_decay)
         return optax.chain(decay, optax.sgd(self.lr, None if is_zero(self.momentum) else self.momentum))
+
+
+def counts_work(trainer: Any) -> bool:
+    """Whether a slow client does only its share of the steps: by `Local`, or by a class that says so."""
+    usual = all(getattr(type(trainer), name, None) is getattr(Local, name) for name in ("train", "resume"))
+    return usual or getattr(trainer, "counts_work", False) is True
 
 
 Rate = Annotated[

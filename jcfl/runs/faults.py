@@ -8,7 +8,7 @@ from jcfl.core import returned
 from jcfl.core.attacks import Attack
 from jcfl.core.faults import Faults
 from jcfl.core.method import Method
-from jcfl.core.reliability import WINDOW, Reliability
+from jcfl.core.reliability import Reliability, never
 from jcfl.data import hostile
 from jcfl.runs.config import FILLED_IN, KINDS, Config
 from jcfl.runs.unused import unused
@@ -26,21 +26,28 @@ def faults_of(config: Config) -> Faults:
     return Faults(attack, reliability, config.on_divergence)
 
 
-def without_effect(config: Config, attack: Attack, methods: Mapping[str, Method | None]) -> Iterator[str]:
+def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method | None]) -> Iterator[str]:
     """A line for each option of methods, or about attackers, slow or absent clients, and later rounds, without effect.
 
-    Such options are allowed: a comparison may have a baseline, and a sweep a point, in which they change nothing, and a
-    run can go on to more rounds.
+    So for an attack and a stop condition that are named and do nothing. Such options are allowed: a comparison may have
+    a baseline, and a sweep a point, in which they change nothing, and a run can go on to more rounds.
     """
+    attack, reliability = faults.attack, faults.reliability
+    if config.attack.name != "none" and not attack.share:
+        yield f"attack {config.attack.name} has no effect, because its share is 0, so that nobody attacks"
+    if config.stop.name != "none" and not registry.find("stop", config.stop.name)(**config.stop.options).rounds:
+        yield f"stop {config.stop.name} has no effect, because its rounds are 0: training ends after the last round"
     for title, method in methods.items():
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:
             yield f"{title}: every client is alone and sends no model, so the attack {attack.name} has no effect"
     for method in config.methods.values():
         yield from unused(method, KINDS)
-    given = config.reliability.options
-    if given.get("late") == "lost" and not given.get("stragglers"):
+    known = registry.schema(registry.find("reliability", config.reliability.name))
+    given = {key for key, value in config.reliability.options.items() if value != known[key].get("default")}
+    are_slow = not never(reliability.stragglers) or reliability.overrides("arrived", "shares", "slow")
+    if "late" in given and reliability.late == "lost" and not are_slow:
         yield "reliability.late has no effect, because reliability.stragglers is 0, so that no client is slow"
-    if given.get("window", WINDOW) != WINDOW and not given.get("period"):
+    if "window" in given and reliability.is_always_available:
         yield "reliability.window has no effect, because it is a share of reliability.period, which is 0"
     yield from unreached(config.model_dump(exclude={*FILLED_IN}), config.rounds)
 

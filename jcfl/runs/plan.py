@@ -99,7 +99,7 @@ def planned(config: Config, objects: Objects = Objects(), lanes: int | None = No
     """
     plan = settled(config, objects, lanes) if not automatic.is_open(config) else with_decisions(config, objects, lanes)
     methods = {title: one.method for title, one in plan.algorithms.items()}
-    for line in without_effect(plan.config, plan.context.faults.attack, methods):
+    for line in without_effect(plan.config, plan.context.faults, methods):
         warnings.warn(line, Notice, stacklevel=2)
     return plan
 
