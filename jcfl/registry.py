@@ -30,6 +30,9 @@ KINDS = (
 INTERNAL = ("federation",)
 """Kinds that only jcfl registers: the options of all scenarios."""
 
+PASSED_ON = {"scenario": ("min_examples",)}
+"""By kind, the options of all its pieces whose values a piece gets too if it has them."""
+
 RANGES: dict[str, tuple[Any, Any]] = {"int": (-(2**31), 2**31 - 1), "float": (-3.4028234e38, 3.4028234e38)}
 """The least and the largest number that an array can hold, int32 or float32, by the name of pydantic's type."""
 
@@ -88,6 +91,7 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
 
     def put(function: Function) -> Function:
         refuse_bare(f"{kind} {name!r}", function)
+        refuse_shared(kind, name, function)
         table = _TABLES.setdefault(kind, {})
         if name in table and table[name].__module__ != function.__module__:
             both = f"{origin(table[name])} and {origin(function)}"
@@ -117,6 +121,24 @@ def refuse_bare(what: str, function: Callable[..., Any]) -> None:
             like = {"": "int", " = None": "int | None"}.get(default, type(option.default).__name__)
             raise InputError(
                 f"{what}: option {option.name!r} needs an annotation, such as {option.name}: {like}{default}"
+            )
+
+
+def refuse_shared(kind: str, name: str, function: Callable[..., Any]) -> None:
+    """Refuse an option that all pieces of a kind have, if a piece with one of the same name would not get its value.
+
+    While jcfl's own pieces are registered, what all scenarios have is not known yet.
+
+    Raises:
+        InputError: the line names the option.
+    """
+    known = _TABLES.get("federation", {}).values() if kind == "scenario" else ()
+    taken = {item.name for other in known for item in parameters(other)} - {*PASSED_ON.get(kind, ())}
+    for option in inspect.signature(function).parameters.values():
+        if option.kind is option.KEYWORD_ONLY and option.name in taken:
+            raise InputError(
+                f"{kind} {name!r}: option {option.name!r} is an option of all {kind}s, whose value jcfl uses "
+                "itself and does not hand on; choose another name"
             )
 
 

@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 import jcfl
-from jcfl import InputError
+from jcfl import InputError, registry
 from jcfl.core.attacks import Attack
 from jcfl.core.averaging import weighted_mean
 from jcfl.core.faults import Faults
@@ -379,6 +379,26 @@ def test_a_scenario_returns_a_partition(change, said):
 
     with pytest.raises(InputError, match=f"scenario 'own': {said}"):
         federation(DATASET, "own")
+
+
+def test_an_option_of_all_scenarios_is_none_of_ones_own(monkeypatch):
+    """jcfl uses the value of `scale` itself; the scenario would get the default, whatever is given."""
+
+    def own(
+        rng: np.random.Generator, dataset: Dataset, *, min_examples: Any = (10, 2), scale: float = 2.0
+    ) -> Partition:
+        """Never made."""
+        raise AssertionError
+
+    said = r"scenario 'own': option 'scale' is an option of all scenarios, .*; choose another name"
+    with pytest.raises(InputError, match=said):
+        register("scenario", "own")(own)
+    assert "own" not in registry.names("scenario")
+    monkeypatch.setitem(registry._TABLES["scenario"], "own", own)  # as before jcfl's own pieces are registered
+    with pytest.raises(InputError, match=said):
+        federation(DATASET, "own")
+    for name in set(registry.names("scenario")) - {"own"}:
+        register("scenario", name)(registry.find("scenario", name))
 
 
 @pytest.mark.parametrize(

@@ -170,12 +170,13 @@ def _checked(part: Examples, classes: int, where: str, series: bool) -> Examples
 
 
 def _own_options(scenario: str, make: Callable[..., Partition], given: dict[str, Any], common: dict[str, Any]) -> Any:
-    """The scenario's options, checked. If `min_examples` is one of them, it is the federation's."""
+    """The scenario's options, checked. Those that are passed on are the federation's."""
+    registry.refuse_shared("scenario", scenario, make)
     own = {parameter.name for parameter in registry.parameters(make)}
     for key in given:
         if key not in own:
             raise unknown(f"option of scenario {scenario!r}:", key, own | set(common))
-    asked = {"min_examples": common["min_examples"]} if "min_examples" in own else {}
+    asked = {name: common[name] for name in registry.PASSED_ON["scenario"] if name in own}
     return registry.options("scenario", scenario, given | asked)
 
 
