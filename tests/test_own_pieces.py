@@ -27,7 +27,7 @@ from jcfl.data.partition import Partition, pool, random_owners
 from jcfl.errors import Notice, TrainingError
 from jcfl.grouping.batch import Clustering
 from jcfl.grouping.compare import L2, Distances
-from jcfl.grouping.describe import OfData, OfUpload
+from jcfl.grouping.describe import OfData, OfUpload, TrainedModel
 from jcfl.grouping.groups import KMeans, Linkage
 from jcfl.grouping.when import Once, Window
 from jcfl.methods import fedavg, wecfl
@@ -485,6 +485,38 @@ def test_a_piece_may_hold_an_array():
 def test_an_answer_written_by_its_name_takes_an_option_beside_it():
     config = read({**DATA, "method": {"name": "wecfl", "group": "kmeans"}}, ["method.group.clusters=3"])
     assert config.method.options["group"]["clusters"] == 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstTwo(Far):
+    """The distance of descriptions that were cut to two numbers; others are refused."""
+
+    name: ClassVar[str] = "first_two"
+
+    def prepared(self, points, present):
+        return points[:, :2]
+
+    def metric(self, context, describe):
+        def distance(points, centres):
+            assert points.shape[1] == centres.shape[1] == 2
+            return jnp.abs(points[:, None] - centres[None]).sum(-1)
+
+        return distance
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group": Linkage(clusters=2)},
+        {"group": KMeans(clusters=2), "describe": TrainedModel(), "when": Every()},
+    ],
+)
+def test_descriptions_are_compared_in_the_form_that_ones_own_comparison_prepares(changes):
+    """Also where a client is placed after the grouping, and where a grouping begins with the cluster models."""
+    data = tiny.federation(held_out=2)
+    algorithm = tiny.built(replace(ONCE, compare=FirstTwo(), **changes), tiny.setting(held_out=2))
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+    jax.eval_shape(algorithm.evaluate, jax.eval_shape(algorithm.step, state, data), data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,15 +21,7 @@ from jcfl.core.privacy import once_keys
 from jcfl.core.rounds import with_kept
 from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
-from jcfl.grouping.compare import (
-    Cosine,
-    DecomposedCosine,
-    Distances,
-    PrincipalAngles,
-    comparison,
-    distances,
-    representatives,
-)
+from jcfl.grouping.compare import Cosine, Distances, PrincipalAngles, comparison, distances, representatives
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
 from jcfl.grouping.labels import aligned, first_labels, served, with_overflow, with_undescribed
 from jcfl.grouping.losses import least_loss, nearest_of, with_newcomers
@@ -258,7 +250,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         used = metrics.sizes(state.labels, k) > 0
         return nearest_of(jnp.where(used | ~used.any(), away, jnp.inf))
 
-    by_centres = describe_clients is not None and not isinstance(compare, DecomposedCosine)
+    by_centres = describe_clients is not None and compare.compares_as_they_are
     place = near_centres if by_centres else least_loss(method, context)
 
     def before(key: Key, state: State, cohort: Cohort, federation: Federation) -> State:
@@ -287,7 +279,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     of_models = isinstance(describe, TrainedModel)
     refuse_private_descriptions(method, context)
     # Cluster models are no centres among descriptions whose form depends on those of all other clients.
-    continues = of_models and group.continues_from_models() and not isinstance(compare, DecomposedCosine)
+    continues = of_models and group.continues_from_models() and compare.compares_as_they_are
     streamed = group.nearest(method, context)
     if streamed is None and of_models and context.resources.states_on_host:
         raise InputError(

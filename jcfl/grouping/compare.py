@@ -47,8 +47,16 @@ class Distances(Compare):
         return lambda points, others: kmeans.distances(points, others, metric)
 
     def prepared(self, points: Array, present: Array) -> Array:
-        """The descriptions of all clients in the form in which they are compared. [n, ...] -> [n, ...]"""
+        """The descriptions of all clients in the form in which they are compared. [n, ...] -> [n, ...]
+
+        The form may depend on all of them, so it cannot be had of a single description, nor of a cluster model.
+        """
         return points
+
+    @property
+    def compares_as_they_are(self) -> bool:
+        """Whether descriptions are compared in the form in which they are made."""
+        return type(self).prepared is Distances.prepared
 
 
 @register("compare", "cosine")
