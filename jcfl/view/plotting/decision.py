@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.style import figure, line, panels
+from jcfl.view.plotting.style import decades, figure, line, panels
 
 
 @figure(single=True)
@@ -36,8 +36,7 @@ def decision(run: History, columns: int | None = None) -> Figure:
         axis.axvline(chosen, color="#555555", linewidth=0.8, linestyle=(0, (3, 2)))
         axis.set(xlabel="threshold τ (cosine corrected for noise)", ylabel=title, xlim=(taus[0], taus[-1]))
     axes[0].set_ylim(bottom=0)
-    axes[1].set_yscale("log")
-    axes[1].yaxis.set_major_formatter("{x:g}")
+    decades(axes[1].yaxis)
     said = ", ".join(f"{name} = {value}" for name, value in found["values"].items())
     place = "left" if chosen > taus.mean() else "right"
     axes[0].annotate(

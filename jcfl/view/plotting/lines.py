@@ -13,6 +13,7 @@ from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.plotting.style import (
+    decades,
     entry,
     everybody_alone,
     figure,
@@ -137,7 +138,7 @@ def effect(
         scale_axis(axis, score)
         axis.set_xlabel(key)
         if spans_decades(varied[key]):
-            decades(axis)
+            decades(axis.xaxis)
     legend_above(shown, axes)
     return shown
 
@@ -176,7 +177,7 @@ def privacy(
                     )
         scale_axis(axis, score)
         axis.set_xlabel(metrics.score("epsilon").title)
-        decades(axis)
+        decades(axis.xaxis)
     legend_above(shown, axes)
     return shown
 
@@ -242,12 +243,6 @@ def scale_axis(axis: Axes, score: str) -> None:
 def method_name(run: History) -> str:
     """The name of a run's method, which the run of a sweep has in its summary alone."""
     return run.summary.get("method", run.name)
-
-
-def decades(axis: Axes) -> None:
-    """Make the x-axis logarithmic, its numbers written out: figures set no mathematics."""
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
 
 
 def shown_scores(runs: Sequence[History], place: metrics.Place) -> list[str]:

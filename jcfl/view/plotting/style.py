@@ -271,6 +271,28 @@ def whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
 
 
+def decades(axis: Axis) -> None:
+    """Make an axis logarithmic, its numbers written out: matplotlib's own are mathematics, which figures do not set.
+
+    Numbers stand at powers of ten. If fewer than two of these are in view, they stand at two and five times them, too;
+    if these are still fewer than two, at all ticks. On a y-axis there is room for more, and three are wanted.
+    """
+    name, wanted = ("y", 3) if axis is axis.axes.yaxis else ("x", 2)
+    axis.axes.set(**{f"{name}scale": "log"})
+
+    def number(value: float, _: int | None) -> str:
+        low, high = sorted(axis.get_view_interval())
+        powers = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for digits in ((1,), (1, 2, 5)):
+            places = np.outer(powers, digits)
+            if ((low <= places) & (places <= high)).sum() >= wanted:
+                return f"{value:g}" if np.isclose(places, value, atol=0).any() else ""
+        return f"{value:g}"
+
+    axis.set_major_formatter(FuncFormatter(number))
+    axis.set_minor_formatter(FuncFormatter(number))
+
+
 def remove_space(shown: Figure) -> None:
     """Remove the space between the parts of a figure."""
     shown.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)  # pyright: ignore
