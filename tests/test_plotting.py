@@ -259,7 +259,7 @@ def test_cosines_of_groups_are_means_over_pairs_of_clients(one, tmp_path):
 def test_sizes_stack_to_all_clients(one):
     shown = plotting.sizes(one)
     (axes,) = shown.axes
-    assert labels_in(axes.get_legend()) == ["none yet (0)", "3 (10)", "2 (10)", "1 (10)"]
+    assert labels_in(axes.get_legend()) == ["held out (1)", "none yet (0)", "3 (10)", "2 (9)", "1 (10)"]
     tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in axes.collections]
     assert tops[-1] == folders.CLIENTS
 
@@ -269,11 +269,12 @@ def test_every_cluster_and_every_group_has_its_accuracy_over_rounds(one):
     by_cluster, by_group = plotting.by_cluster(one).axes
     found = results.load(one)
     labels, accuracy = folders.moving(), found.accuracy_clients[0]
+    counted = ~folders.federation()["held_out"]
     assert labels_in(by_cluster.get_legend()) == ["1", "2", "3", "none yet"]
     lines = {line.get_label(): line for line in by_group.lines}
     assert sorted(lines) == ["group 0", "group 1", "group 2"]
     last = {line.get_label(): line.get_ydata()[-1] for line in by_cluster.lines}
-    expected = sorted(accuracy[-1, labels[-1] == slot].mean() for slot in (3, 7, 12))
+    expected = sorted(accuracy[-1, (labels[-1] == slot) & counted].mean() for slot in (3, 7, 12))
     np.testing.assert_allclose(sorted(value for value in last.values() if not np.isnan(value)), expected, rtol=1e-6)
     np.testing.assert_allclose(lines["group 1"].get_ydata(), accuracy[:, folders.GROUPS == 1].mean(1), rtol=1e-6)
     with pytest.raises(InputError, match="no accuracy for each client"):
@@ -283,7 +284,7 @@ def test_every_cluster_and_every_group_has_its_accuracy_over_rounds(one):
 def test_flow_has_a_band_for_every_move(one):
     shown = plotting.flow(one)
     (axes,) = shown.axes
-    labels = folders.moving()
+    labels = np.where(folders.federation()["held_out"], -3, folders.moving())
     bands = sum(len(set(zip(a.tolist(), b.tolist(), strict=True))) for a, b in itertools.pairwise(labels))
     bars = [patch for patch in axes.patches if hasattr(patch, "get_height")]
     assert len(axes.patches) - len(bars) == bands
@@ -316,12 +317,12 @@ def test_bands_lead_from_groups_to_clusters_in_the_colours_of_groups(tmp_path):
     texts = [text.get_text() for text in axis.texts]
     assert texts == [
         *("1 (10)", "2 (10)", "0 (10)", "true group (clients)"),
-        *("1 (14)", "2 (10)", "3 (6)", "cluster (clients)"),
+        *("1 (14)", "2 (10)", "3 (5)", "held out (1)", "cluster (clients)"),
     ]
     bands = [patch for patch in axis.patches if isinstance(patch, PathPatch)]
     sizes = {(to_hex(band.get_facecolor()), round(np.ptp(band.get_path().vertices[[0, 7], 1]))) for band in bands}
     first, second, third = (style.colour(i).lower() for i in range(3))
-    assert sizes == {(first, 10), (second, 10), (third, 6), (third, 4)}
+    assert sizes == {(first, 10), (second, 10), (third, 5), (third, 4), (third, 1)}
     with pytest.raises(InputError, match="true groups of its clients are not known"):
         plotting.groups_to_clusters(folders.run(tmp_path / "unknown", groups=np.full(folders.CLIENTS, -1)))
 
@@ -480,7 +481,7 @@ def test_clients_that_left_are_not_those_to_come(tmp_path):
     labels[:2, :2], labels[:2, 2:4] = 3, -1
     shown = plotting.sizes(folders.run(tmp_path / "run", [0], labels=labels))
     (axes,) = shown.axes
-    assert labels_in(axes.get_legend())[:2] == ["left (2)", "none yet (2)"]
+    assert labels_in(axes.get_legend())[:3] == ["held out (1)", "left (2)", "none yet (2)"]
     assert axes.get_xlabel() == "round"  # of the only seed
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from jcfl import results
@@ -48,3 +49,35 @@ def test_a_decision_about_few_clients_has_numbers(one):
     decided = folders.DECIDED | {"clusters": [1, 2, 4, 4], "sizes": [8]}
     _, count = plotting.decision(dataclasses.replace(run, summary={"decided": decided})).axes
     assert sorted(written(count.yaxis)) == ["1", "2", "3", "4"]
+
+
+def coming_and_going(path):
+    """One cluster, of which a client is held out, one comes after round 4 and one has left after round 4."""
+    held = folders.federation()
+    held["arrive"] = np.where(np.arange(folders.CLIENTS) == 1, 5, 0)
+    held["depart"] = np.where(np.arange(folders.CLIENTS) == 2, 4, held["depart"])
+    return folders.run(path, [0], labels=np.full((4, folders.CLIENTS), 3), held=held)
+
+
+def test_means_are_over_the_clients_that_tables_count(tmp_path):
+    path = coming_and_going(tmp_path / "run")
+    accuracy, counted = results.load(path).accuracy_clients[0], np.ones((4, folders.CLIENTS), bool)
+    counted[:, 5] = counted[:2, 1] = counted[2:, 2] = False
+    clusters, true = plotting.by_cluster(path).axes
+    assert [line.get_label() for line in clusters.lines] == ["1"]
+    expected = [row[there].mean() for row, there in zip(accuracy, counted, strict=True)]
+    np.testing.assert_allclose(clusters.lines[0].get_ydata(), expected, rtol=1e-6)
+    lines = {line.get_label(): line.get_ydata() for line in true.lines}
+    first = [row[:10][there[:10]].mean() for row, there in zip(accuracy, counted, strict=True)]
+    np.testing.assert_allclose(lines["group 0"], first, rtol=1e-6)
+
+
+def test_who_is_not_there_is_in_no_cluster(tmp_path):
+    """Also a client whose departure no label shows."""
+    path = coming_and_going(tmp_path / "run")
+    names = [text.get_text() for text in plotting.sizes(path).axes[0].get_legend().get_texts()]
+    assert names == ["held out (1)", "left (1)", "none yet (0)", "1 (28)"]
+    assert plotting.sizes(path).axes[0].collections[0].get_paths()[0].vertices[:, 1].max() == 28
+    blocks = [text.get_text() for text in plotting.groups_to_clusters(path).axes[0].texts]
+    assert {"1 (28)", "left (1)", "held out (1)"} < set(blocks)
+    assert [int(bar.get_height()) for bar in plotting.flow(path, at=[2]).axes[0].patches] == [1, 1, 28]

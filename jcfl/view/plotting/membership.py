@@ -11,6 +11,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.transforms import offset_copy
 
+from jcfl import results
 from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.view.plotting.cosines import labels_of, of_seed, remove_axes
@@ -30,11 +31,14 @@ from jcfl.view.plotting.style import (
 SHOWN = 8
 """The most clusters that are drawn one by one; the others are drawn as one."""
 
-REST, AWAY = "#8F8F8F", "#ECECEC"
-"""The colours of all other clusters together, and of clients that have left."""
+REST = "#8F8F8F"
+"""The colour of all other clusters together."""
 
-LEFT = -2
-"""In place of -1 for a client that had a cluster before and has none any more."""
+LEFT, HELD = -2, -3
+"""In place of -1: a client that had a cluster before or has left the federation, and one that is held out."""
+
+NOT_THERE = {-1: ("none yet", NOBODY), LEFT: ("left", "#ECECEC"), HELD: ("held out", "#DCCFB8")}
+"""The names and the colours of clients that are in no cluster."""
 
 TEXT = 0.062
 """The height of a line of text, as a share of a column's."""
@@ -51,8 +55,8 @@ def sizes(run: History, seed: int | None = None) -> Figure:
         run: a history or a folder.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(with_left(followed(run, seed)))
-    kinds = [kind for kind in (*range(SHOWN + 1), -1, LEFT) if (labels == kind).any()]
+    labels = with_rest_merged(followed(run, seed))
+    kinds = [kind for kind in (*range(SHOWN + 1), *NOT_THERE) if (labels == kind).any()]
     counts = np.stack([(labels == kind).sum(1) for kind in kinds])  # [kinds, e]
     shown, (axis,) = panels(1, None, 2.3, COLUMN * 1.25)
     rounds, last = run.rounds, counts[:, -1]
@@ -75,6 +79,8 @@ def sizes(run: History, seed: int | None = None) -> Figure:
 def by_cluster(run: History, seed: int | None = None, columns: int | None = None) -> Figure:
     """The mean accuracy of each cluster's clients against rounds, and that of each true group's (Zeng et al., Fig. 5).
 
+    As in tables, clients that are held out, have not arrived yet or have left do not count.
+
     Args:
         run: a history or a folder.
         seed: the seed whose clients are shown; the first by default.
@@ -84,10 +90,11 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
     if not run.accuracy_clients.size:
         raise InputError(f"{run.name} has no accuracy for each client")
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
+    accuracy = np.where(uncounted(run) < 0, np.nan, accuracy)
     groups = with_rest_merged(matched(own[-1], run.groups))
     named = lambda kind: f"group {run.groups[groups == kind][0]}" if kind < SHOWN else "others"
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
-    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(with_left(own)), cluster_name)
+    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name)
     axes[0].set_xlabel(f"round{of_seed(run, seed)}")
     if len(axes) > 1:
         draw_means(axes[1], run.rounds, accuracy, np.where(groups < 0, -1, groups)[None], named)
@@ -98,8 +105,10 @@ def draw_means(
     axis: Axes, rounds: np.ndarray, accuracy: np.ndarray, labels: np.ndarray, name: Callable[[int], str]
 ) -> None:
     """Draw a line for every label: the mean accuracy [e, m] of the clients that have it, [e, m] or [1, m]."""
-    for kind in (kind for kind in np.unique(labels)[np.argsort(np.unique(labels) < 0, kind="stable")]):
-        there = (labels == kind) & ~np.isnan(accuracy)
+    known = ~np.isnan(accuracy)
+    found = np.unique(np.broadcast_to(labels, known.shape)[known])
+    for kind in found[np.argsort(found < 0, kind="stable")]:
+        there = (labels == kind) & known
         mean = np.where(there, accuracy, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
         axis.plot(rounds, mean, color=cluster_colour(kind), marker="o" if len(rounds) < 3 else None, label=name(kind))
     axis.set(xlabel="round", ylabel="accuracy")
@@ -120,7 +129,7 @@ def flow(run: History, at: Sequence[Number] = (), seed: int | None = None) -> Fi
         at: the rounds that are shown, each by the last evaluation until then; chosen by default.
         seed: the seed whose clusters are shown; the first by default.
     """
-    labels = with_rest_merged(with_left(followed(run, seed)))
+    labels = with_rest_merged(followed(run, seed))
     turns = (
         np.unique([np.searchsorted(run.rounds, r, side="right") - 1 for r in at]).clip(0)
         if at
@@ -177,8 +186,25 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
 
 
 def followed(run: History, seed: int | None) -> np.ndarray:
-    """A run's labels over rounds [e, m], clusters numbered by size in the last round, from 0 for the largest."""
-    return ranked(told_apart(labels_of(run, seed)))
+    """A run's labels over rounds [e, m], clusters numbered by size in the last round, from 0 for the largest.
+
+    Clients that tables do not count are in no cluster. They count for the numbers, which are those of all figures.
+    """
+    labels, away = ranked(told_apart(labels_of(run, seed))), uncounted(run)
+    return np.where(away < -1, away, with_left(np.where(away < 0, -1, labels)))
+
+
+def uncounted(run: History) -> np.ndarray:
+    """Why scores are not taken over clients after each evaluated round, as -1 (to come), LEFT or HELD, else 0. [e, m]
+
+    Where no file says it, scores are taken over all clients.
+    """
+    held = results.known_federation(run)
+    if held is None:
+        return np.zeros(run.labels.shape[1:], int)
+    present = np.stack([results.present(held, round) for round in run.rounds])
+    reason = np.where(held["held_out"], HELD, np.where(run.rounds[:, None] > held["depart"], LEFT, -1))
+    return np.where(present, 0, reason)
 
 
 def told_apart(labels: np.ndarray) -> np.ndarray:
@@ -216,14 +242,14 @@ def with_rest_merged(labels: np.ndarray) -> np.ndarray:
 def cluster_name(kind: int) -> str:
     """The name of a cluster in the figure."""
     if kind < 0:
-        return "left" if kind == LEFT else "none yet"
+        return NOT_THERE[kind][0]
     return str(kind + 1) if kind < SHOWN else "others"
 
 
 def cluster_colour(kind: int) -> str:
     """The colour of a cluster, of all others together, or of clients without one."""
     if kind < 0:
-        return AWAY if kind == LEFT else NOBODY
+        return NOT_THERE[kind][1]
     return colour(kind) if kind < SHOWN else REST
 
 

@@ -80,9 +80,14 @@ CAPTIONS = {
     ),
     "by_cluster": (
         "Accuracy by cluster",
-        "The mean over the clients of a cluster after the round, or of a true group.",
+        "The mean over the clients of a cluster after the round, or of a true group. Clients that are held out, have "
+        "not arrived yet or have left do not count, as in the metrics above.",
     ),
-    "sizes": ("Cluster sizes", "The number of clients in each cluster after each evaluated round."),
+    "sizes": (
+        "Cluster sizes",
+        "The number of clients in each cluster after each evaluated round. Clients that are held out, have not arrived "
+        "yet or have left are in no cluster here.",
+    ),
     "flow": ("Moves between clusters", "The rounds shown are those between which most clients moved."),
     "groups_to_clusters": (
         "From true groups to clusters",
