@@ -4,10 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import PathPatch
 
 from jcfl import results
 from jcfl.view import plotting
-from jcfl.view.plotting import style
+from jcfl.view.plotting import cosines, style
 from tests import folders
 
 
@@ -81,3 +83,46 @@ def test_who_is_not_there_is_in_no_cluster(tmp_path):
     blocks = [text.get_text() for text in plotting.groups_to_clusters(path).axes[0].texts]
     assert {"1 (28)", "left (1)", "held out (1)"} < set(blocks)
     assert [int(bar.get_height()) for bar in plotting.flow(path, at=[2]).axes[0].patches] == [1, 1, 28]
+
+
+@pytest.fixture(scope="module")
+def many_clusters(tmp_path_factory):
+    """Four true groups in 18 clusters, of which those of the last two groups are not among the first eight."""
+    groups = np.repeat(np.arange(4), 16)
+    last = np.concatenate([np.arange(48) // 4, 12 + np.arange(16) // 3])
+    return folders.run(tmp_path_factory.mktemp("many") / "run", [0], labels=np.stack([last] * 4), groups=groups)
+
+
+def strip_above(figure):
+    """The colours of the strip of true groups."""
+    (axis,) = [axis for axis in figure.axes if axis.get_title() == "true group"]
+    image = axis.images[0]
+    return {to_hex(shade) for shade in image.to_rgba(image.get_array()).reshape(-1, 4)}
+
+
+def test_few_true_groups_have_a_colour_each(many_clusters):
+    """However many clusters there are, and whichever match them."""
+    _, true = plotting.by_cluster(many_clusters).axes
+    assert sorted(line.get_label() for line in true.lines) == [f"group {g}" for g in range(4)]
+    assert len({line.get_color() for line in true.lines}) == 4
+    bands = plotting.groups_to_clusters(many_clusters).axes[0]
+    assert {f"{g} (16)" for g in range(4)} < {text.get_text() for text in bands.texts}
+    assert len({to_hex(band.get_facecolor()) for band in bands.patches if isinstance(band, PathPatch)}) == 4
+    for draw in (plotting.similarity, plotting.model_similarity, plotting.distances):
+        assert len(strip_above(draw(many_clusters))) == 4
+    frames = [axis for axis in plotting.samples(many_clusters).axes if axis.images]
+    shades = {to_hex(axis.spines["left"].get_edgecolor()) for axis in frames}
+    assert len(shades) == len({*results.load(many_clusters).groups[:32]})  # of the eight largest clusters
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "expected"),
+    [
+        ([8, 8, 0, 1, 2], [0, 0, 1, 2, -1], [2, 2, 0, 1, -1]),
+        ([0, 11, 9, 3], [5, 6, 7, 8], [0, 2, 1, 3]),
+        (range(10), range(10), range(10)),
+        ([0, 0], [-1, -1], [-1, -1]),
+    ],
+)
+def test_groups_have_free_numbers_below_eight(labels, groups, expected):
+    assert cosines.groups_of(np.array(labels), np.array(groups)).tolist() == list(expected)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jcfl import results
 from jcfl.errors import InputError, printable
 from jcfl.results import History
-from jcfl.view.plotting.cosines import draw_strip, labels_of, remove_axes
+from jcfl.view.plotting.cosines import draw_strip, groups_of, labels_of, remove_axes
 from jcfl.view.plotting.style import (
     COLUMN,
     PAGE,
@@ -24,7 +24,6 @@ from jcfl.view.plotting.style import (
     legend_above,
     line,
     marker,
-    matched,
     panels,
     ranked,
     remove_space,
@@ -111,7 +110,7 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
     if not len(facts["images"]):
         raise InputError(f"{run.name}: its examples are not images")
     whole = ranked(labels_of(run, seed))[-1]
-    labels, groups = whole[facts["pictured"]], matched(whole, run.groups)[facts["pictured"]]
+    labels, groups = whole[facts["pictured"]], groups_of(whole, run.groups)[facts["pictured"]]
     kinds = [kind for kind in np.unique(labels) if kind >= 0][:ROWS] or [-1]
     width = PAGE * 0.8 if columns is None else COLUMN
     shown = Picture(figsize=(width, width / (IMAGES + 1.5) * len(kinds) * 1.1 + 0.1))

@@ -14,6 +14,7 @@ from jcfl import results
 from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.view.plotting.style import (
+    COLOURS,
     COLUMN,
     Number,
     Picture,
@@ -62,7 +63,7 @@ def embedding(
     whole = ranked(labels_of(run, seed))
     labels = whole[:, who]
     shots = list(dict.fromkeys(evaluation_index(run, round) for round in at)) or [len(run.rounds) - 1]
-    groups = matched(labels[-1], run.groups[who])
+    groups = groups_of(labels[-1], run.groups[who])
     truth = bool((groups >= 0).any())
     shown, axes = panels(len(shots) + truth, columns or in_a_row(len(shots) + truth), 2.9)
     for axis, shot in zip(axes, shots, strict=False):
@@ -90,7 +91,7 @@ def similarity(run: History, seed: int | None = None) -> Figure:
     facts = results.federation(run)
     who = facts["compared"]
     labels = ranked(labels_of(run, seed))[-1, who]
-    groups = matched(labels, run.groups[who])
+    groups = groups_of(labels, run.groups[who])
     order = np.lexsort((groups, np.where(labels < 0, len(who), labels)))
     cosine = full_matrix(facts["cosine"], len(who))[np.ix_(order, order)]
     shown = Picture(figsize=(COLUMN, COLUMN * 0.9))
@@ -170,6 +171,25 @@ def labels_of(run: History, seed: int | None) -> np.ndarray:
         raise InputError(f"{run.name}: nothing has been evaluated yet")
     refuse_seed([run], seed)
     return run.labels[0 if seed is None else run.seeds.index(seed)]
+
+
+def groups_of(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Numbers for the colours of true groups: those of the clusters that match them best, see `matched`. [m] int
+
+    A cluster's number may be as large as the number of clusters, but colours repeat. So where there are colours for all
+    groups, a number beyond them is replaced by a free one.
+
+    Args:
+        labels: the clients' clusters, numbered by `ranked`; negative for none. [m] int
+        groups: their true groups; -1 where unknown. [m] int
+    """
+    found = matched(labels, groups)
+    kinds = np.unique(found[found >= 0])
+    if len(kinds) <= len(COLOURS):
+        free = np.setdiff1d(np.arange(len(COLOURS)), kinds)
+        for kind, other in zip(kinds[kinds >= len(COLOURS)], free, strict=False):
+            found[found == kind] = other
+    return found
 
 
 def in_a_row(count: int) -> int:

@@ -14,7 +14,7 @@ from matplotlib.transforms import offset_copy
 from jcfl import results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.cosines import labels_of, of_seed, remove_axes
+from jcfl.view.plotting.cosines import groups_of, labels_of, of_seed, remove_axes
 from jcfl.view.plotting.style import (
     COLUMN,
     NOBODY,
@@ -22,7 +22,6 @@ from jcfl.view.plotting.style import (
     colour,
     figure,
     in_per_cent,
-    matched,
     panels,
     ranked,
     whole_numbers,
@@ -91,7 +90,7 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
         raise InputError(f"{run.name} has no accuracy for each client")
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
     accuracy = np.where(uncounted(run) < 0, np.nan, accuracy)
-    groups = with_rest_merged(matched(own[-1], run.groups))
+    groups = with_rest_merged(groups_of(own[-1], run.groups))
     named = lambda kind: f"group {run.groups[groups == kind][0]}" if kind < SHOWN else "others"
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
     draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name)
@@ -159,7 +158,7 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
     """The clusters in which clients of each true group are after the last round (Ma 2023, Fig. 7.7).
 
     A band is the clients of one group in one cluster, in the group's colour. Each group has the colour of the cluster
-    that matches it best, as long as there are clusters for all.
+    that matches it best, as long as there are clusters for all and these are among the eight that are drawn one by one.
 
     Args:
         run: a history or a folder.
@@ -169,7 +168,7 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
     known = run.groups >= 0
     if not known.any():
         raise InputError(f"{run.name}: the true groups of its clients are not known")
-    clusters, groups = with_rest_merged(last), with_rest_merged(matched(last, run.groups))
+    clusters, groups = with_rest_merged(last), with_rest_merged(groups_of(last, run.groups))
     shown, (axis,) = panels(1, None, 2.6, COLUMN)
     width, gap = 0.03, len(last) * 0.02
     names = {int(group): str(run.groups[groups == group][0]) if group < SHOWN else "others" for group in set(groups)}

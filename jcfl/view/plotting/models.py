@@ -16,6 +16,7 @@ from jcfl.view.plotting.cosines import (
     draw_strip,
     evaluation_index,
     full_matrix,
+    groups_of,
     in_a_row,
     labels_of,
     of_seed,
@@ -30,7 +31,6 @@ from jcfl.view.plotting.style import (
     Number,
     Picture,
     figure,
-    matched,
     panels,
     ranked,
     remove_space,
@@ -52,7 +52,7 @@ class Compared(NamedTuple):
 
     round: int
     labels: np.ndarray  # [n] the clusters of the clients that are compared, numbered by size in the last round
-    groups: np.ndarray  # [n] their true groups, by the numbers of the clusters that match them best
+    groups: np.ndarray  # [n] their true groups, by the numbers that `groups_of` gives them
     named: np.ndarray  # [n] their true groups, as the federation numbers them; -1 where unknown
     clusters: np.ndarray  # [c] the clusters, ascending
     cosine: np.ndarray  # [n + c, n + c] between the models of clients, then of clusters
@@ -236,4 +236,4 @@ def compared(run: History, at: Number | None, seed: int | None) -> Compared:
     groups = run.groups[who]
     labels, l1 = new[index, who], found.get("model_l1")
     l1 = None if l1 is None else l1[:, kept[n:] - n]
-    return Compared(round, labels, matched(labels, groups), groups, np.sort(numbers[live]), cosine, distance, l1)
+    return Compared(round, labels, groups_of(labels, groups), groups, np.sort(numbers[live]), cosine, distance, l1)
