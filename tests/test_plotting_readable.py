@@ -10,6 +10,7 @@ from matplotlib.patches import PathPatch
 from jcfl import results
 from jcfl.view import plotting
 from jcfl.view.plotting import cosines, style
+from jcfl.view.report import clients
 from tests import folders
 
 
@@ -126,3 +127,23 @@ def test_few_true_groups_have_a_colour_each(many_clusters):
 )
 def test_groups_have_free_numbers_below_eight(labels, groups, expected):
     assert cosines.groups_of(np.array(labels), np.array(groups)).tolist() == list(expected)
+
+
+def marked(figure):
+    """How many runs have markers in the panel of the worst clients."""
+    return len(figure.axes[1].lines)
+
+
+def test_the_worst_clients_are_beside_themselves_only(tmp_path):
+    """Ids number the clients of every federation, so that runs of two federations may have equal ones."""
+    first, other = (results.load(folders.run(tmp_path / name)) for name in ("first", "other"))
+    assert marked(plotting.clients([first, other])) == 2
+    summed = lambda run, text: dataclasses.replace(run, summary=run.summary | {"federation": text})
+    assert marked(plotting.clients([summed(first, "a"), summed(other, "a")])) == 2
+    assert marked(plotting.clients([summed(first, "a"), other])) == 2  # it may be a run that is not complete
+    apart = [summed(first, "a"), summed(other, "b")]
+    shown = plotting.clients(apart)
+    assert (marked(shown), len(shown.axes[0].lines)) == (1, 2)
+    titles = [column["title"] for column in clients.table(apart, ["first", "other"])["columns"]]
+    assert "accuracy, first" in titles and "accuracy, other" not in titles
+    assert marked(plotting.clients([first, dataclasses.replace(other, groups=other.groups[::-1])])) == 1

@@ -47,7 +47,8 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     """The distribution of accuracy over clients after the last round, and the worst clients of the first run.
 
     Accuracies are means over seeds. Clients are left out that are held out, have not arrived yet or have left, because
-    the accuracy in tables leaves them out, too.
+    the accuracy in tables leaves them out, too. The worst clients also have the accuracies of other runs of the same
+    federation.
 
     Args:
         runs: histories or folders, laid over each other.
@@ -66,7 +67,7 @@ def clients(runs: Sequence[History], columns: int | None = None) -> Figure:
     left.set(xlabel="accuracy", ylabel="clients with at most this accuracy", ylim=(0, 1))
     worst = [i for i in np.argsort(last[0]) if not np.isnan(last[0][i])][:WORST]
     for index, values in enumerate(last):
-        if np.array_equal(runs[index].clients, runs[0].clients):
+        if same_clients(runs[index], runs[0]):
             look = {"linestyle": "", "marker": marker(index), "color": colour(index), "zorder": 99 - index}
             look |= {"clip_on": False}  # a marker at 0 is whole
             right.plot(values[worst], range(len(worst)), **look)
@@ -189,6 +190,16 @@ def last_accuracy(run: History) -> np.ndarray:
     last = run.accuracy_clients[:, -1]
     known = ~np.isnan(last)
     return np.where(known.any(0), np.where(known, last, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
+
+
+def same_clients(one: History, other: History) -> bool:
+    """Whether two runs have the same clients, by ids, true groups and the fingerprint of their data.
+
+    A run that is not complete has no fingerprint yet; it counts as a run of the same data.
+    """
+    prints = {run.summary["federation"] for run in (one, other) if run.summary.get("federation")}
+    alike = np.array_equal(one.clients, other.clients) and np.array_equal(one.groups, other.groups)
+    return alike and len(prints) < 2
 
 
 def counted_accuracy(run: History) -> np.ndarray:

@@ -29,7 +29,8 @@ CAPTIONS = {
     ),
     "clients": (
         "Accuracy of the clients",
-        "The share of clients with at most this accuracy, and the clients with the lowest accuracy in the first run.",
+        "The share of clients with at most this accuracy, and the clients with the lowest accuracy in the first run. "
+        "Runs of other federations have other clients, and are left out there.",
     ),
     "effect": (
         "Effect of an option",

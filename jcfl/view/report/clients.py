@@ -7,7 +7,7 @@ import numpy as np
 
 from jcfl import results
 from jcfl.results import History
-from jcfl.view.plotting.clientwise import last_accuracy
+from jcfl.view.plotting.clientwise import last_accuracy, same_clients
 from jcfl.view.plotting.style import ranked
 
 MOST = 20_000
@@ -43,11 +43,6 @@ def table(runs: Sequence[History], titles: Sequence[str]) -> dict[str, Any]:
         columns.append(column(f"accuracy{of}", "share", last_accuracy(runs[i])))
     rows = zip(*(one.pop("values") for one in columns), strict=True)
     return {"columns": columns, "rows": [list(row) for row in rows][:MOST], "clients": int(first.groups.size)}
-
-
-def same_clients(one: History, other: History) -> bool:
-    """Whether two runs have the same clients, by their ids and their true groups."""
-    return np.array_equal(one.clients, other.clients) and np.array_equal(one.groups, other.groups)
 
 
 def holding_columns(run: History) -> list[dict[str, Any]]:
