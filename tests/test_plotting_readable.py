@@ -1,6 +1,7 @@
 """Figures that can be read: numbers on axes, names, colours and widths, and which clients are drawn."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -147,3 +148,25 @@ def test_the_worst_clients_are_beside_themselves_only(tmp_path):
     titles = [column["title"] for column in clients.table(apart, ["first", "other"])["columns"]]
     assert "accuracy, first" in titles and "accuracy, other" not in titles
     assert marked(plotting.clients([first, dataclasses.replace(other, groups=other.groups[::-1])])) == 1
+
+
+def test_long_titles_of_axes_are_inside_their_panels(tmp_path):
+    """In a figure of several rows, of one row, and of a column's width."""
+    names = ("clusterability", "smoothness", "clustering_objective", "learning_objective", "partial_diversity")
+    values = {name: np.ones((2, 4)) for name in (*names, "squared_gradient_shared", "epsilon", "accuracy_macro")}
+    run = folders.run(tmp_path / "run", **values)
+    quality, curves = plotting.quality(run), plotting.curves(run)
+    narrow = plotting.curves(run, ["accuracy_macro", "epsilon"], columns=1)
+    addons = [
+        folders.run(tmp_path / name, settings={"method": {"name": "ifca", "addons": extra}}, **values)
+        for name, extra in (("bare", []), ("cam", [{"name": "cam"}]))
+    ]
+    for shown in (quality, curves, narrow, plotting.with_addons(addons, ["epsilon"])):
+        shown.draw_without_rendering()
+        axes = [axis for axis in shown.axes if axis.get_visible()]
+        boxes = [axis.yaxis.label.get_window_extent() for axis in axes]
+        assert all(box.y0 >= 0 and box.y1 <= shown.bbox.y1 for box in boxes)
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        pitch = shown.bbox.height / axes[0].get_subplotspec().get_gridspec().nrows
+        assert all(box.height < 0.9 * pitch for box in boxes)
+        assert any("\n" in axis.get_ylabel() for axis in axes)

@@ -14,6 +14,7 @@ from jcfl import metrics
 from jcfl.view import statistics
 from jcfl.view.comparing.tables import heading
 from jcfl.view.plotting import style
+from jcfl.view.plotting.lines import set_y_title
 
 ROW = 0.24
 """Inches of a method's row."""
@@ -132,7 +133,7 @@ def pareto(one: Mapping[str, Any]) -> Figure:
         front(axis, federation, score.scale)
         axis.set_title(federation["federation"])
         axis.set_xlabel("sent in a run, MB")
-        axis.set_ylabel(heading(one["metric"]))
+        set_y_title(axis, heading(one["metric"]))
     style.legend_above(shown, axes)
     return shown
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from jcfl import metrics, results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.lines import has_score, options
+from jcfl.view.plotting.lines import has_score, options, set_y_title
 from jcfl.view.plotting.style import colour, figure, in_per_cent, legend_above, panels
 
 SCORES = ("accuracy_micro", "f1_micro")
@@ -69,7 +69,7 @@ def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns
         axis.set_xticks(range(len(bases)), names)
         axis.tick_params(axis="x", length=0)
         axis.grid(axis="x", visible=False)
-        axis.set_ylabel(one.title)
+        set_y_title(axis, one.title)
         if one.unit == "%":
             in_per_cent(axis.yaxis)
     legend_above(shown, axes)

@@ -1,5 +1,6 @@
 """Figures of scores: against rounds, and against an option that differs between runs."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ TRAINED = (
     "stop",
 )
 """The keys of a configuration that change training, besides its seeds and its engine."""
+
+LETTER = 0.06
+"""Inches of a letter of a title."""
 
 SEEDS = ("scenario.seed",)
 """The options that say which federation is drawn, and not how."""
@@ -230,7 +234,7 @@ def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str,
 def scale_axis(axis: Axes, score: str) -> None:
     """Set the title and the scale of a score's axis."""
     one = metrics.score(score)
-    axis.set_ylabel(one.title)
+    set_y_title(axis, one.title)
     if one.unit == "%":
         in_per_cent(axis.yaxis)
     if one.is_whole:
@@ -238,6 +242,16 @@ def scale_axis(axis: Axes, score: str) -> None:
         axis.set_ylim(bottom=0)
     if score == "ari":
         axis.set_ylim(min(axis.get_ylim()[0], -0.03), 1.05)
+
+
+def set_y_title(axis: Axes, title: str) -> None:
+    """Write the title of a y-axis, in lines of about one length that its panel has room for.
+
+    They may be a fifth longer than the panel is high, because nothing else is beside the numbers of the x-axis.
+    """
+    most = max(1, int(1.2 * axis.bbox.height / axis.figure.dpi / LETTER))
+    broken = [textwrap.wrap(title, width, break_long_words=False) for width in range(1, most + 1)]
+    axis.set_ylabel("\n".join(next(lines for lines in broken if len(lines) == len(broken[-1]))))
 
 
 def method_name(run: History) -> str:
