@@ -170,3 +170,32 @@ def test_long_titles_of_axes_are_inside_their_panels(tmp_path):
         pitch = shown.bbox.height / axes[0].get_subplotspec().get_gridspec().nrows
         assert all(box.height < 0.9 * pitch for box in boxes)
         assert any("\n" in axis.get_ylabel() for axis in axes)
+
+
+@pytest.mark.parametrize("name", ["model_similarity", "distances"])
+@pytest.mark.parametrize("clusters", [1, 3, 18])
+def test_models_have_room_in_a_column_of_a_paper(one, many_clusters, tmp_path, name, clusters):
+    """At the width where `jcfl plot --width 3.4` leaves text as large as it is."""
+    alone = np.zeros((4, folders.CLIENTS), int)
+    run = {3: one, 18: many_clusters}.get(clusters) or folders.run(tmp_path / "run", labels=alone)
+    ((_, shown),) = plotting.drawn(plotting.histories(run), [name], columns=1)
+    assert shown.get_figwidth() <= style.COLUMN
+    shown.draw_without_rendering()
+    titles = [text for axis in shown.axes for text in (axis.title, axis.xaxis.label, axis.yaxis.label)]
+    boxes = [text.get_window_extent() for text in titles if text.get_text()]
+    assert len(boxes) >= 3
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= shown.bbox.x1 and box.y1 <= shown.bbox.y1 for box in boxes)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(("clusters", "readable"), [(10, True), (14, False)])
+def test_numbers_in_a_matrix_do_not_meet(tmp_path, clusters, readable):
+    """They are smaller where there are more clusters, and left out where they would be too small to read."""
+    groups = np.repeat(np.arange(clusters), 3)
+    run = folders.run(tmp_path / "run", [0], labels=np.stack([groups] * 4), groups=groups)
+    for columns in (None, 1):
+        shown = plotting.model_similarity(run, columns=columns)
+        shown.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in shown.axes[0].texts]
+        assert len(boxes) == (clusters * (clusters - 1) if readable else 0)
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))

@@ -44,7 +44,10 @@ ROWS = 25
 """The most clusters that are named beside a matrix, and for which it grows."""
 
 WRITTEN = 12
-"""The most clusters that are named below a matrix, and whose numbers are written into it."""
+"""The most clusters that are named below a matrix."""
+
+ROOM, SMALLEST = 2.0, 4.0
+"""Inches of a matrix of clusters, and points of the smallest text that is written into it."""
 
 
 class Compared(NamedTuple):
@@ -62,7 +65,11 @@ class Compared(NamedTuple):
 
 @figure(single=True)
 def model_similarity(
-    run: History, at: Number | None = None, cluster: Number | None = None, seed: int | None = None
+    run: History,
+    at: Number | None = None,
+    cluster: Number | None = None,
+    seed: int | None = None,
+    columns: int | None = None,
 ) -> Figure:
     """Cosines between the clusters' models, and between the clients' own models ordered by cluster (Ma 2023, Fig. 3.4).
 
@@ -71,6 +78,7 @@ def model_similarity(
         at: the round, one of those in which models were compared; the last of them by default.
         cluster: the one whose clients are shown, by its number in the figures, 1 for the largest; all by default.
         seed: the seed that is shown; the first by default.
+        columns: 1 for a figure as wide as a paper's column, with the clients' models below the clusters'.
     """
     one = compared(run, at, seed)
     mine = np.flatnonzero((one.labels == cluster - 1) if cluster is not None else (one.labels > -2))
@@ -78,9 +86,16 @@ def model_similarity(
         raise InputError(f"{run.name}: cluster {cluster} has no clients after round {one.round}")
     mine = mine[np.lexsort((one.groups[mine], np.where(one.labels < 0, len(one.labels), one.labels)[mine]))]
     n, several = len(one.labels), len(one.clusters) > 1
-    shown = Picture(figsize=(PAGE, 0.45 * PAGE) if several else (COLUMN, 0.9 * COLUMN))
+    if several and columns == 1:
+        shown = Picture(figsize=(COLUMN, 1.6 * COLUMN))
+        parts: Any = shown.subfigures(2, 1, hspace=0.03, height_ratios=(0.7, 0.9))
+    elif several:
+        shown = Picture(figsize=(PAGE, 0.45 * PAGE))
+        parts = shown.subfigures(1, 2, wspace=0.03, width_ratios=(1, 1.1))
+    else:
+        shown = Picture(figsize=(COLUMN, 0.9 * COLUMN))
+        parts = (shown,)
     remove_space(shown)
-    parts: Any = shown.subfigures(1, 2, wspace=0.03, width_ratios=(1, 1.1)) if several else (shown,)
     if several:
         draw_centres(parts[0].add_subplot(), one.cosine[n:, n:], one.clusters)
     cosine = one.cosine[np.ix_(mine, mine)]
@@ -90,7 +105,7 @@ def model_similarity(
 
 
 def draw_centres(axis: Axes, cosine: np.ndarray, clusters: np.ndarray) -> None:
-    """Draw the cosines between clusters' models, with their values where they can be read."""
+    """Draw the cosines between the models of two clusters or more, with their values where there is room for them."""
     aside = cosine[np.triu_indices(len(cosine), 1)]
     low, high = aside.min(), aside.max()
     digits = 2 if high - low >= 0.02 else 4
@@ -104,16 +119,11 @@ def draw_centres(axis: Axes, cosine: np.ndarray, clusters: np.ndarray) -> None:
     ticks, shown = range(0, len(names), step), names[::step]
     axis.set(xticks=ticks, xticklabels=shown, yticks=ticks, yticklabels=shown)
     axis.set(xlabel="cluster", ylabel="cluster")
-    for (i, j), value in np.ndenumerate(shades) if len(names) <= WRITTEN else ():
-        if i != j:
-            dark = value < (low + high) / 2
-            look: dict[str, Any] = {
-                "color": "white" if dark else "black",
-                "fontsize": 6,
-                "ha": "center",
-                "va": "center",
-            }
-            axis.text(j, i, f"{value:.{digits}f}", **look)
+    texts = {place: f"{value:.{digits}f}" for place, value in np.ndenumerate(shades) if not np.isnan(value)}
+    size = min(6.0, 72 * ROOM / len(names) / (0.65 * max(map(len, texts.values()))))
+    for (i, j), text in texts.items() if size >= SMALLEST else ():
+        dark = shades[i, j] < (low + high) / 2
+        axis.text(j, i, text, color="white" if dark else "black", fontsize=size, ha="center", va="center")
     bar = axis.figure.colorbar(image, ax=axis, shrink=0.8, aspect=25)
     bar.set_label("cosine of clusters’ models")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
@@ -164,7 +174,11 @@ def positions(one: Compared, by: str) -> np.ndarray:
 
 @figure(single=True)
 def distances(
-    run: History, at: Number | None = None, distance: Literal["euclidean", "l1"] = "euclidean", seed: int | None = None
+    run: History,
+    at: Number | None = None,
+    distance: Literal["euclidean", "l1"] = "euclidean",
+    seed: int | None = None,
+    columns: int | None = None,
 ) -> Figure:
     """The distance from each client's own model to each cluster's (Bhattacharya and Aridi 2024, Fig. 1).
 
@@ -175,6 +189,7 @@ def distances(
         at: the round, one of those in which models were compared; the last of them by default.
         distance: Euclidean, or the sum of absolute differences, as in the paper (eq. 8).
         seed: the seed that is shown; the first by default.
+        columns: 1 for a figure as wide as a paper's column.
     """
     one = compared(run, at, seed)
     n, c = len(one.labels), len(one.clusters)
@@ -185,7 +200,8 @@ def distances(
         raise InputError(f"{run.name} has no clusters after round {one.round}")
     order = np.lexsort((one.groups, np.where(one.labels < 0, n, one.labels)))
     truth = bool((one.groups >= 0).any())
-    shown = Picture(figsize=(PAGE, 0.9 + 0.2 * min(max(c, 3), ROWS)))
+    width = PAGE if columns is None else COLUMN
+    shown = Picture(figsize=(width, 0.9 + 0.2 * min(max(c, 3), ROWS)))
     remove_space(shown)
     grid = shown.add_gridspec(2, 1, height_ratios=(0.25 if truth else 0.001, min(max(c, 3), ROWS)), hspace=0.01)
     if truth:
@@ -194,7 +210,7 @@ def distances(
     look: dict[str, Any] = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
     image = axis.imshow(apart[order].T, **look)
     remove_axes(axis)
-    separate(axis, one.labels[order], PAGE)
+    separate(axis, one.labels[order], width)
     step = -(-c // ROWS)
     axis.set_yticks(range(0, c, step), [str(cluster + 1) for cluster in one.clusters[::step]])
     axis.tick_params(length=0)
