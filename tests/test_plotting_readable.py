@@ -199,3 +199,29 @@ def test_numbers_in_a_matrix_do_not_meet(tmp_path, clusters, readable):
         boxes = [text.get_window_extent() for text in shown.axes[0].texts]
         assert len(boxes) == (clusters * (clusters - 1) if readable else 0)
         assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+@pytest.fixture(scope="module")
+def one_round(tmp_path_factory):
+    """A run of two seeds that was evaluated once."""
+    run = results.load(folders.run(tmp_path_factory.mktemp("once") / "run"))
+    last = {name: getattr(run, name)[:, -1:] for name in ("labels", "accuracy_clients")}
+    scores = {name: values[:, -1:] for name, values in run.scores.items()}
+    return dataclasses.replace(run, rounds=run.rounds[-1:], scores=scores, **last)
+
+
+def test_one_round_is_one_whole_number(one_round):
+    for draw in (plotting.curves, plotting.clusters, plotting.by_cluster, plotting.sizes, plotting.stability):
+        for axis in draw(one_round).axes:
+            assert written(axis.xaxis) == ["8"]
+
+
+def test_one_round_of_several_seeds_has_a_bar_of_one_deviation(one_round):
+    """A band has no width there."""
+    accuracy = plotting.curves(one_round, ["accuracy_micro"]).axes[0]
+    (bar,) = accuracy.containers
+    (segment,) = bar.lines[2][0].get_segments()
+    np.testing.assert_allclose(segment, [[8, 0.66 - 0.01 * 2**0.5], [8, 0.66 + 0.01 * 2**0.5]])
+    assert [line.get_xdata().tolist() for line in accuracy.lines if line.get_marker() == "o"] == [[8]]
+    alone = dataclasses.replace(one_round, seeds=one_round.seeds[:1], scores={"loss": one_round.scores["loss"][:1]})
+    assert not plotting.curves(alone, ["loss"]).axes[0].containers

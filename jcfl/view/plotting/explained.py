@@ -48,7 +48,8 @@ def stability(run: History, columns: int | None = None) -> Figure:
     below.set_ylim(bottom=0)
     in_per_cent(below.yaxis)
     for axis in (above, below):
-        axis.set_xlim(run.rounds[0], run.rounds[-1] if len(run.rounds) > 1 else run.rounds[0] + 1)
+        aside = 0.5 if len(run.rounds) == 1 else 0
+        axis.set_xlim(run.rounds[0] - aside, run.rounds[-1] + aside)
         whole_numbers(axis.xaxis)
     return shown
 

@@ -52,7 +52,7 @@ SEEDS = ("scenario.seed",)
 
 @figure(single=False)
 def curves(runs: Sequence[History], scores: Sequence[str] | str | None = None, columns: int | None = None) -> Figure:
-    """Scores against rounds: the mean over seeds, and a band of one sample standard deviation around it.
+    """Scores against rounds: the mean over seeds, and a band of one sample standard deviation around it, or a bar.
 
     Args:
         runs: histories or folders, laid over each other.
@@ -221,13 +221,15 @@ def against_rounds(
 
 
 def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str, Any]) -> None:
-    """Draw the line of one run, with a band if it has several seeds."""
+    """Draw the line of one run, with a band if it has several seeds; a single round has a bar: a band has no width."""
     values = run[score]
     there = ~np.isnan(values).all(0)
     rounds, values = run.rounds[there], values[:, there]
     mean, std = np.nanmean(values, 0), results.deviation(values)
     axis.plot(rounds, mean, label=entry(name), marker="o" if len(rounds) < 3 else None, **look)
-    if len(run.seeds) > 1:
+    if len(run.seeds) > 1 and len(rounds) == 1:
+        axis.errorbar(rounds, mean, std, fmt="none", ecolor=look["color"], capsize=2, elinewidth=0.8)
+    elif len(run.seeds) > 1:
         axis.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
 
 

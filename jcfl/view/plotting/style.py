@@ -267,8 +267,8 @@ def in_per_cent(axis: Axis) -> None:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Put ticks at round whole numbers."""
-    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+    """Put ticks at round whole numbers; there may be one, as for a single round."""
+    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
 def decades(axis: Axis) -> None:

@@ -19,8 +19,8 @@ from jcfl.view.report import apart, clients, numbers
 CAPTIONS = {
     "curves": (
         "Metrics over rounds",
-        "Each client is tested on its own test examples, and clients are weighted by size. The band is one sample "
-        "standard deviation over seeds.",
+        "Each client is tested on its own test examples, and clients are weighted by size. The band, or the bar of a "
+        "single round, is one sample standard deviation over seeds.",
     ),
     "clusters": (
         "Clusters over rounds",
