@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
 
 from jcfl import results
+from jcfl.errors import InputError
 from jcfl.view import plotting
 from jcfl.view.plotting import cosines, style
 from jcfl.view.report import clients
@@ -225,3 +226,13 @@ def test_one_round_of_several_seeds_has_a_bar_of_one_deviation(one_round):
     assert [line.get_xdata().tolist() for line in accuracy.lines if line.get_marker() == "o"] == [[8]]
     alone = dataclasses.replace(one_round, seeds=one_round.seeds[:1], scores={"loss": one_round.scores["loss"][:1]})
     assert not plotting.curves(alone, ["loss"]).axes[0].containers
+
+
+def test_a_group_of_one_client_has_no_cosine_of_its_own(tmp_path):
+    groups = np.array([0, 0, 0, 1, 1, 2])
+    run = folders.run(tmp_path / "run", [0], groups=groups, labels=np.stack([groups] * 4))
+    axis = plotting.group_similarity(run).axes[0]
+    assert len(axis.texts) == 8 and not any("nan" in text.get_text() for text in axis.texts)
+    alone = folders.run(tmp_path / "alone", [0], groups=groups[:1], labels=np.zeros((4, 1), int))
+    with pytest.raises(InputError, match=r"alone: expected cosines of two clients .*, got one client"):
+        plotting.group_similarity(alone)

@@ -105,10 +105,13 @@ def group_similarity(run: History) -> Figure:
     """Mean cosines between gradients of clients of two true groups, at the initial model (Zeng et al. 2023, Fig. 2).
 
     If the groups are in the order of a skew, as those of `rotated` with 0, 36, 72, … degrees, the axes are its degree.
-    The diagonal has the pairs of different clients of a group; a group with a single client has none.
+    The diagonal has the pairs of different clients of a group; its cell is empty for a group with a single client.
 
     Args:
         run: a history or a folder.
+
+    Raises:
+        InputError: no true group is known, or only that of a single client.
     """
     facts = results.federation(run)
     groups = run.groups[facts["compared"]]
@@ -119,6 +122,8 @@ def group_similarity(run: History) -> Figure:
     pairs = np.outer(member.sum(0), member.sum(0)) - np.diag(member.sum(0))
     total = member.T @ full_matrix(facts["cosine"], len(groups), diagonal=0.0) @ member
     mean = np.where(pairs > 0, total / np.maximum(pairs, 1), np.nan)
+    if np.isnan(mean).all():
+        raise InputError(f"{run.name}: expected cosines of two clients of known true groups or more, got one client")
     shown, (axis,) = panels(1, None, 2.8, COLUMN)
     image = axis.imshow(mean, cmap="viridis")
     axis.grid(visible=False)
@@ -128,9 +133,9 @@ def group_similarity(run: History) -> Figure:
         for side in (axis.xaxis, axis.yaxis):
             side.set_ticks(range(len(names)), [str(name) for name in names])
         dark = np.asarray(image.norm(mean)) < 0.6
-        for (row, column), value in np.ndenumerate(mean):
+        for row, column in np.argwhere(pairs > 0):
             ink = "white" if dark[row, column] else "black"
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=ink)
+            axis.text(column, row, f"{mean[row, column]:.2f}", ha="center", va="center", fontsize=6, color=ink)
     bar = shown.colorbar(image, ax=axis)
     bar.set_label("mean cosine similarity")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
