@@ -236,3 +236,10 @@ def test_a_group_of_one_client_has_no_cosine_of_its_own(tmp_path):
     alone = folders.run(tmp_path / "alone", [0], groups=groups[:1], labels=np.zeros((4, 1), int))
     with pytest.raises(InputError, match=r"alone: expected cosines of two clients .*, got one client"):
         plotting.group_similarity(alone)
+
+
+def test_legends_of_means_say_what_their_names_are(tmp_path):
+    groups = np.where(np.arange(folders.CLIENTS) < 3, -1, folders.GROUPS)
+    clusters, true = plotting.by_cluster(folders.run(tmp_path / "run", groups=groups)).axes
+    assert clusters.get_legend().get_title().get_text() == "cluster"
+    assert [text.get_text() for text in true.get_legend().get_texts()][-1] == "unknown"

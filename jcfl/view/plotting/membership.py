@@ -91,9 +91,10 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
     accuracy = run.accuracy_clients[0 if seed is None else run.seeds.index(seed)]  # [e, m]
     accuracy = np.where(uncounted(run) < 0, np.nan, accuracy)
     groups = with_rest_merged(groups_of(own[-1], run.groups))
-    named = lambda kind: f"group {run.groups[groups == kind][0]}" if kind < SHOWN else "others"
+    names = {-1: "unknown", SHOWN: "others"}
+    named = lambda kind: names.get(kind) or f"group {run.groups[groups == kind][0]}"
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
-    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name)
+    draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name, "cluster")
     axes[0].set_xlabel(f"round{of_seed(run, seed)}")
     if len(axes) > 1:
         draw_means(axes[1], run.rounds, accuracy, np.where(groups < 0, -1, groups)[None], named)
@@ -101,9 +102,19 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
 
 
 def draw_means(
-    axis: Axes, rounds: np.ndarray, accuracy: np.ndarray, labels: np.ndarray, name: Callable[[int], str]
+    axis: Axes,
+    rounds: np.ndarray,
+    accuracy: np.ndarray,
+    labels: np.ndarray,
+    name: Callable[[int], str],
+    what: str | None = None,
 ) -> None:
-    """Draw a line for every label: the mean accuracy [e, m] of the clients that have it, [e, m] or [1, m]."""
+    """Draw a line for every label: the mean accuracy [e, m] of the clients that have it, [e, m] or [1, m].
+
+    Args:
+        name: the name of a label.
+        what: the title above the names.
+    """
     known = ~np.isnan(accuracy)
     found = np.unique(np.broadcast_to(labels, known.shape)[known])
     for kind in found[np.argsort(found < 0, kind="stable")]:
@@ -113,7 +124,7 @@ def draw_means(
     axis.set(xlabel="round", ylabel="accuracy")
     whole_numbers(axis.xaxis)
     in_per_cent(axis.yaxis)
-    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1)
+    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1, title=what, title_fontsize=7)
 
 
 @figure(single=True)
