@@ -11,6 +11,7 @@ from matplotlib.patches import PathPatch
 from jcfl import results
 from jcfl.errors import InputError
 from jcfl.view import plotting
+from jcfl.view.comparing import figures
 from jcfl.view.plotting import cosines, style
 from jcfl.view.report import clients
 from tests import folders
@@ -243,3 +244,20 @@ def test_legends_of_means_say_what_their_names_are(tmp_path):
     clusters, true = plotting.by_cluster(folders.run(tmp_path / "run", groups=groups)).axes
     assert clusters.get_legend().get_title().get_text() == "cluster"
     assert [text.get_text() for text in true.get_legend().get_texts()][-1] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ({"seeds": (-0.02, 0.03), "clients": None}, ["over seeds"]),
+        ({"seeds": None, "clients": (-0.02, 0.03)}, ["over clients"]),
+        ({"seeds": (-0.02, 0.03), "clients": (-0.01, 0.02)}, ["over seeds", "over clients"]),
+        ({"seeds": None, "clients": None}, ["no interval"]),
+    ],
+)
+def test_differences_say_what_their_intervals_are(intervals, expected):
+    rows = [{"method": "fedavg", "difference": None}, {"method": "ifca", "difference": {"mean": 0.01, **intervals}}]
+    one = {"metric": "accuracy_micro", "federations": [{"federation": "digits", "rows": rows}]}
+    with style.matplotlib.rc_context(style.STYLE):
+        (legend,) = figures.differences(one, "fedavg").legends
+    assert [text.get_text() for text in legend.get_texts()] == expected

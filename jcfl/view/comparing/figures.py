@@ -69,7 +69,7 @@ def differences(one: Mapping[str, Any], baseline: str) -> Figure:
         axis.grid(axis="y", visible=False)
         axis.set_title(federation["federation"])
         axis.set_xlabel(textwrap.fill(less, 30))
-    style.legend_above(shown, axes)
+    style.legend_above(shown, axes, several=True)  # a single entry says what all intervals are
     return shown
 
 

@@ -248,7 +248,7 @@ def legend_above(shown: Figure, axes: Iterable[Axes], several: bool = False) -> 
     """Draw one legend above all panels, for which the figure grows, if it has more than one entry.
 
     Args:
-        several: there are several runs, so that a single entry tells which of them is drawn.
+        several: draw it for a single entry, too, which says which of several runs or kinds is drawn.
     """
     pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     entries = {label: handle for handle, label in pairs[::-1]}
