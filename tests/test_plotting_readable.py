@@ -24,7 +24,7 @@ def one(tmp_path_factory):
 
 def written(axis):
     """The numbers in view on an axis, also those at minor ticks."""
-    axis.get_figure(root=True).draw_without_rendering()
+    axis.axes.figure.draw_without_rendering()
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     return [tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high and tick.label1.get_text()]

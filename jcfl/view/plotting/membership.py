@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -314,7 +314,7 @@ def draw_names(
     line = min(TEXT * top, top / max(len(kinds), 1))
     spots = spread(middles, line, top)
     beside: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center", "annotation_clip": False}
-    aside = offset_copy(axis.transData, axis.get_figure(root=True), 12 * side, units="points")
+    aside = offset_copy(axis.transData, cast(Figure, axis.figure), 12 * side, units="points")
     for kind, middle, spot in zip(kinds, middles, spots, strict=True):
         text = f"{name(int(kind))} ({(labels == kind).sum()})"
         joined = {"arrowstyle": "-", "linewidth": 0.4, "color": "#777777", "shrinkA": 0, "shrinkB": 3}
