@@ -96,8 +96,10 @@ def nearest(target: str, folder: str, known: Mapping[str, Path]) -> str | None:
 
 
 def room(module: str) -> str:
-    """The room of a module."""
+    """The room of a module; `jcfl.__main__` only starts the command line, and is of its room."""
     parts = module.split(".")
+    if parts[1:] == ["__main__"]:
+        return "cli"
     return "benchmarks" if parts[0] == "benchmarks" else parts[1] if len(parts) > 1 else "jcfl"
 
 
