@@ -1,6 +1,7 @@
 """Figures: that they show the numbers of the run, whatever its names and however far it came."""
 
 import dataclasses
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -279,6 +280,20 @@ def test_every_cluster_and_every_group_has_its_accuracy_over_rounds(one):
     np.testing.assert_allclose(lines["group 1"].get_ydata(), accuracy[:, folders.GROUPS == 1].mean(1), rtol=1e-6)
     with pytest.raises(InputError, match="no accuracy for each client"):
         plotting.by_cluster(dataclasses.replace(found, accuracy_clients=np.zeros((2, 0, 0))))
+
+
+def test_the_accuracy_of_a_true_group_is_that_of_its_clients_at_the_time(one):
+    """Before the last evaluated round clients exchanged their data, and with them their groups."""
+    found, everybody = results.load(one), np.arange(folders.CLIENTS)
+    turned, last = np.roll(everybody, 10), found.rounds[-1]
+    holds = {"drift_rounds": np.array([last - 1]), "drift_holds": np.stack([everybody, turned])}
+    found = dataclasses.replace(found, groups=folders.GROUPS[turned])
+    found.held = functools.partial(dict, groups=folders.GROUPS, **holds)
+    lines = {line.get_label(): line.get_ydata() for line in plotting.by_cluster(found).axes[1].lines}
+    counted = ~folders.federation()["held_out"]
+    for turn, groups in ((0, folders.GROUPS), (-1, folders.GROUPS[turned])):
+        mine = found.accuracy_clients[0, turn, (groups == 1) & counted]
+        assert lines["group 1"][turn] == pytest.approx(mine.mean())
 
 
 def test_flow_has_a_band_for_every_move(one):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ def loaded(path: Path) -> History:
             groups, clients = stored["groups"], stored.get("clients", ())  # there are none in older folders
     found = history(path.resolve().name, seeds, rounds, records, groups, clients)
     found.folder, found.summary = path, folder.json("summary.json")
-    name = "federation.npz"  # it is read where it is needed, so that a run can be looked at without it
-    found.held = lambda: folder.arrays(name, "groups", "drift_") if folder.has(name) else {}
+    found.held = partial(group_arrays, path)  # read where it is needed, so that a run can be looked at without the file
     return found
 
 
@@ -108,6 +108,12 @@ def known_federation(history: History) -> dict[str, np.ndarray] | None:
         raise
     except InputError:
         return None
+
+
+def group_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What a run's federation.npz has of true groups and of drift; nothing where there is no such file."""
+    folder, name = Folder(path), "federation.npz"
+    return folder.arrays(name, "groups", "drift_") if folder.has(name) else {}
 
 
 def after_drift(held: Mapping[str, np.ndarray], round: int) -> dict[str, np.ndarray]:

@@ -219,8 +219,7 @@ class Run:
         federation = self.plan.federation
         groups = np.asarray(federation.at(last - 1).groups)
         found = results.history(self.name, self.seeds, self.due, self.records, groups, federation.clients)
-        held = {"groups": np.asarray(federation.groups), **drift(federation)}
-        found.held = lambda: held
+        found.held = functools.partial(dict, groups=np.asarray(federation.groups), **drift(federation))
         return found
 
     def write_results(self) -> History:

@@ -93,11 +93,13 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
     groups = with_rest_merged(groups_of(own[-1], run.groups))
     names = {-1: "unknown", SHOWN: "others"}
     named = lambda kind: names.get(kind) or f"group {run.groups[groups == kind][0]}"
+    numbers = dict(zip(run.groups.tolist(), np.maximum(groups, -1).tolist(), strict=True))
+    then = np.array([[numbers.get(group, -1) for group in row] for row in run.true_groups().tolist()])  # as data drift
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
     draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name, "cluster")
     axes[0].set_xlabel(f"round{of_seed(run, seed)}")
     if len(axes) > 1:
-        draw_means(axes[1], run.rounds, accuracy, np.where(groups < 0, -1, groups)[None], named)
+        draw_means(axes[1], run.rounds, accuracy, then, named)
     return shown
 
 
@@ -109,14 +111,14 @@ def draw_means(
     name: Callable[[int], str],
     what: str | None = None,
 ) -> None:
-    """Draw a line for every label: the mean accuracy [e, m] of the clients that have it, [e, m] or [1, m].
+    """Draw a line for every label [e, m]: the mean accuracy [e, m] of the clients that have it.
 
     Args:
         name: the name of a label.
         what: the title above the names.
     """
     known = ~np.isnan(accuracy)
-    found = np.unique(np.broadcast_to(labels, known.shape)[known])
+    found = np.unique(labels[known])
     for kind in found[np.argsort(found < 0, kind="stable")]:
         there = (labels == kind) & known
         mean = np.where(there, accuracy, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
