@@ -340,6 +340,22 @@ def test_models_that_a_group_of_ones_own_looks_at_are_covered_or_refused():
     tiny.built(replace(looking, describe=Update()), setting(NOISY))
 
 
+class Keeps(Looks):
+    """One cluster, whose model is the mean of the last models of all clients."""
+
+    def grouping(self, method, context):
+        return super().grouping(method, context)._replace(after=None)
+
+    def keeps(self, method, context):
+        return {"model": lambda first: first}
+
+
+def test_models_that_a_group_of_ones_own_keeps_are_covered_or_refused():
+    """The sums of ω are covered, those of the cluster's model would not be."""
+    with pytest.raises(InputError, match=r"privacy: ditto .*group 'looks'.*set method.describe to update or model"):
+        tiny.built(replace(fedavg(), name="ditto", group=Keeps()).with_train(shared="trained"), setting(NOISY))
+
+
 @pytest.mark.parametrize(
     ("name", "given", "privacy", "reason"),
     [

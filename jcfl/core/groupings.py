@@ -15,6 +15,7 @@ from jcfl.core import returned
 from jcfl.core.context import Context
 from jcfl.core.faults import with_failure
 from jcfl.core.method import Method
+from jcfl.core.releases import keeps_models
 from jcfl.errors import InputError, shown
 from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Models, State
 
@@ -24,7 +25,7 @@ def grouping(method: Method, context: Context) -> Grouping:
 
     Raises:
         InputError: the group gives no functions, or clients are grouped by trained models that the server does not get,
-            or gets without noise; or, when a function is traced, it returns something of another kind.
+            or that it gets without noise; or, when a function is traced, it returns something of another kind.
     """
     name, k = f"group {method.group.name!r}", method.group.slots(context)
     own = returned.piece(method.group.grouping(method, context), Grouping, f"{name}: grouping")
@@ -32,7 +33,9 @@ def grouping(method: Method, context: Context) -> Grouping:
         if not callable(function) and not (part == "after" and function is None):
             raise InputError(f"{name}: {part}: expected a function, got {shown(function)}")
     if own.after is not None:
-        refuse_unseen_models(method, context)
+        refuse_unseen_models(method)
+    if own.after is not None or keeps_models(method, context):
+        refuse_models_without_noise(method, context)
 
     def init(state: State, federation: Federation) -> State:
         return sound_state(own.init(state, federation), state, k, f"{name}: init", begins=True)
@@ -57,20 +60,29 @@ def grouping(method: Method, context: Context) -> Grouping:
     return Grouping(init, before, None if own.after is None else after, place, serve, measures)
 
 
-def refuse_unseen_models(method: Method, context: Context) -> None:
-    """Refuse to group clients by models that they train where the server sees none, or would see them as they are.
+def refuse_unseen_models(method: Method) -> None:
+    """Refuse to group clients by models that they train where the server sees none.
 
     Raises:
-        InputError: the line says why, and what to do.
+        InputError: the line says why.
     """
-    train, group, describe = method.train, method.group.name, method.describe
+    train = method.train
     if train.chained or not train.active:
         what = "train one after another, so the server sees none" if train.chained else "train none"
-        raise InputError(f"{method.name}: group {group!r} groups by trained models, but clients {what}")
-    if context.privacy.is_on and describe.source != "upload":
+        raise InputError(f"{method.name}: group {method.group.name!r} groups by trained models, but clients {what}")
+
+
+def refuse_models_without_noise(method: Method, context: Context) -> None:
+    """Refuse privacy where the server looks at, or keeps, models of single clients that do not describe them.
+
+    Raises:
+        InputError: the line says what to do.
+    """
+    if context.privacy.is_on and method.describe.source != "upload":
         raise InputError(
-            f"privacy: {method.name} groups clients by the models that they train (group {group!r}), and these get "
-            f"noise only where they describe the clients; set method.describe to update or model, got {describe.name!r}"
+            f"privacy: {method.name} looks at models of single clients (group {method.group.name!r}), and these get "
+            "noise only where they describe the clients; set method.describe to update or model, got "
+            f"{method.describe.name!r}"
         )
 
 
