@@ -158,8 +158,7 @@ class Local(NamedTuple):
     @property
     def is_linear(self) -> bool:
         """Whether training only ever adds multiples of gradients and of the models that were sent."""
-        steps = ("train", "resume", "optimizer", "fresh_state")
-        return self.other is None and all(getattr(type(self), name) is getattr(Local, name) for name in steps)
+        return self.other is None and keeps(self, "train", "resume", "optimizer", "fresh_state")
 
     @property
     def keeps_state(self) -> bool:
@@ -193,8 +192,12 @@ class Local(NamedTuple):
 
 def counts_work(trainer: Any) -> bool:
     """Whether a slow client does only its share of the steps: by `Local`, or by a class that says so."""
-    usual = all(getattr(type(trainer), name, None) is getattr(Local, name) for name in ("train", "resume"))
-    return usual or getattr(trainer, "counts_work", False) is True
+    return keeps(trainer, "train", "resume") or getattr(trainer, "counts_work", False) is True
+
+
+def keeps(trainer: Any, *methods: str) -> bool:
+    """Whether a trainer has these methods of `Local`, and none of its own in their place."""
+    return all(getattr(type(trainer), name, None) is getattr(Local, name) for name in methods)
 
 
 Rate = Annotated[

@@ -23,7 +23,7 @@ from jcfl.core.streams import Stream, stream
 from jcfl.errors import InputError
 from jcfl.grouping.compare import Cosine, Distances, PrincipalAngles, comparison, distances, representatives
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
-from jcfl.grouping.labels import aligned, first_labels, served, with_overflow, with_undescribed
+from jcfl.grouping.labels import aligned, first_labels, served, with_undescribed
 from jcfl.grouping.losses import least_loss, nearest_of, with_newcomers
 from jcfl.grouping.when import Once, Window
 from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
@@ -238,9 +238,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         centres = representatives(compare, points, found, k) if describe_clients is not None else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
         kept = server.split(state.server, jnp.zeros(k, jnp.int32))
-        return with_overflow(state, found.max() >= k).replace(
-            labels=found, clusters=clusters, memory=memory, server=kept
-        )
+        return state.replace(labels=found, clusters=clusters, memory=memory, server=kept)
 
     def near_centres(state: State, who: Array, federation: Federation) -> Array:
         assert describe_clients is not None
@@ -315,8 +313,8 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         absent = gone | (labels < 0)  # an available client that was never sampled is grouped by its initial model
         labels = jnp.where(absent, before, labels)
         memory = state.memory.replace(grouped=jnp.array(True))
-        state = with_overflow(from_one(state), labels.max() >= k)
-        return state.replace(labels=state.labels.at[members.who].set(labels), memory=memory)
+        labels = state.labels.at[members.who].set(labels)
+        return from_one(state).replace(labels=labels, memory=memory)
 
     def from_one(state: State) -> State:
         """The state before the first grouping with all slots as copies of the one cluster; a later state as it is."""

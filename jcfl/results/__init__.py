@@ -13,6 +13,7 @@ from jcfl.metrics import are_scored
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder
+from jcfl.results.folder import json_text as json_text
 from jcfl.results.folder import models_file as models_file
 from jcfl.results.history import History as History
 from jcfl.results.history import Record as Record

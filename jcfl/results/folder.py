@@ -67,7 +67,7 @@ class Folder:
 
     def put_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write one JSON object."""
-        self.put_text(name, json.dumps(writable(value), indent=2) + "\n")
+        self.put_text(name, json_text(value))
 
     def append(self, records: Iterable[Record]) -> None:
         """Add evaluations to metrics.jsonl."""
@@ -284,6 +284,11 @@ class Folder:
                 if None not in at:
                     found.append(record(entry, {key: stored[key][at] for key in ARRAYS if key in stored}))
         return found
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """One JSON object as a file has it."""
+    return json.dumps(writable(value), indent=2) + "\n"
 
 
 def models_file(seed: int, round: int) -> str:

@@ -3,8 +3,8 @@
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +15,7 @@ from jcfl import metrics
 from jcfl.errors import InputError, TrainingError, refuse_beyond_memory, unknown
 from jcfl.nested import flat, plain
 from jcfl.registry import keywords_checked
-from jcfl.results import Folder, claimed
+from jcfl.results import Folder, claimed, json_text
 from jcfl.results.files import destination
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import bars, loop, sweeping
@@ -283,7 +283,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     }
     asked = {title: next(sampler) for title, sampler in samplers.items()}  # which refuses what cannot be searched
     stop, found = threading.Event(), []
-    with recorded(search, training.files), loop.interruptible(stop, folder is not None):
+    with training.recorded("tune.json", json_text(search.record())), loop.interruptible(stop, folder is not None):
         for title, sampler in samplers.items():
             found += trials_of(search, title, sampler, asked[title], training, stop)
     tuning = Tuning(found, search, training.compilations)
@@ -293,25 +293,6 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
         reason = found[0].history.summary.get("failed", f"its {search.by} is not a number")
         raise TrainingError(f"no trial has a score; the first: {reason}")
     return tuning
-
-
-@contextmanager
-def recorded(search: Search, files: Folder | None) -> Iterator[None]:
-    """Write what is searched to tune.json. If its trials are refused, the file is as an earlier sitting left it."""
-    if files is None:
-        yield
-        return
-    files.renew()
-    before = files.json("tune.json")
-    files.put_json("tune.json", search.record())
-    try:
-        yield
-    except InputError:
-        if before:
-            files.put_json("tune.json", before)
-        elif not (files.path / "runs").exists():
-            files.settle(gone=["tune.json"])
-        raise
 
 
 def refuse_other(folder: Path, search: Search) -> None:

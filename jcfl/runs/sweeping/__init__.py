@@ -5,8 +5,8 @@ import io
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,7 @@ def carried_out(
     validated = training.check(whole.by)
     by = whole.by or f"{metrics.VALIDATION if validated else ''}accuracy_micro"
     stop = threading.Event()
-    with recorded(training.files, whole), loop.interruptible(stop, folder is not None):
+    with training.recorded("sweep.yaml", whole.text()), loop.interruptible(stop, folder is not None):
         shared.train(training, workers, stop)
     found = Sweep(whole.points, training.ordered(), by, training.compilations)
     if training.files is not None:
@@ -215,23 +215,6 @@ def carried_out(
     if all("failed" in one.summary for one in found.histories):
         raise TrainingError(f"every point failed; the first: {found.histories[0].summary['failed']}")
     return found
-
-
-@contextmanager
-def recorded(files: Folder | None, whole: Points) -> Iterator[None]:
-    """Write sweep.yaml. If the sweep is refused before a point has begun, the file is deleted again, if it is new."""
-    if files is None:
-        yield
-        return
-    files.renew()
-    is_new = not (files.path / "sweep.yaml").exists()
-    files.put_text("sweep.yaml", whole.text())
-    try:
-        yield
-    except InputError:
-        if is_new and not (files.path / "runs").exists():
-            files.settle(gone=["sweep.yaml"])
-        raise
 
 
 def write(files: Folder, sweep: Sweep) -> None:

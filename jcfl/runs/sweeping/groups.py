@@ -4,7 +4,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,27 @@ class Training:
                 algorithm_by_options(point.config, plan.context, point.objects)({})
                 self.run(point, plan).look(self.allow_versions)
         return validated
+
+    @contextmanager
+    def recorded(self, name: str, text: str) -> Iterator[None]:
+        """Write the file that says what is trained. If it is refused before a point has begun, nothing stays of it.
+
+        Where an earlier sitting wrote the file, it then has again what it had.
+        """
+        if self.files is None:
+            yield
+            return
+        self.files.renew()
+        before = self.files.text(name) if (self.files.path / name).exists() else None
+        self.files.put_text(name, text)
+        try:
+            yield
+        except InputError:
+            if before is not None:
+                self.files.put_text(name, before)
+            elif not (self.files.path / "runs").exists():
+                self.files.settle(gone=[name])
+            raise
 
     def decide(self) -> None:
         """Put values in place of every option that is `auto`."""
