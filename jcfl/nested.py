@@ -1,6 +1,6 @@
 """Nested settings: as values that YAML and JSON can express, and flat under dotted names."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,17 +26,6 @@ def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:
     {'rounds': 5, 'method.name': 'ifca', 'method.addons.0.name': 'cks', 'method.addons.0.lam': 0.5}
     """
     return dict(leaves(plain(settings), ""))
-
-
-def short(keys: Iterable[str]) -> dict[str, str]:
-    """The last part of every dotted name; the whole name where another one has the same last part.
-
-    >>> short(["method.tau", "train.lr", "method.tau"]), short(["train.name", "method.name"])
-    ({'method.tau': 'tau', 'train.lr': 'lr'}, {'train.name': 'train.name', 'method.name': 'method.name'})
-    """
-    names = list(dict.fromkeys(keys))
-    last = [name.rpartition(".")[2] for name in names]
-    return {name: own if last.count(own) == 1 else name for name, own in zip(names, last, strict=True)}
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

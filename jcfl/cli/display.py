@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from jcfl.metrics.table import score, scores
-from jcfl.nested import short
 from jcfl.results import cell
 from jcfl.view.facts import Facts
 from jcfl.view.options import Option
@@ -110,8 +109,8 @@ def sweep_table(found: Any, width: int) -> Iterator[Table | Text]:
     """Every point's values and last scores, mean ± sample standard deviation over seeds, with the best point marked."""
     rows, best = found.rows(), found.best()
     heads = columns(rows, found.by)
-    keys = short(key for row in rows for key in row["values"])
-    values = [(title, [str(row["values"].get(key, "–")) for row in rows]) for key, title in keys.items()]
+    keys = list(dict.fromkeys(key for row in rows for key in row["values"]))
+    values = [(key, [str(row["values"].get(key, "–")) for row in rows]) for key in keys]
     lines = []
     for row, point in zip(rows, found.points, strict=True):
         cells = [cell(one, row.get(one), point.config.seeds) for one in heads]

@@ -116,14 +116,13 @@ def shown(found: Any, tested: dict[str, Any], width: int) -> "Iterator[Table | T
     """
     from jcfl.cli.display import in_parts
     from jcfl.metrics import bare_name, score
-    from jcfl.nested import short
     from jcfl.results import cell
 
     best = found.best()
-    keys = short(key for trial in best.values() for key in trial.values)
+    keys = list(dict.fromkeys(key for trial in best.values() for key in trial.values))
     names = [found.by, *([bare_name(found.by)] if tested else [])]
     halved = any(len(trial.scores) > 1 for trial in found.trials)
-    titles = [*keys.values(), "trials", *(["rounds"] if halved else []), *(score(name).title for name in names)]
+    titles = [*keys, "trials", *(["rounds"] if halved else []), *(score(name).title for name in names)]
     rows = []
     for method, trials in found.by_method().items():
         effort = [str(len(trials)), *([str(found.rounds()[method])] if halved else [])]

@@ -12,7 +12,7 @@ import yaml
 
 from jcfl.data import soundness
 from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
-from jcfl.nested import flat, plain, short
+from jcfl.nested import flat, plain
 from jcfl.runs import config, titles
 from jcfl.runs.config import FILLED_IN, SECTIONS, Config, checked, overridden, with_open_seed
 from jcfl.runs.objects import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings, refuse_unused
@@ -245,8 +245,10 @@ def objects_of(config: Config, base: Objects, own: Objects) -> Objects:
 
 def point_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each point, made of its values, which can be the name of a folder."""
-    title = short(key for values in points for key in values)
-    names = ["+".join(f"{title[key]}={label(value)}" for key, value in values.items()) for values in points]
+    keys = list(dict.fromkeys(key for values in points for key in values))
+    last = [key.rpartition(".")[2] for key in keys]
+    short = {key: own if last.count(own) == 1 else key for key, own in zip(keys, last, strict=True)}
+    names = ["+".join(f"{short[key]}={label(value)}" for key, value in values.items()) for values in points]
     names = [re.sub(r"[^\w.=+-]+", "_", name).encode()[:LONGEST].decode(errors="ignore") for name in names]
     return titles.unique([name.strip(".") or UNCHANGED for name in names])
 
