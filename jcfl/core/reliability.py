@@ -78,7 +78,7 @@ class Reliability(Piece):
         return (turn + begins) % self.period < max(1, round(self.window * self.period))
 
     def arrived(self, key: Key, cohort: Cohort) -> Cohort:
-        """The clients of a cohort whose uploads arrive; nobody else can.
+        """The clients of a cohort whose uploads arrive. Clients outside of the cohort send nothing.
 
         Args:
             key: of the stream FAILURE, as for `shares`.

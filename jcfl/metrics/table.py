@@ -155,7 +155,7 @@ def register_score(
 
 
 def is_taken(name: str) -> bool:
-    """Whether an evaluation has something of its own under a name, so that a method cannot measure anything as that.
+    """Whether an evaluation already has something under this name. A method cannot measure anything under it then.
 
     >>> is_taken("held_out_loss"), is_taken("validation_counts"), is_taken("epsilon"), is_taken("objective")
     (True, True, True, False)

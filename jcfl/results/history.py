@@ -236,14 +236,14 @@ class History:
 
 
 def holders(held: Mapping[str, np.ndarray], round: Any) -> np.ndarray:
-    """Whose data every client has in the last of so many rounds.
+    """The client whose data each client holds after some number of rounds.
 
     Args:
         held: `drift_rounds` and `drift_holds` of federation.npz.
         round: how many rounds were trained. [] or [e] int
 
     Returns:
-        The clients whose data they were before the first round. [m] or [e, m] int
+        Places of clients: before the first round, these clients held the data. [m] or [e, m] int
     """
     return held["drift_holds"][np.searchsorted(held["drift_rounds"], np.asarray(round) - 1, side="right")]
 

@@ -61,7 +61,7 @@ def refuse_replaced(method: Method) -> None:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are equal; pieces may have arrays as options, which are if all their numbers are."""
+    """Whether two values are equal. Options may be arrays; two arrays are equal if all their numbers are."""
     if type(one) is not type(other):
         return one == other if np.isscalar(one) and np.isscalar(other) else False
     if is_dataclass(one):

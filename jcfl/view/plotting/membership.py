@@ -93,8 +93,9 @@ def by_cluster(run: History, seed: int | None = None, columns: int | None = None
     groups = with_rest_merged(groups_of(own[-1], run.groups))
     names = {-1: "unknown", SHOWN: "others"}
     named = lambda kind: names.get(kind) or f"group {run.groups[groups == kind][0]}"
+    # Where data drift, a client has another true group in earlier rounds.
     numbers = dict(zip(run.groups.tolist(), np.maximum(groups, -1).tolist(), strict=True))
-    then = np.array([[numbers.get(group, -1) for group in row] for row in run.true_groups().tolist()])  # as data drift
+    then = np.array([[numbers.get(group, -1) for group in row] for row in run.true_groups().tolist()])
     shown, axes = panels(1 + bool((groups >= 0).any()), columns, 2.1)
     draw_means(axes[0], run.rounds, accuracy, with_rest_merged(own), cluster_name, "cluster")
     axes[0].set_xlabel(f"round{of_seed(run, seed)}")
@@ -207,9 +208,10 @@ def followed(run: History, seed: int | None) -> np.ndarray:
 
 
 def uncounted(run: History) -> np.ndarray:
-    """Why scores are not taken over clients after each evaluated round, as -1 (to come), LEFT or HELD, else 0. [e, m]
+    """Which clients the scores leave out after each evaluated round, and why. [e, m]
 
-    Where no file says it, scores are taken over all clients.
+    0 is a client that they count, -1 one that has not arrived yet; LEFT and HELD are the others. Without federation.npz
+    they count all clients.
     """
     held = results.known_federation(run)
     if held is None:

@@ -199,7 +199,8 @@ def spent(run: History, cost: str) -> np.ndarray:
     if not speed or cost not in costs:
         return np.full(trained.shape, np.nan)
     rounds, warm = run.summary["rounds"], costs.get("warmup_rounds", 0)
-    cohort = round(clients / speed * rounds) / rounds if rounds else 0.0  # in all rounds it is a whole number
+    # The mean number of clients in a round; of all rounds together, their number is a whole one.
+    cohort = round(clients / speed * rounds) / rounds if rounds else 0.0
     if cost == "communication_bytes":
         early = 2 * costs["model_bytes"]  # in a round of warm-up
     else:
