@@ -20,7 +20,8 @@ from jcfl.core.neutral import Once
 from jcfl.core.stopping import Converged
 from jcfl.core.terms import Distillation, LossTerm, Proximal
 from jcfl.errors import InputError, Notice
-from jcfl.grouping.compare import DecomposedCosine, KullbackLeibler, PrincipalAngles
+from jcfl.grouping import kmeans
+from jcfl.grouping.compare import Cosine, DecomposedCosine, KullbackLeibler, PrincipalAngles
 from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace, Update
 from jcfl.grouping.groups import KMeans
 from jcfl.methods import cfl, ditto, fedavg, fesem, ifca, local, oneshot_kmeans, stocfl, wecfl
@@ -126,6 +127,29 @@ def test_directions_of_all_models_are_found_anew_in_each_round():
     states = tiny.run(tiny.built(method, tiny.setting()), 4)
     assert len(set(states.labels[-1])) == 2
     assert all(moves_least(old, new, 2) for old, new in zip(states.labels[1:], states.labels[2:], strict=False))
+
+
+class Halved(Cosine):
+    """A cosine of the first half of a vector."""
+
+    def metric(self, context, describe):
+        """Compare the first halves."""
+        half = lambda points: points[:, : points.shape[1] // 2]
+        return lambda points, centres: kmeans.cosine(half(points), half(centres))
+
+
+class Centred(Cosine):
+    """A cosine of vectors from which their mean is subtracted."""
+
+    def prepared(self, points, present):
+        """Subtract the mean."""
+        return points - points.mean(0)
+
+
+@pytest.mark.parametrize(("own", "named"), [(Halved(), "metric"), (Centred(), "prepared")])
+def test_merging_on_arrival_refuses_functions_of_a_cosine_that_it_would_not_call(own, named):
+    with pytest.raises(InputError, match=f"so {named} of compare 'cosine' would have no effect"):
+        tiny.built(replace(stocfl(), compare=own), tiny.setting())
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ class Merge(Clustering):
             return super().grouping(method, context)
         expect(method, "describe", (Gradient,), "describes a client once, on arrival, by a gradient at an anchor")
         expect(method, "compare", (Cosine,), "compares sums of vectors by their cosine")
+        refuse_own_cosine(method, ("metric", "distance", "prepared"))
         assert isinstance(method.describe, Gradient)
         assert isinstance(method.compare, Cosine)
         description = method.describe.description(context, method.compare.corrected)
@@ -108,6 +109,7 @@ class Merge(Clustering):
         """Refuse what every clustering refuses, and comparisons other than the cosine."""
         super().check(method, context)
         expect(method, "compare", (Cosine,), "unites clusters by the cosine of sums of vectors")
+        refuse_own_cosine(method, ("metric", "distance"))
         if self.start != "current":
             raise InputError(
                 f"{method.name}: group.start says how the model of a client that arrives begins; set "
@@ -129,3 +131,21 @@ class Merge(Clustering):
             return numbered(target, present)
 
         return fitted
+
+
+def refuse_own_cosine(method: Method, unused: tuple[str, ...]) -> None:
+    """Refuse a class derived from `Cosine` with functions of its own that merging would not call.
+
+    Args:
+        unused: the functions that merging does not call, because it computes cosines from inner products.
+
+    Raises:
+        InputError: the class has one of these functions of its own.
+    """
+    own = [name for name in unused if getattr(type(method.compare), name) is not getattr(Cosine, name)]
+    if own:
+        raise InputError(
+            f"{method.name}: group {method.group.name!r} computes cosines from inner products, so {own[0]} of compare "
+            f"{method.compare.name!r} would have no effect; set method.group=linkage, which calls it, or "
+            "method.compare=cosine"
+        )
