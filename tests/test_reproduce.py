@@ -20,6 +20,7 @@ from rich.console import Console
 
 from jcfl import cli, metrics
 from jcfl.cli import paper
+from jcfl.core import costs
 from jcfl.errors import InputError, TooLarge
 from jcfl.results import History
 from jcfl.runs import reproducing
@@ -379,6 +380,15 @@ def test_rounds_are_counted_until_clusters_are_final():
     assert outcomes.rounds_until(run, "groups").tolist() == [3, 1]
 
 
+def test_clusters_are_compared_with_the_groups_of_their_round_where_data_drift():
+    run = History(
+        "a", [0], np.array([1, 2, 3]), {}, np.array([[[0, 1], [0, 1], [0, 0]]]), np.zeros(0), np.zeros(2, int)
+    )
+    held = {"drift_rounds": np.array([2]), "drift_holds": np.array([[0, 1], [0, 0]]), "groups": np.array([0, 1])}
+    run.held = lambda: held
+    assert outcomes.rounds_until(run, "groups").tolist() == [1]
+
+
 def test_clusters_are_the_groups_only_once_every_client_has_one():
     """ARI leaves out clients without a cluster, so it is 1 as soon as the first few are right."""
     labels = np.array([[[0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 0, 1]]])
@@ -429,6 +439,11 @@ def test_numbers_of_another_experiment_are_not_judged(made):
             "unknown score of made-up 'acuracy_micro'; did you mean 'accuracy_mi",
         ),
         ("minus: FedAvg}", "score: cost.storage}", "unknown score of made-up 'cost'; did you mean 'costs'?"),
+        (
+            "minus: FedAvg}",
+            "score: costs.storag}",
+            "unknown score of made-up 'costs.storag'; did you mean 'costs.storage'?",
+        ),
         ("minus: FedAvg}", "score: engine}", "unknown score of made-up 'engine'"),
         ("below: FedAvg}]", "below: gain}]", "unknown row in an order of the row 'IFCA, K=2' of made-up: 'gain'"),
         ("below: FedAvg}]", "below: FedAvg, at: [FedAvg]}]", "unknown column in an order of the row 'IFCA, K=2' of"),
@@ -471,6 +486,7 @@ def test_a_table_can_show_the_scores_and_the_numbers_of_a_summary(made, trained,
     summary = json.loads((trained.both / RUNS / "FedAvg" / "summary.json").read_text("utf-8"))
     texts = {name for name, value in summary.items() if isinstance(value, str)}
     assert {*summary} - texts - {*metrics.score_names()} <= {*tables.MEASURED}
+    assert {*summary["costs"]} <= {*costs.NAMES}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,12 @@ from jcfl.core.local import Trainer
 from jcfl.core.method import Method
 from jcfl.types import Algorithm, Task
 
+NAMES = (
+    *("storage", "communication", "computation", "warmup_rounds", "flop"),
+    *("model_bytes", "storage_bytes", "download_bytes", "communication_bytes"),
+)
+"""The names of all costs in a run's summary, which has those that are known of its method."""
+
 
 def costs(method: Method, clusters: float, task: Task | None = None) -> dict[str, float]:
     """Costs of one client-round in units of FedAvg's (Ma 2023, Table 7.6), those of the runs that vote included.

@@ -103,8 +103,9 @@ def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
     """The first evaluated round from which clusters are the true groups, or stand still, to the end. [seeds]"""
     labels = np.asarray(run.labels)  # [seeds, e, m]
     if event == "groups":
-        there = np.array([[metrics.ari(own, run.groups) == 1 for own in seed] for seed in labels])
-        there &= (labels[..., run.groups >= 0] >= 0).all(-1)  # ARI leaves out clients without a cluster
+        groups = run.true_groups()  # [e, m], which change where data drift
+        there = np.array([[metrics.ari(*one) == 1 for one in zip(seed, groups, strict=True)] for seed in labels])
+        there &= ((labels >= 0) | (groups < 0)).all(-1)  # ARI leaves out clients without a cluster
     else:
         there = (labels == labels[:, -1:]).all(-1) & (labels >= 0).any(-1)
         there[:, -1] &= there[:, -2:].all(-1)  # clusters that changed in the last round may go on changing

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jcfl import metrics, registry
+from jcfl.core import costs
 from jcfl.errors import InputError, sentence, shown, unknown
 from jcfl.nested import flat
 from jcfl.runs.config import Config, checked, overridden
@@ -350,9 +351,14 @@ def refuse_unknown_scores(table: Table) -> None:
         InputError: a score that nobody has registered, and that is not in a run's summary.
     """
     parts = (table.given.default, *table.given.rows.values(), *table.given.columns.values())
-    first = {part.score.partition(".")[0] for part in parts if part.score is not None}
+    named = sorted(part.score for part in parts if part.score is not None)
+    first = {name.partition(".")[0] for name in named}
     if not first <= {*metrics.score_names(), *MEASURED}:
         registry.load()
     known = [*metrics.score_names(), *MEASURED]
     for name in sorted(first.difference(known)):
         raise unknown(f"score of {table.name}", name, known)
+    dotted = [f"costs.{name}" for name in costs.NAMES]
+    for name in named:
+        if name.partition(".")[0] == "costs" and name not in dotted:
+            raise unknown(f"score of {table.name}", name, dotted)
