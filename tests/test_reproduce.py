@@ -289,6 +289,54 @@ def test_results_of_another_machine_are_shown_where_there_is_no_run(made, traine
     assert again["made"] == both["made"]
 
 
+def published_file(path, values, verdict, device):
+    """A file of results of the made-up table, with numbers of one cell."""
+    ours = None if values is None else {"values": values}
+    entry = {"printed": {"mean": 12.0, "std": 40.0}, "ours": ours, "verdict": verdict, "why": ""}
+    made = [{"runs": [["rotated", "FedAvg"]], "devices": [device], "seconds": 9.0}] if values is not None else []
+    head = {
+        "table": "made-up",
+        "budget": "laptop",
+        "changes": ["Two seeds."],
+        "columns": ["rotated", "gain", "|absent|"],
+    }
+    path.write_text(json.dumps({**head, "rows": [{"row": "FedAvg", "cells": [entry, None, None]}], "made": made}))
+    return path
+
+
+def test_a_machine_without_data_does_not_hide_the_numbers_of_another_one(made):
+    table, cell = tables.find("made.yaml"), ("FedAvg", "rotated")
+    with_data = published_file(Path("b.json"), [1, 2], "reproduced", "B")
+    without = published_file(Path("a.json"), None, "cannot be run here", "A")
+    for files in ([with_data, without], [without, with_data]):
+        found = published.read(files, table, "laptop", table.budget("laptop"))
+        assert found.cells[cell].tolist() == [1, 2]
+
+
+def test_what_was_run_names_the_runs_whose_numbers_are_shown(made):
+    table = tables.find("made.yaml")
+    files = [published_file(Path(f"{name}.json"), [1, 2], "reproduced", name) for name in ("old", "new")]
+    found = published.read(files, table, "laptop", table.budget("laptop"))
+    assert [one["devices"] for one in found.made] == [["new"]]
+
+
+def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):
+    shutil.copytree(trained.one, made / "reproduction")
+    words = ["made.yaml", "--only", "rotated", "-q"]
+    assert run(*words, "--only", "FedAvg") == 0
+    file = made / "reproduction" / "made-up-laptop.json"
+    before = file.read_text("utf-8")
+    shutil.rmtree(made / "reproduction" / "runs")
+    assert run("made.yaml", "--only", "|absent|", "-q") == 0
+    said = capsys.readouterr().err
+    assert "had numbers of 1 cell whose runs are not in reproduction/runs" in said
+    assert "--add reproduction/made-up-laptop-before1.json shows them" in said
+    kept = file.with_name("made-up-laptop-before1.json")
+    assert kept.read_text("utf-8") == before != file.read_text("utf-8")
+    assert run("made.yaml", "--only", "|absent|", "-q", "--add", str(kept)) == 0
+    assert json.loads(file.read_text("utf-8"))["rows"][0]["cells"][0]["ours"] is not None
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -368,6 +416,14 @@ def test_a_budget_leaves_out_and_changes_what_it_says(made):
     run.summary = {"costs": {"storage": 11.0}}
     assert outcomes.score(run, "x", 2).tolist() == [3.0, 1.0]
     assert outcomes.score(run, "costs.storage", 1).tolist() == [11.0, 11.0]
+
+
+def test_a_score_that_a_run_does_not_have_is_not_judged(made):
+    Path("made.yaml").write_text(MADE.replace("minus: FedAvg}", "score: held_out_accuracy_micro}"))
+    table, run = tables.find("made.yaml"), History("a", [0], np.arange(2), {}, *[np.zeros(0)] * 3)
+    cell = ("IFCA, K=2", "gain")
+    found = outcomes.values(table, cell, table.budget("laptop"), dict.fromkeys(table.keys(cell), run))
+    assert found == ("not judged", "there is no score 'held_out_accuracy_micro' in this run")
 
 
 def test_rounds_are_counted_until_clusters_are_final():

@@ -315,6 +315,14 @@ def test_without_checksums_files_are_taken_as_they_are_except_broken_ones(made, 
     assert verifying.files(cut)[0].faults == {str(stranger.relative_to(cut)): "has no checksum"}
 
 
+def test_a_folder_of_runs_without_files_of_its_own_is_as_sound_as_they_are(whole, tmp_path):
+    """So are the folders below a table's: jcfl reproduce writes runs only."""
+    shutil.copytree(whole, tmp_path / "runs" / "one")
+    assert [(one.path.name, one.faults) for one in verifying.files(tmp_path)] == [("one", {})]
+    (tmp_path / "config.yaml").write_text("")
+    assert verifying.files(tmp_path)[0].faults == {CHECKSUMS: "is missing"}
+
+
 def test_a_file_that_may_not_be_read_is_not_called_damaged(whole, monkeypatch):
     """Resuming would replace it. The superuser may read all files, so the refusal is made here."""
     before = figures(whole)[0]

@@ -48,7 +48,8 @@ def files(path: Path) -> list[Files]:
     Raises:
         InputError: the folder holds no run that wrote checksums.
     """
-    places = [path, *(path / "runs" / name for name in below(path))]
+    inner = [path / "runs" / name for name in below(path)]
+    places = [path, *inner] if not inner or Folder(path).present() else inner  # a table's runs have no files above them
     if not any((place / CHECKSUMS).exists() for place in places):
         raise InputError(f"{path} holds no run with checksums: there is no {CHECKSUMS} in it")
     return [checked(place) for place in places]

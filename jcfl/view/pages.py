@@ -1,5 +1,6 @@
 """Pages as Markdown, LaTeX and HTML: the templates in this folder, and how their texts are escaped and written."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,8 +31,22 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"cell": lambda text: text.replace("|", "\\|"), "tex": tex}
+    found.filters |= {"cell": cell, "plain": plain, "tex": tex}
     return found
+
+
+def cell(text: str) -> str:
+    """Markdown, such as a command between backticks, in a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def plain(text: str) -> str:
+    r"""Text as Markdown that shows every sign of it.
+
+    >>> print(plain("*IFCA*, |D|"))
+    \*IFCA\*, \|D\|
+    """
+    return re.sub(r"[\\`*_<|]", r"\\\g<0>", text)
 
 
 def tex(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics, results
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError
 from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.runs.reproducing import beside, judging
@@ -82,18 +82,23 @@ def values(
             return run
     if part.until is not None:
         return rounds_until(runs[0], part.until)
-    whole = [score(run, part.score or "accuracy_micro", budget.last or table.given.last) for run in runs]
+    name = part.score or "accuracy_micro"
+    if any(not has_score(run, name) for run in runs):
+        return Judgement("not judged", f"there is no score {name!r} in this run")
+    whole = [score(run, name, budget.last or table.given.last) for run in runs]
     return judging.defined(table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(()))))
+
+
+def has_score(run: Any, name: str) -> bool:
+    """Whether a run has a score, or a number in its summary; those of held-out clients need such clients."""
+    return name in {*run.scores, *flat(run.summary)}
 
 
 def score(run: Any, name: str, last: int) -> np.ndarray:
     """The mean of a score over a run's last evaluations, or a number of its summary, which all seeds share. [seeds]"""
     if name in run.scores:
         return np.asarray(run.scores[name][:, -last:], float).mean(1)
-    summary = flat(run.summary)
-    if name not in summary:
-        raise unknown("score", name, [*run.scores, *summary])
-    value = summary[name]
+    value = flat(run.summary)[name]
     if isinstance(value, str | bool) or not isinstance(value, int | float | None):
         raise InputError(f"score {name!r}: expected a number, got {value!r}")
     return np.full(len(run.seeds), np.nan if value is None else float(value))
@@ -153,7 +158,7 @@ def baseline(
 
 def beside_values(run: History | Judgement, place: beside.Place, last: int) -> np.ndarray | None:
     """A baseline's numbers, one per seed; None where it is not run or does not have the score. [seeds]"""
-    if isinstance(run, Judgement) or place.score not in {*run.scores, *flat(run.summary)}:
+    if isinstance(run, Judgement) or not has_score(run, place.score):
         return None
     ours = place.scale * score(run, place.score, last)
     return ours if np.isfinite(ours).all() else None

@@ -132,7 +132,7 @@ class Published(NamedTuple):
 
 
 def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Published:
-    """Earlier results of a table; of several files that have a cell, the last one counts.
+    """Earlier results of a table; of several files that have numbers of a cell, the last one counts.
 
     Args:
         paths: files that `jcfl reproduce` wrote (`TABLE-BUDGET.json`).
@@ -146,7 +146,7 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
     """
     found: dict[Cell, np.ndarray | Judgement] = {}
     baselines: dict[tuple[str, str, str], np.ndarray] = {}
-    made: dict[str, dict[str, Any]] = {}
+    made: list[Made] = []
     for path in paths:
         file = parsed(path)
         for what, there, expected in (
@@ -165,14 +165,15 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                     f"{path}: {row}, {column}: printed is {' ± '.join(map(str, there))}; "
                     f"expected: {' ± '.join(map(str, expected))}"
                 )
-            judgement = Judgement(entry.verdict, entry.why)
-            found[row, column] = (
-                judgement if entry.ours is None else defined(entry.ours.array(f"{path}: {row}, {column}", budget))
-            )
+            if entry.ours is not None:
+                found[row, column] = defined(entry.ours.array(f"{path}: {row}, {column}", budget))
+            elif entry.verdict != "cannot be run here" or (row, column) not in found:  # it can on another machine
+                found[row, column] = Judgement(entry.verdict, entry.why)
         for key, ours in file.baselines():
             baselines[key] = ours.array(f"{path}: {', '.join(key[:2])}", budget)
-        made |= {one.model_dump_json(): one.model_dump(mode="json", exclude_unset=True) for one in file.made}
-    return Published(found, baselines, tuple(made.values()))
+        again = {run for one in file.made for run in one.runs}
+        made = [*(one for one in made if not again.issuperset(one.runs)), *file.made]
+    return Published(found, baselines, tuple(one.model_dump(mode="json", exclude_unset=True) for one in made))
 
 
 def refuse_other_settings(path: Path, file: File, table: Table, budget: Budget) -> None:

@@ -1,7 +1,9 @@
 """A paper's table beside what was found here: as Markdown, LaTeX, JSON and a figure."""
 
+import itertools
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jcfl.results import writable
+from jcfl.errors import Notice, as_argument
+from jcfl.results import writable, writing
 from jcfl.version import __version__
 from jcfl.view import pages
 from jcfl.view.plotting import style
@@ -31,11 +34,38 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
         folder: where to; files are called after the table and the budget.
     """
     stem = folder / f"{found['table']}-{found['budget']}"
+    keep_numbers(stem.with_name(f"{stem.name}.json"), found)
     drawn = figure(found)
     pictures = style.save(drawn, stem, ["png", "pdf"]) if drawn is not None else []
     written = {"json": json.dumps(writable(found), indent=1, ensure_ascii=False) + "\n"}
     written |= {kind: page(found, kind, stem.name if pictures else None) for kind in ("md", "tex")}
     return [*pages.write(stem, written), *pictures]
+
+
+def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
+    """Rename the file of earlier results if it has numbers that `found` does not have, because their runs are gone.
+
+    A notice says how to show them again.
+    """
+    try:
+        lost = len(numbers(json.loads(file.read_text("utf-8"))) - numbers(found))
+    except (OSError, ValueError, KeyError, TypeError):  # no file, or one that has no numbers to lose
+        return
+    if lost:
+        names = (file.with_name(f"{file.stem}-before{count}.json") for count in itertools.count(1))
+        kept = next(name for name in names if not name.exists())
+        with writing(kept):
+            file.rename(kept)
+        told = (
+            f"{file} had numbers of {lost} cell{'s' * (lost > 1)} whose runs are not in {file.parent / 'runs'}; it is"
+        )
+        warnings.warn(f"{told} now {kept}; --add {as_argument(kept)} shows them", Notice, stacklevel=2)
+
+
+def numbers(found: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """The row, or the baseline, and the place of every cell that has numbers of ours."""
+    lines = [(line["row"], line) for line in found["rows"]] + [(line["method"], line) for line in found["beside"]]
+    return {(name, i) for name, line in lines for i, cell in enumerate(line["cells"]) if cell and cell["ours"]}
 
 
 def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str:
