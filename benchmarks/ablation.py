@@ -55,7 +55,7 @@ def main(
 ) -> None:
     """Train every combination and write `benchmarks/figures/ablation-NAME.{json,png}` and a table."""
     use_cache()
-    settings = dict(FEDERATIONS[name]) | ({"rounds": rounds, "evaluate_every": rounds} if rounds else {})
+    settings: dict[str, Any] = FEDERATIONS[name] | ({"rounds": rounds, "evaluate_every": rounds} if rounds else {})
     base = config.unchecked(settings.pop("base")) | settings | {"method": "clustered", "data_dir": data_dir}
     points = list(meaningful(base, only.split(",")))
     folder = Path("runs") / f"ablation-{name}"

@@ -1,4 +1,4 @@
-"""Two malicious clients among honest ones: their labels turned, their updates scaled; asked by methods.py."""
+"""Two hostile clients among honest ones: their labels turned, their updates scaled; asked by methods.py."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ class Scaling(Local):
 
 
 def answer(study: Study, tau: float) -> None:
-    """The accuracy of honest clients in two groups turned by 0 and 180 degrees, a malicious client in either."""
+    """The accuracy of honest clients in two groups turned by 0 and 180 degrees, a hostile client in either."""
     federations = study.federations("rotated", groups=2, copies=False)
     bad = np.array([0, study.clients - 1])
     found: dict[str, Any] = {}
@@ -69,8 +69,8 @@ def defences(tau: float) -> dict[str, Any]:
     return rows | {f"StoCFL {rule}": {"name": "stocfl", "tau": tau, "addons": addon} for rule, addon in rules.items()}
 
 
-def marked(federation: Federation, bad: Sequence[int], flip: bool) -> Federation:
-    """The federation with the malicious clients' images marked, and their labels y turned to c - 1 - y if `flip`.
+def marked(federation: Federation, bad: Sequence[int] | np.ndarray, flip: bool) -> Federation:
+    """The federation with the hostile clients' images marked, and their labels y turned to c - 1 - y if `flip`.
 
     The mark is the first pixel, 1 of 255 where everybody else's is 0: too faint to learn from, and all that a trainer
     has to tell a client by.
@@ -85,8 +85,8 @@ def marked(federation: Federation, bad: Sequence[int], flip: bool) -> Federation
     return replace(federation, **leaves)
 
 
-def honest(history: History, bad: Sequence[int]) -> dict[str, Any]:
-    """How honest clients do, on average and at worst, and how many of them share a cluster with a malicious one."""
+def honest(history: History, bad: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    """How honest clients do, on average and at worst, and how many of them share a cluster with a hostile one."""
     good = np.setdiff1d(np.arange(len(history.groups)), bad)
     accuracy, labels = history.accuracy_clients[0, -1], history.labels[0, -1]
     beside = int(np.isin(labels[good], labels[bad]).sum())
@@ -94,7 +94,7 @@ def honest(history: History, bad: Sequence[int]) -> dict[str, Any]:
 
 
 def told(runs: list[dict[str, Any]]) -> str:
-    """Mean ± sample standard deviation of the accuracy, and the honest clients beside a malicious one in every run."""
+    """Mean ± sample standard deviation of the accuracy, and the honest clients beside a hostile one in every run."""
     accuracy = [run["accuracy"] for run in runs]
     spread = f" ± {np.std(accuracy, ddof=1):.3f}" if len(runs) > 1 else ""
     return f"{np.mean(accuracy):.3f}{spread} ({', '.join(str(run['beside']) for run in runs)})"

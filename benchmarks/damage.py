@@ -111,9 +111,10 @@ def damage(rng: random.Random, folder: Path) -> str:
             other.write_bytes(file.read_bytes())
         elif how == "npz":
             stream = io.BytesIO()
-            np.savez(
-                stream, **{rng.choice(["labels", "rounds", "made", "x"]): np.zeros(rng.choice([(), (3,), (2, 9)]))}
-            )
+            arrays: dict[str, Any] = {
+                rng.choice(["labels", "rounds", "made", "x"]): np.zeros(rng.choice([(), (3,), (2, 9)]))
+            }
+            np.savez(stream, **arrays)
             data = stream.getvalue()
         file.unlink()
         if how == "folder":

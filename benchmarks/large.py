@@ -53,7 +53,8 @@ def whole(
     """Train on a federation in a mapped file, and print the time of a round and the memory at its peak."""
     with written(place, gb) as (folder, seconds):
         federation = mapped(folder)
-        told(f"{federation.x.nbytes / 1e9:.1f} GB of {len(federation.groups)} clients, written in {seconds:.0f} s; ")
+        size = (folder / "x.npy").stat().st_size
+        told(f"{size / 1e9:.1f} GB of {len(federation.groups)} clients, written in {seconds:.0f} s; ")
         told(f"{available_memory() / 1e9:.1f} GB of memory are free\n")
         found = measured(federation, rounds, hidden, share, method)
         show({"mapped file": found}, load_average())

@@ -169,7 +169,7 @@ def thresholds(context: typer.Context) -> None:
 
 @app.command()
 def attacks(context: typer.Context, tau: float = 0.8) -> None:
-    """The accuracy of honest clients beside two malicious ones."""
+    """The accuracy of honest clients beside two hostile ones."""
     from attacks import answer
 
     answer(context.obj(clients=20, examples=300, rounds=30), tau)

@@ -42,7 +42,7 @@ def main(
     file = out / "seconds.json"
     seconds = json.loads(file.read_text("utf-8")) if file.exists() else {}
 
-    def jcfl(step: str, *words: str | Path) -> None:
+    def jcfl(step: str, *words: str | Path | float) -> None:
         """Run one command, unless its step is done, and note how long it took."""
         if step not in seconds:
             start = time.perf_counter()

@@ -93,7 +93,8 @@ def drawing(
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    with matplotlib.rc_context(STYLE | dict(style or {})):
+    settings: dict[Any, Any] = STYLE | dict(style or {})
+    with matplotlib.rc_context(settings):
         columns = columns or panels
         figure, axes = pyplot.subplots(-(-panels // columns), columns, figsize=size, squeeze=False)
         for left in axes.flat[panels:]:

@@ -1,6 +1,7 @@
 """How CFL's thresholds are chosen: the norms they are held against, and what every pair finds; asked by methods.py."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -38,14 +39,15 @@ def answer(study: Study) -> None:
         study.saved(found)
     common = {"model": {"name": "mlp", "hidden": study.hidden}, "train": TRAIN, "rounds": study.rounds}
     plan = planned(*config_and_objects(federations[0], {"method": "cfl", **common}))
-    pairs = jax.jit(lambda *given: split(plan, *given))
+    pairs = jax.jit(partial(split, plan))
     print("\n" + heading(["eps1 \\ eps2", *map(str, EPS2)]))
     for eps1 in EPS1:
         cells = []
         for eps2 in EPS2:
             runs = [pairs(eps1, eps2, jax.random.key(seed), one) for seed, one in enumerate(federations)]
             found["pairs"][f"{eps1} {eps2}"] = figures = [
-                summed(*jax.device_get(run), one) for run, one in zip(runs, federations, strict=True)
+                summed(clusters, outcome, one)
+                for (clusters, outcome), one in zip(jax.device_get(runs), federations, strict=True)
             ]
             cells.append(
                 "; ".join("{clusters} ({purity:.2f}) {rounds} {accuracy:.3f}".format(**one) for one in figures)

@@ -24,6 +24,7 @@ html_static_path = ["static"]
 html_css_files = ["style.css"]
 html_math_renderer = "mathml"
 html_show_copyright = False
+smartquotes_action = "qe"  # quotes and dots, but no dashes: --out is an option
 html_copy_source = False
 default_role = "code"
 myst_enable_extensions = ["dollarmath", "substitution"]
@@ -53,15 +54,28 @@ with_notebooks()
 def setup(app: Any) -> None:
     """Escape docstrings that are not reStructuredText, write formulas as MathML, refuse a site with missing pages."""
     app.connect("autodoc-before-process-signature", without_constraints)
+    app.connect("autodoc-process-signature", with_constraints)
     app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("env-before-read-docs", lambda app, env, names: parts.refuse_missing(env.found_docs))
 
 
+ANNOTATIONS: dict[Any, dict[str, Any]] = {}
+"""The annotations of functions whose signatures are being written; the tables of options need them again."""
+
+
 def without_constraints(app: Any, object: Any, bound: bool) -> None:
     """Show `int` in place of `Annotated[int, FieldInfo(…)]`; the bounds are in the text."""
     if inspect.isfunction(object):
+        ANNOTATIONS[object] = object.__annotations__
         object.__annotations__ = typing.get_type_hints(object)
+
+
+def with_constraints(*given: Any) -> None:
+    """Give functions the annotations back that `without_constraints` took away."""
+    for function, annotations in ANNOTATIONS.items():
+        function.__annotations__ = annotations
+    ANNOTATIONS.clear()
 
 
 def plain(app: Any, what: str, name: str, object: Any, options: Any, lines: list[str]) -> None:

@@ -93,7 +93,13 @@ def keys() -> str:
 
 
 def options(rows: list[Option]) -> str:
-    """A table of options."""
+    """A table of options.
+
+    Raises:
+        ValueError: one of them has no description.
+    """
+    if bare := [row.name for row in rows if not row.text.strip()]:
+        raise ValueError(f"options without a description: {', '.join(bare)}")
     head = ["| option | values | default | |", "|---|---|---|---|"]
     return "\n".join(
         head + [f"| `{row.name}` | {cell(row.values)} | {cell(row.default)} | {cell(row.text)} |" for row in rows]
@@ -103,7 +109,9 @@ def options(rows: list[Option]) -> str:
 def answers_of(name: str, one: facts.Facts) -> str:
     """A method's seven answers with links to them, what it costs, and which add-ons it takes."""
     rows = {question: linked(question, said) for question, said in one.answers.items()}
-    rows["costs of a client-round, FedAvg's being 1"] = ", ".join(f"{key} {cost:g}" for key, cost in one.costs.items())
+    rows["costs of one client in one round; FedAvg is 1"] = ", ".join(
+        f"{key} {cost:g}" for key, cost in one.costs.items()
+    )
     rows["add-ons"] = ", ".join(f"[`{addon}`](#addon-{addon})" for addon in taken(name)) or "none"
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
@@ -162,8 +170,9 @@ def built(name: str, *words: str) -> tuple[Method, Context]:
 
 
 def prose(text: str) -> str:
-    """A docstring's text as Markdown, its signs left alone."""
-    return re.sub(r"(?<!`)([<*_])(?!`)", r"\\\1", text) if "`" not in text else text
+    """A docstring's text as Markdown, in which no sign makes a quote, a list or a heading of a line."""
+    text = re.sub(r"(?<!`)([<*_])(?!`)", r"\\\1", text) if "`" not in text else text
+    return re.sub(r"^( *)(?=[>#]|[+-] )", r"\1\\", text, flags=re.MULTILINE)
 
 
 def cell(text: str) -> str:
@@ -218,11 +227,19 @@ def about_command(name: str, command: Any) -> str:
         argument = not one.opts[0].startswith("-")
         value = one.metavar or ("" if argument or one.is_flag else one.name.upper())
         names = value if argument else f"{', '.join([*one.opts, *one.secondary_opts])} {value}".strip()
-        given = "" if one.default in (None, False, True, (), []) else str(getattr(one.default, "value", one.default))
+        given = (
+            ""
+            if isinstance(one.default, bool | None) or one.default in ((), [])
+            else str(getattr(one.default, "value", one.default))
+        )
         default = one.show_default if isinstance(one.show_default, str) else f"`{given}`" if given else ""
-        text = re.sub(r"(?<![`\w])--[a-z-]+", r"`\g<0>`", one.help or "")  # else a dash is made of two hyphens
-        rows.append(f"| `{cell(names)}` | {cell(text)} | {cell(default)} |")
-    return "\n\n".join([f"## jcfl {name}", prose(command.help or ""), "\n".join(rows)])
+        rows.append(f"| `{cell(names)}` | {cell(with_options(one.help or ''))} | {cell(default)} |")
+    return "\n\n".join([f"## jcfl {name}", with_options(prose(command.help or "")), "\n".join(rows)])
+
+
+def with_options(text: str) -> str:
+    """A text in which the options of commands are code."""
+    return re.sub(r"(?<![`\w])--[a-z-]+", r"`\g<0>`", text)
 
 
 def extras() -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 import jcfl
 from jcfl import data, registry, results
 from jcfl.view import plotting
-from jcfl.view.plotting.cosines import draw_strip, full_matrix, remove_axes, scatter, tsne
+from jcfl.view.plotting.cosines import draw_strip, full_matrix, places, remove_axes, scatter
 from jcfl.view.plotting.lines import scale_axis
 from jcfl.view.plotting.style import COLOURS, PAGE, STYLE, Picture, encoded, line, matched, ranked
 
@@ -61,7 +61,7 @@ def clusters() -> Iterator[tuple[str, Figure]]:
         history = jcfl.run("quickstart", evaluate_every=1, out=Path(folder) / "run")
         facts = results.federation(history)
     labels = ranked(history.labels[0])[:, facts["compared"]]
-    points = tsne(full_matrix(facts["cosine"], len(facts["compared"])))
+    points = places(full_matrix(facts["cosine"], len(facts["compared"])))
     with matplotlib.rc_context(STYLE):
         shown = Picture(figsize=(PAGE, 4.2))
         grid = shown.add_gridspec(2, 12, height_ratios=(1, 1.15))
@@ -140,7 +140,7 @@ def membership(axis: Axes, run: results.History, rounds: int | None = None) -> N
 
 def spread(axis: Axes, run: results.History, others: list[results.History]) -> None:
     """How accuracy is spread over clients at the end."""
-    looks = {run.name: {"color": COLOURS[0], "linestyle": "-"}}
+    looks: dict[str, dict[str, Any]] = {run.name: {"color": COLOURS[0], "linestyle": "-"}}
     dashes = {others[0].name: (0, (4, 2)), others[1].name: (0, (1, 1.2))}
     looks |= {name: {"color": GREY, "linestyle": dash} for name, dash in dashes.items() if name != run.name}
     for one in {other.name: other for other in (*others, run)}.values():
@@ -158,12 +158,14 @@ def scenarios() -> Iterator[tuple[str, Figure]]:
     digits = data.load("digits")
     with matplotlib.rc_context(STYLE):
         shown = Picture(figsize=(PAGE, 3.6))
+        image = None
         for axis, (name, options) in zip(shown.subplots(2, 3).ravel(), MATRICES.items(), strict=True):
             federation = data.federation(digits, name, clients=24, **options)
             counts = data.label_counts(federation)[np.argsort(federation.groups, kind="stable")]
             image = axis.imshow(counts.T / counts.sum(1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
             axis.set(title=name, xlabel="client", ylabel="class", xticks=[], yticks=range(0, 10, 3))
             axis.grid(False)
+        assert image is not None
         bar = shown.colorbar(image, ax=shown.axes, shrink=0.6, format=PercentFormatter(1))
         bar.set_label("of the client's examples")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

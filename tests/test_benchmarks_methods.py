@@ -53,7 +53,7 @@ def test_every_row_is_a_method_that_can_be_run(ask):
         config.read({"scenario": "rotated", "method": method})
 
 
-def test_marks_and_flips_reach_the_malicious_and_nobody_else(ask):
+def test_marks_and_flips_reach_the_hostile_and_nobody_else(ask):
     import attacks
 
     whole = federation(load("digits"), "rotated", clients=6, groups=2, copies=False)

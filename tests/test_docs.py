@@ -91,6 +91,13 @@ def test_the_table_of_answers_has_all_methods_and_is_read_from_their_values(part
     assert "[`linkage`](#group-linkage)(clusters=4)" in flhc and "[`once`](#when-once)(at=10)" in flhc
 
 
+def test_a_line_of_prose_is_no_quote_and_an_option_is_code(parts):
+    """Sphinx would make a quotation of the second line, and a dash of two hyphens."""
+    text = parts.with_options(parts.prose("the most similar first. τ\n> 1 gives `Ditto`; see --out"))
+    assert text == "the most similar first. τ\n\\> 1 gives `Ditto`; see `--out`"
+    assert re.search(r"`--halving HALVING` \|.*\| `1` \|", parts.commands()), "1 is no True"
+
+
 def test_pieces_of_every_kind_have_their_facts(parts):
     for kind, page in (("addon", "addons"), ("data", "data"), ("scenario", "data"), ("model", "models"), *ANSWERS):
         assert f'{{{{ pieces("{kind}") }}}}' in PAGES[f"{page}.md"]

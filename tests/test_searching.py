@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,13 @@ def test_samplers_keep_to_the_number_of_trials():
         asked("grid", 1)
     assert len(asked("random", 7)) == 7 and asked("random", 9)[:7] == asked("random", 7)
     assert all(0 <= one["x"] <= 1 and one["y"] in "ab" for one in asked("random", 7))
+
+
+def test_a_sampler_without_its_package_is_refused_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr(searching, "config_and_objects", lambda *given: pytest.fail("went on"))
+    with pytest.raises(InputError, match="tpe needs Optuna"):
+        jcfl.tune(TWO, sampler="tpe")
 
 
 def test_tpe_learns_and_goes_on():

@@ -145,7 +145,7 @@ def page(facts: Facts) -> Group:
         parts += [Text(), Text("Seven answers; method.QUESTION=… swaps one", "bold"), pairs(facts.answers)]
     if facts.costs:
         costs = {name: f"{value:g}" for name, value in facts.costs.items()}
-        parts += [Text(), Text("Costs of a client-round, FedAvg's being 1", "bold"), pairs(costs)]
+        parts += [Text(), Text("Costs of one client in one round; FedAvg is 1", "bold"), pairs(costs)]
     parts += [Text(), Text("Deviations", "bold"), Text(paragraphs(facts.deviations))] if facts.deviations else []
     return Group(*parts, Text(), Text("Try", "bold"))
 

@@ -48,9 +48,9 @@ def bench(
     Rows: round, full, whole, grouping, newcomers, merging, products, seeds, sizes, overhead, start, clients, cohort,
     parameters, clusters. All of them take about half an hour on two cores; each is measured in a process of its own.
 
-    With `--target`, rounds are compiled for a device that need not be there, and what they would take is read from the
-    compiled programs. Rows are then those of `jcfl.runs.bench.cases.CASES`, for instance stocfl-10-factored, or presets
-    and configuration files, of which the main method is compiled.
+    With `--target`, rounds are compiled for a device that this machine does not have, and what they would take is read
+    from the compiled programs. Rows are then those of `jcfl.runs.bench.cases.CASES`, for instance stocfl-10-factored,
+    or presets and configuration files, of which the main method is compiled.
     """
     from jcfl.results.writer import prepared
     from jcfl.runs import bench

@@ -40,7 +40,7 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON on stdout.")] = False,
 ) -> None:
-    """Run a paper's table, print its numbers beside ours, and judge every claim by a rule fixed before.
+    """Run a paper's table, print its numbers beside ours, and judge all claims by a rule fixed before the runs.
 
     The same command continues where it was stopped; complete runs are not run again. It writes TABLE-BUDGET.md, .tex,
     .json and a figure.

@@ -208,7 +208,9 @@ SmallRate = Annotated[
 ]
 Epochs = Annotated[int | None, Field(ge=1, description="passes over the client's examples a round")]
 Steps = Annotated[int | None, Field(ge=1, description="mini-batches a round, instead of epochs")]
-Batch = Annotated[int, Field(ge=1)] | Literal["full"]
+Batch = Annotated[
+    Annotated[int, Field(ge=1)] | Literal["full"], Field(description="examples of a step; full: all of them")
+]
 Share = Annotated[
     float, Field(gt=0, le=1, description="share of the client's examples to train on, drawn anew in every round")
 ]
@@ -223,8 +225,8 @@ def sgd(
     steps: Steps = None,
     batch_size: Batch = "full",
     share: Share = 1.0,
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0,
+    momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0,
+    weight_decay: Annotated[float, Field(ge=0, description="times the parameters, added to the gradient")] = 0.0,
     keep_optimizer_state: Annotated[bool, Field(description="a client keeps its momentum between rounds")] = False,
 ) -> Local:
     """SGD over the client's own examples, by epochs or by steps.

@@ -44,7 +44,10 @@ def proximal(
 
 @register("training", "bilevel")
 def bilevel(*, lam: Mu = 0.05, distinct: Distinct = False) -> Train:
-    """A proximal term of the cluster model to ω; ω is trained on its own copy (Zeng et al. 2023, eq. 3; Ditto)."""
+    """A proximal term of the cluster model to ω (Zeng et al. 2023, eq. 3; Ditto).
+
+    A client also trains a copy of ω, without the term.
+    """
     return Train(terms=(Proximal(lam, "shared"),), shared="trained", distinct=distinct)
 
 

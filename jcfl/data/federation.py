@@ -42,7 +42,11 @@ def federation(
     *,
     seed: Annotated[
         int,
-        Field(ge=0, lt=2**64, description="seed of the federation: of everything that the scenario draws at random"),
+        Field(
+            ge=0,
+            lt=2**64,
+            description="seed of all that the scenario draws at random; in a configuration, its `seed` by default",
+        ),
     ] = 0,
     min_examples: Least = (10, 2),
     validation: Annotated[

@@ -31,7 +31,9 @@ Empty = Annotated[
     Field(description="an empty cluster takes the farthest client, or keeps its model and stays empty"),
 ]
 Capacity = Annotated[int, Field(ge=1, description="largest number of clusters, if it is not given")]
-Count = Annotated[int | None, Field(ge=1, description="number of clusters, or", json_schema_extra=AUTO)]
+Count = Annotated[
+    int | None, Field(ge=1, description="number of clusters; give this or a threshold", json_schema_extra=AUTO)
+]
 Threshold = Annotated[
     float | None, Field(ge=0, description="distance at which merging stops", json_schema_extra={"auto": "cut"})
 ]

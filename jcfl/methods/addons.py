@@ -37,7 +37,7 @@ from jcfl.registry import register
 Averaged = Annotated[
     Literal["all", "shared"], Field(description="models with this average: all, or the global model alone")
 ]
-Weight = Annotated[float, Field(ge=0, json_schema_extra=SEARCH)]
+Weight = Annotated[float, Field(ge=0, description="weight of the term", json_schema_extra=SEARCH)]
 Temperature = Annotated[float, Field(gt=0, description="temperature τ of the softmax")]
 Parameters = Annotated[
     On,
@@ -211,8 +211,9 @@ def voting(
 def robust(
     method: Method,
     *,
-    rule: Literal[
-        "median", "trimmed_mean", "median_of_means", "krum", "multi_krum", "geometric_median", "norm_bound"
+    rule: Annotated[
+        Literal["median", "trimmed_mean", "median_of_means", "krum", "multi_krum", "geometric_median", "norm_bound"],
+        Field(description="how models are averaged"),
     ] = "median",
     beta: Annotated[Beta, of_rules("trimmed_mean")] = 0.1,
     buckets: Annotated[Buckets, of_rules("median_of_means")] = 3,

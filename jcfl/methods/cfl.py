@@ -54,8 +54,13 @@ def flhc(
     at: Annotated[int, Field(ge=0, description="the round in which clients are grouped")] = 10,
     clusters: Count = None,
     distance_threshold: Threshold = None,
-    metric: Literal["euclidean", "manhattan", "cosine"] = "euclidean",
-    linkage: Literal["average", "complete", "single"] = "average",
+    metric: Annotated[
+        Literal["euclidean", "manhattan", "cosine"], Field(description="distance between two clients' updates")
+    ] = "euclidean",
+    linkage: Annotated[
+        Literal["average", "complete", "single"],
+        Field(description="distance of two clusters from those of their members"),
+    ] = "average",
     capacity: Annotated[
         int,
         Field(

@@ -13,7 +13,7 @@ from jcfl.grouping.compare import L1, L2, Cosine, LayerDistance, MatchedDistance
 from jcfl.grouping.describe import Part, TrainedModel
 from jcfl.grouping.groups import KMeans
 from jcfl.grouping.when import Once, Window
-from jcfl.methods.options import Averaging, Clusters, Empty, Epochs, Iterations, Lam, Represent, Shots
+from jcfl.methods.options import Averaging, Clusters, Empty, Epochs, Iterations, Lam, Refit, Represent, Shots
 from jcfl.registry import register
 
 COMPARISONS = {"l1": L1(), "l2": L2(), "cosine": Cosine(), "layer": LayerDistance()}
@@ -29,7 +29,7 @@ def fesem(
     ] = "l2",
     represent: Represent = "whole",
     iterations: Iterations = 1,
-    refit: bool = False,
+    refit: Refit = False,
     shots: Shots = None,
     empty: Empty = "refill",
     by_share: Annotated[
@@ -70,7 +70,7 @@ def wecfl(
     clusters: Clusters = 4,
     represent: Represent = "whole",
     iterations: Iterations = 1,
-    refit: Annotated[bool, Field(description="K-means from new seeds in each round")] = False,
+    refit: Refit = False,
     shots: Shots = None,
     empty: Empty = "refill",
 ) -> Method:

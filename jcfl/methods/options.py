@@ -28,6 +28,7 @@ Represent = Annotated[
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the mean, ε")]
 Runs = Annotated[int, Field(ge=2, description="number of independent runs")]
 Iterations = Annotated[int, Field(ge=1, description="assignments a round")]
+Refit = Annotated[bool, Field(description="K-means from new seeds in each round")]
 Shots = Annotated[
     tuple[Round, Round] | None, Field(description="regroup only in rounds [a, b) of the method's own phase")
 ]

@@ -111,8 +111,8 @@ class Config(BaseModel):
         int | None,
         Field(
             ge=1,
-            description="clients trained at a time; null: as many as fit into a quarter of the free memory, and on a "
-            "CPU into 4 MiB, but at least one",
+            description="clients trained at a time; null: on a GPU as many as a quarter of the free memory holds, on a "
+            "CPU as many as 4 MiB hold, but at least one",
         ),
     ] = None
     budget: Annotated[

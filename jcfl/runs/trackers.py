@@ -102,7 +102,7 @@ def mlflow(
     uri: Annotated[
         str | None, Field(description="server, or sqlite:///file.db; null: MLFLOW_TRACKING_URI, else its default")
     ] = None,
-    experiment: str = "jcfl",
+    experiment: Annotated[str, Field(description="MLflow's experiment, which is made if it is not there")] = "jcfl",
 ) -> Tracker:
     """MLflow, one run a seed: options, scores by round, and how it ended."""
     package = optional_package("mlflow", "mlflow")
@@ -120,7 +120,7 @@ def wandb(
     title: str,
     folder: Path | None,
     *,
-    project: str = "jcfl",
+    project: Annotated[str, Field(description="W&B's project")] = "jcfl",
     entity: Annotated[str | None, Field(description="user or team; null: the one logged in")] = None,
     mode: Annotated[Literal["online", "offline", "disabled"], Field(description="where metrics go")] = "online",
 ) -> Tracker:

@@ -135,7 +135,7 @@ class Facts(NamedTuple):
     example: str  # a command
     package: str = ""  # the module and the package of the piece, if that is not jcfl
     answers: Mapping[str, str] = {}  # a method's seven answers
-    costs: Mapping[str, float] = {}  # of one client-round of a method, FedAvg's being 1
+    costs: Mapping[str, float] = {}  # of one client in one round of a method; FedAvg is 1
 
 
 def facts(kind: str, name: str) -> Facts:

@@ -25,7 +25,7 @@ from jcfl.runs.objects import Objects
 from jcfl.runs.plan import config_and_objects
 from jcfl.runs.provenance import differences
 from jcfl.runs.replicas import OnProgress
-from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler, steps_and_points
+from jcfl.runs.searching.samplers import AT_ONCE, SAMPLERS, Sampler, steps_and_points, with_optuna
 from jcfl.runs.searching.space import Axis, Range, Space, spaces
 from jcfl.runs.searching.trials import Rung, Trial, better, climbed, rounds_of, rungs
 from jcfl.runs.sections import Chosen
@@ -223,6 +223,8 @@ def searched(
     """A search, checked; see `tune`."""
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
+    if sampler == "tpe":
+        with_optuna()
     if halving > 1 and sampler not in AT_ONCE:
         raise InputError(
             f"halving compares trials that begin together, and sampler {sampler} chooses them one batch after another; "

@@ -49,10 +49,7 @@ def tpe(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler
     Raises:
         InputError: Optuna is not installed.
     """
-    try:
-        import optuna  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError('sampler tpe needs Optuna: pip install "jcfl[tune]"; or take random or grid') from None
+    optuna = with_optuna()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     known = optuna.distributions
     spread: dict[str, Any] = {
@@ -69,6 +66,19 @@ def tpe(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sampler
         for trial, score in zip(asked, scores, strict=True):
             diverged = optuna.trial.TrialState.FAIL if math.isnan(score) else None
             study.tell(trial, None if diverged else score, diverged)
+
+
+def with_optuna() -> Any:
+    """The package Optuna, which only `tpe` needs.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import optuna  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError('sampler tpe needs Optuna: pip install "jcfl[tune]"; or take random or grid') from None
+    return optuna
 
 
 SAMPLERS: dict[str, Callable[[Mapping[str, Axis], int, int, int], Sampler]] = {

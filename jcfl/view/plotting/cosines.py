@@ -58,8 +58,7 @@ def embedding(
     """
     facts = results.federation(run)
     who, cosine = facts["compared"], full_matrix(facts["cosine"], len(facts["compared"]))
-    points = principal_axes(cosine)
-    points = tsne(np.clip(1 - cosine, 0, 2), points) if by == "tsne" and len(who) > FEW else points
+    points = places(cosine, by)
     whole = ranked(labels_of(run, seed))
     labels = whole[:, who]
     shots = list(dict.fromkeys(evaluation_index(run, round) for round in at)) or [len(run.rounds) - 1]
@@ -227,6 +226,12 @@ def principal_axes(cosine: np.ndarray) -> np.ndarray:
     signs = np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])  # the sign of an axis is arbitrary
     found = axes * signs * np.sqrt(np.maximum(values, 0))
     return np.pad(found, ((0, 0), (0, 2 - found.shape[1])))  # one client has no second axis
+
+
+def places(cosine: np.ndarray, by: Literal["tsne", "pca"] = "tsne") -> np.ndarray:
+    """Points in the plane for clients with these cosines [n, n]; along the principal axes if they are few. [n, 2]"""
+    points = principal_axes(cosine)
+    return tsne(np.clip(1 - cosine, 0, 2), points) if by == "tsne" and len(cosine) > FEW else points
 
 
 def tsne(apart: np.ndarray, start: np.ndarray) -> np.ndarray:
