@@ -63,6 +63,47 @@ def test_a_case_that_fails_says_why(tmp_path, monkeypatch):
     assert charts.seconds(failed, pathlib.Path("nowhere")) == charts.growth(failed, pathlib.Path("nowhere")) == []
 
 
+def test_a_row_without_meaning_here_gives_its_reason_without_the_name_of_a_class(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+    found = bench.measured_apart("products", "10x784x200", True, None, None)
+    assert found["failed"].startswith("products: XLA has one library") and found["meaningless"]
+
+
+def apart(*failing):
+    """A `measured_apart` by which `products` has no meaning, the rows named fail, and all others are measured."""
+    done = {"figures": {"round_s": 1.0}, "device": "cpu x 1", "load": [0.0, 0.0]}
+    none = {"failed": "one library", "meaningless": True}
+    failed = {"failed": "no memory"}
+    return lambda row, *case: none if row == "products" else failed if row in failing else done
+
+
+def test_what_has_no_meaning_here_is_left_out_of_all_rows_with_a_word(monkeypatch):
+    monkeypatch.setattr(bench, "measured_apart", apart())
+    whole, named = bench.measured([]), bench.measured(["products"])
+    assert {case["row"] for case in whole["cases"]} == rows.ROWS.keys() - {"products"}
+    assert whole["left_out"] == {"products": "one library"}
+    assert bench.table(whole).endswith("\n\nLeft out: `products` (one library).")
+    assert len(named["cases"]) == len(products.SHAPES) and not named["left_out"]  # who asks for it is told of each case
+    assert "failed: one library" in bench.table(named) and "Left out" not in bench.table(named)
+
+
+def test_the_command_fails_and_writes_nothing_if_every_case_failed(monkeypatch, tmp_path, capsys):
+    """One case that is measured is enough for status 0."""
+    monkeypatch.setattr(bench, "measured_apart", apart("round"))
+    assert cli.status(["bench", "round", "merging", "--out", str(tmp_path)]) == 0
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert {"bench.md", "bench.json"} <= {file.name for file in before}
+    capsys.readouterr()
+    for names in (["round"], ["products", "round"]):
+        assert cli.status(["bench", *names, "--out", str(tmp_path)]) == 1
+        printed = capsys.readouterr()
+        assert "failed: no memory" in printed.out and "round failed" in printed.err
+        assert "Written" not in printed.out
+    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert cli.status(["bench", "round", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["cases"][0]["failed"] == "no memory"
+
+
 def test_clients_of_different_sizes_have_as_many_examples_as_equal_ones():
     figures = rows.sizes("ifca", True, None)
     assert figures["largest"] > 2 * 20

@@ -320,6 +320,7 @@ def test_what_is_too_large_for_the_target_is_a_row(installed, mine, monkeypatch)
     monkeypatch.setattr(absent, "target_named", lambda name: small)
     (found,) = compiled.compiled("t4", [mine])["cases"]
     assert "and 1.0 kB are free" in found["failed"]
+    assert cli.status(["bench", mine, "--target", "t4"]) == 1  # nothing was compiled
 
 
 @pytest.mark.usefixtures("installed")

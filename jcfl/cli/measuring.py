@@ -1,6 +1,7 @@
 """The command that measures jcfl itself: `jcfl bench`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,9 @@ def bench(
     With `--target`, rounds are compiled for a device that this machine does not have, and what they would take is read
     from the compiled programs. Rows are then those of `jcfl.runs.bench.cases.CASES`, for instance stocfl-10-factored,
     or presets and configuration files, of which the main method is compiled.
+
+    A row that has no meaning on this machine is left out, unless it is named. If every case failed, the exit status is
+    1, and no file is written.
     """
     from jcfl.results.writer import prepared
     from jcfl.runs import bench
@@ -60,21 +64,35 @@ def bench(
         if target is not None:
             if threads is not None:
                 raise InputError("--target runs nothing, so --threads means nothing with it; leave it out")
-            done = lambda result: "failed" if "failed" in result else "compiled"
-            say = lambda result: typer.echo(f"{result['target']} {result['case']} {done(result)}", err=True)
+            say = lambda result: typer.echo(
+                f"{result['target']} {result['case']} {ended(result, 'compiled')}", err=True
+            )
             found = compiled.compiled(target, rows or [], quick, data_dir, say)
-            show(found, compiled.table(found["cases"]), compiled.write(found, out) if out is not None else [], as_json)
-            return
-        say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + " done", err=True)
-        found = bench.measured(rows or [], quick, data_dir, threads, say)
-        show(found, bench.table(found), write(found, out) if out is not None else [], as_json)
+            show(found, compiled.table(found["cases"]), compiled.write, out, as_json)
+        else:
+            say = lambda result: typer.echo(f"{result['row']} {result['case']}".strip() + f" {ended(result)}", err=True)
+            found = bench.measured(rows or [], quick, data_dir, threads, say)
+            show(found, bench.table(found), write, out, as_json)
 
 
-def show(found: dict, table: str, files: list[Path], as_json: bool) -> None:
-    """Print the numbers as a table or as JSON, and where they were written."""
+def ended(result: dict, well: str = "done") -> str:
+    """The word for how a case ended."""
+    return "failed" if "failed" in result else well
+
+
+def show(found: dict, table: str, write: Callable[[dict, Path], list[Path]], out: Path | None, as_json: bool) -> None:
+    """Write the numbers into a folder, if there is one, and print them as a table or as JSON, and where they are.
+
+    Raises:
+        typer.Exit: every case failed. Nothing is written then, so that earlier numbers stay.
+    """
+    failed = all("failed" in case for case in found["cases"])
+    files = write(found, out) if out is not None and not failed else []
     print(json.dumps(found, indent=1) if as_json else table)
     if files and not as_json:
         print(f"\nWritten to {', '.join(map(str, files))}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def write(found: dict, folder: Path) -> list[Path]:

@@ -19,7 +19,8 @@ HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 """XLA's flags for `--quick`: programs compile fast and run slowly, which is enough to see that they work."""
 
 Result = dict[str, Any]
-"""One case: `row`, `case`, and either the numbers `figures` or `failed`, the reason of a failure."""
+"""One case: `row`, `case`, and either the numbers `figures` or `failed`, the reason of a failure; `meaningless` is True
+where the row has no meaning on this machine."""
 
 
 def measured(
@@ -32,14 +33,14 @@ def measured(
     """Measure rows, one case after another.
 
     Args:
-        rows: names of `jcfl.runs.bench.rows.ROWS`; all of them where none is given.
+        rows: names of `jcfl.runs.bench.rows.ROWS`; all of them that have a meaning on this machine where none is given.
         quick: whether everything is so small that only failures are found.
         data_dir: the folder with MNIST; without it images are random, which does not change the time.
         threads: how many cores every case may use.
         on_result: called with each case when it is complete.
 
     Returns:
-        the machine, the arguments, and a list of cases.
+        the machine, the arguments, a list of cases, and the reasons of rows without a meaning here that were left out.
     """
     from jcfl.runs.bench.rows import ROWS
     from jcfl.runs.devices import cores
@@ -54,17 +55,22 @@ def measured(
         )
     if data_dir is not None and not (data_dir / "mnist").is_dir():
         raise InputError(f"--data-dir: expected a folder with mnist/ in it, got {str(data_dir)!r}")
-    results, load = [], load_average()
+    results, left_out, load = [], {}, load_average()
     for name in rows or ROWS:
         for case in ROWS[name].cases(quick):
-            results.append({"row": name, "case": case} | measured_apart(name, case, quick, data_dir, threads))
-            on_result(results[-1])
+            one = {"row": name, "case": case} | measured_apart(name, case, quick, data_dir, threads)
+            if one.get("meaningless") and not rows:  # only a process that has JAX's devices knows it
+                left_out[name] = one["failed"]
+                break
+            results.append(one)
+            on_result(one)
     return {
         "machine": machine(load),
         "quick": quick,
         "threads": threads,
         "real": data_dir is not None,
         "cases": results,
+        "left_out": left_out,
     }
 
 
@@ -132,6 +138,8 @@ def table(found: dict[str, Any]) -> str:
         lines = [f"| | {' | '.join(heading(key) for key in keys)} | device | load |", "|" + "---|" * (len(keys) + 3)]
         lines += [f"| {case['case']} | {' | '.join(cells(case, keys))} |" for case in cases]
         parts.append("\n".join(lines))
+    if found["left_out"]:
+        parts.append(f"Left out: {'; '.join(f'`{name}` ({why})' for name, why in found['left_out'].items())}.")
     return "\n\n".join(parts)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcfl.errors import InputError
-from jcfl.runs.bench.work import medians_in_turn, seconds_of
+from jcfl.runs.bench.work import Meaningless, medians_in_turn, seconds_of
 from jcfl.runs.compiling import EIGEN, products_are_free
 from jcfl.types import Array
 
@@ -23,10 +22,10 @@ def products(case: str, quick: bool, data_dir: Path | None) -> dict[str, Any]:
     """The rate of one product with the library that XLA chooses and with Eigen, in turn.
 
     Raises:
-        InputError: there is no other library.
+        Meaningless: there is no other library.
     """
     if not products_are_free():
-        raise InputError("products: XLA has one library of products here, or XLA_FLAGS name one")
+        raise Meaningless("products: XLA has one library of products here, or XLA_FLAGS name one")
     m, n, p = map(int, case.split("x"))
     operations = 2 * m * n * p
     times = max(1, round((1e7 if quick else OPERATIONS) / operations))

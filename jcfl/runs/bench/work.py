@@ -11,12 +11,17 @@ import numpy as np
 
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
+from jcfl.errors import InputError
 from jcfl.runs import tuning
 from jcfl.runs.compiling import round_options, seconds_of
 from jcfl.runs.plan import Plan, config_and_objects, planned
 from jcfl.types import Federation, Models, Split, State
 
 IMAGES = 60_000
+
+
+class Meaningless(InputError):
+    """A row that has no meaning on this machine, such as a comparison with what is not there."""
 
 
 def table_one(quick: bool, data_dir: Path | None, **changes: Any) -> Plan:
