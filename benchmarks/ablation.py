@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import typer
+from inputs import known, run_script
 from study import GRID, drawing, numbers
 
 from jcfl import registry, trees
@@ -50,14 +51,16 @@ HERE = Path(__file__).parent
 def main(
     name: Annotated[str, typer.Argument(help="digits or mnist")],
     data_dir: Annotated[Path | None, typer.Option(help="Folder of datasets.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of every point.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every point.")] = None,
     only: Annotated[str, typer.Option(help="Descriptions to try, with commas between them.")] = ",".join(DESCRIBE),
 ) -> None:
     """Train every combination and write `benchmarks/figures/ablation-NAME.{json,png}` and a table."""
     use_cache()
+    known("federation", [name], FEDERATIONS)
+    descriptions = known("description", only.split(","), DESCRIBE)
     settings: dict[str, Any] = FEDERATIONS[name] | ({"rounds": rounds, "evaluate_every": rounds} if rounds else {})
     base = config.unchecked(settings.pop("base")) | settings | {"method": "clustered", "data_dir": data_dir}
-    points = list(meaningful(base, only.split(",")))
+    points = list(meaningful(base, descriptions))
     folder = Path("runs") / f"ablation-{name}"
     found = sweep(base, points, out=folder, resume=(folder / "sweep.yaml").exists())
     rows = figures(found, base)
@@ -154,4 +157,4 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -35,11 +35,11 @@ class Scaling(Local):
 
 def answer(study: Study, tau: float) -> None:
     """The accuracy of honest clients in two groups turned by 0 and 180 degrees, a hostile client in either."""
-    federations = study.federations("rotated", groups=2, copies=False)
+    rows, federations = study.chosen(defences(tau)), study.federations("rotated", groups=2, copies=False)
     bad = np.array([0, study.clients - 1])
     found: dict[str, Any] = {}
     print(heading(["method", *ATTACKS]))
-    for title, method in study.chosen(defences(tau)).items():
+    for title, method in rows.items():
         found[title] = {attack: [] for attack in ATTACKS}
         for attack, (flip, scale) in ATTACKS.items():
             given = {"train": Scaling.of(TRAIN), "engine": "general"} if scale else {}  # a factored one sees no pixels

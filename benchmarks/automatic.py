@@ -8,15 +8,16 @@ accuracy on test examples: it is an oracle, and the regret of a rule is how far 
 has been run; the same command goes on, and prints the table at its end.
 """
 
-import argparse
 import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
+from inputs import known, new_file, read, run_script
 from study import drawn, heading, row
 
 from jcfl import data
@@ -137,27 +138,27 @@ def tables(kept: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(
+    data_dir: Annotated[Path, typer.Option(help="Folder of datasets.")],
+    out: Annotated[Path, typer.Option(parser=new_file, metavar="FILE", help="The JSON file for the figures.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every federation.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="Federations.")] = None,
+) -> None:
     """Run what is left, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", action="append", default=[])
-    given = parser.parse_args()
+    known("federation", only or [], FEDERATIONS)
     warnings.simplefilter("ignore", Notice)
     use_cache()
-    load = loader(given.data_dir)
-    kept: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
-    for seed in range(given.seeds):
+    load = loader(data_dir)
+    kept = read(out, lambda found: found.keys() <= FEDERATIONS.keys(), "automatic.py") if out.exists() else {}
+    for seed in range(seeds):
         for title, make in FEDERATIONS.items():
-            if str(seed) in kept.get(title, {}) or (given.only and title not in given.only):
+            if str(seed) in kept.get(title, {}) or (only and title not in only):
                 continue
             kept.setdefault(title, {})[str(seed)] = measured(make(load, seed), seed)
-            given.out.write_text(json.dumps(kept, indent=1), "utf-8")
+            out.write_text(json.dumps(kept, indent=1), "utf-8")
             print(title, seed, flush=True)
     print(tables(kept))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -9,6 +9,7 @@ runs through the method's own rounds on those. A run of `method stocfl` with `cl
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
+
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from inputs import known, new_file, run_script
 
 from jcfl import metrics, trees
 from jcfl.core import chunks, describing
@@ -56,9 +61,16 @@ def main(
     high: Annotated[float, typer.Option(help="The highest.")] = 0.98,
     step: Annotated[float, typer.Option(help="From one to the next.")] = 0.01,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of datasets [default: JCFL_DATA].")] = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the figures of every round.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=new_file, metavar="FILE", help="A JSON file for the figures of every round.")
+    ] = None,
 ) -> None:
     """Print two tables for every setting, and write the figures of every round."""
+    known("setting", settings or [], SETTINGS)
+    if not (low <= high and step > 0):
+        raise typer.BadParameter(
+            f"expected --low up to --high, and a --step above 0; got {low:g}, {high:g} and {step:g}"
+        )
     taus = np.round(np.arange(low, high + 1e-9, step), 4)
     folder = data_dir or Path(os.environ.get("JCFL_DATA", "data"))
     found = {}
@@ -185,4 +197,4 @@ def rounds_table(taus: np.ndarray, found: dict[str, np.ndarray]) -> str:
 
 if __name__ == "__main__":
     use_cache()
-    typer.run(main)
+    run_script(main)

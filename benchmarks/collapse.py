@@ -7,7 +7,6 @@ The first command trains, and writes the JSON file and the figure beside it; the
 `question-collapse.json` has the sizes after round 20 that RESULTS.md prints.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from inputs import read, run_script
 from matplotlib.axes import Axes
 from study import drawing
 
@@ -22,6 +22,8 @@ from jcfl.view.plotting.style import COLOURS, MARKERS
 
 LOOKS = {"": ("IFCA", -0.17), ", CAM": ("IFCA with CAM", 0.17)}
 """The name and the place of a row's points, by what its title has after the number of clusters."""
+
+TITLE = re.compile(r"K = (\d+)(?:, CAM)?, seed \d+")
 
 
 def draw(found: Mapping[str, Any], file: Path) -> None:
@@ -59,7 +61,7 @@ def panel(axis: Axes, found: Mapping[str, Any], k: int) -> None:
 
 def clusters(title: str) -> int:
     """The number of models in a row's title."""
-    return int(re.findall(r"K = (\d+)", title)[0])
+    return int(TITLE.findall(title)[0])
 
 
 def last(one: Mapping[str, Any]) -> list[int]:
@@ -67,10 +69,13 @@ def last(one: Mapping[str, Any]) -> list[int]:
     return list(one["sizes"].values())[-1]
 
 
-def main(file: Annotated[Path, typer.Argument(help="What `methods.py collapse` wrote.")]) -> None:
+def main(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `methods.py collapse` wrote.")],
+) -> None:
     """Draw the figure of a JSON file beside it."""
-    draw(json.loads(file.read_text("utf-8")), file.with_suffix(".png"))
+    found = read(file, lambda found: bool(found) and all(map(TITLE.fullmatch, found)), "methods.py collapse")
+    draw(found, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -21,10 +21,13 @@ from typing import Annotated, Any, NamedTuple
 import psutil
 import typer
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
-from jcfl.runs.bench import load_average, machine, with_section  # noqa: E402 - of this checkout, where the package is not installed
+sys.path.append(str(Path(__file__).resolve().parent))
 
+from inputs import expect_measured, is_measured, known, read, run_script, whole_numbers
+
+from jcfl.runs.bench import load_average, machine, with_section
+
+HERE = Path(__file__).resolve().parent
 CACHE = Path.home() / ".cache/jcfl/peers"
 TITLE = "FedAvg beside other simulators"
 CLOSE = 0.03
@@ -38,6 +41,9 @@ QUIET, TRIES = 0.1, 2
 
 Rows = dict[tuple[str, int], dict[str, dict[str, Any]]]
 """By model and threads, then by name, what was found."""
+
+MODELS = ("mlp", "cnn", "cnn_norm")
+"""Networks of `peers/work.py`."""
 
 
 class Peer(NamedTuple):
@@ -70,40 +76,52 @@ PEERS = {
 def main(
     peers: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PEERS)}.")] = None,
     data_dir: Annotated[Path, typer.Option(help="Holds fashion_mnist/.")] = Path("data"),
-    models: Annotated[str, typer.Option(help="Of mlp, cnn and cnn_norm, with commas.")] = "mlp,cnn",
+    models: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}, with commas.")] = "mlp,cnn",
     threads: Annotated[str, typer.Option(help="Cores each is kept to.")] = "1,2",
     rounds: Annotated[int, typer.Option(min=2, help="Rounds, the first of which stands apart.")] = 7,
     repeats: Annotated[int, typer.Option(min=1, help="How often everything is run, in turn.")] = 2,
-    limit: Annotated[int, typer.Option(help="Seconds after which a run is given up.")] = 300,
+    limit: Annotated[int, typer.Option(min=1, help="Seconds after which a run is given up.")] = 300,
     cache: Annotated[Path, typer.Option(help="Folder of the environments.")] = CACHE,
     out: Annotated[Path, typer.Option(help="Folder of the figures and the chart.")] = HERE / "figures",
-    results: Annotated[Path | None, typer.Option(help="The file whose section is replaced.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="The file whose section is replaced.")
+    ] = None,
     add: Annotated[bool, typer.Option(help="Keep what an earlier run found of other rows.")] = False,
 ) -> None:
     """Run the peers and jcfl side by side, and write down what they took."""
-    for name in peers or PEERS:
-        if name not in PEERS:
-            raise typer.BadParameter(f"no peer {name!r}; there are {', '.join(PEERS)}")
-    chosen = {name: PEERS[name] for name in peers or PEERS}
-    pythons = {name: made(peer.environment, cache) for name, peer in chosen.items()}
+    chosen = {name: PEERS[name] for name in known("peer", peers or PEERS, PEERS)}
+    kinds = [
+        (model, count, name)
+        for model in known("model", models.split(","), MODELS)
+        for count in whole_numbers("--threads", threads)
+        for name, peer in chosen.items()
+        if count >= peer.least and (model != "cnn_norm" or peer.normed)
+    ]
+    if not kinds:
+        raise typer.BadParameter("none of these peers has such a model, or so few threads; name other ones")
+    if not (data_dir / "fashion_mnist").is_dir():
+        raise typer.BadParameter(f"--data-dir: expected a folder with fashion_mnist/ in it, got {str(data_dir)!r}")
     file, load = out / "peers.json", load_average()
+    earlier = {"commands": [], "runs": []}
+    if add and file.is_file():
+        earlier = read(file, lambda found: {*earlier} <= {*found}, "compare.py")
+    pythons = {name: made(peer.environment, cache) for name, peer in chosen.items()}
     out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", *sys.argv]).replace(str(data_dir), "FOLDER")
-    earlier = json.loads(file.read_text("utf-8")) if add and file.is_file() else {"commands": [], "runs": []}
     found, kind = [], lambda line: (line["name"], line["model"], line["threads"])
-    kinds = itertools.product(range(repeats), models.split(","), map(int, threads.split(",")), chosen.items())
-    for _, model, count, (name, peer) in kinds:
-        if count < peer.least or (model == "cnn_norm" and not peer.normed):
-            continue
+    for _, (model, count, name) in itertools.product(range(repeats), kinds):
+        peer = chosen[name]
         work = ["--model", model, "--threads", str(count), "--data-dir", str(data_dir.resolve())]
         asked = [*work, "--rounds", str(2 if model in peer.slow else rounds), *peer.options]
         line = {"name": name, "model": model, "threads": count}
         found.append(line | measured(peer, pythons[name], asked, limit))
         print(json.dumps(found[-1]), flush=True)
-        new = {kind(line) for line in found}
-        runs = [line for line in earlier["runs"] if kind(line) not in new] + found
-        whole = {"machine": machine(load), "commands": [*earlier["commands"], command], "runs": runs}
-        file.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        if is_measured(found):  # else the figures of before stay
+            new = {kind(line) for line in found}
+            runs = [line for line in earlier["runs"] if kind(line) not in new] + found
+            whole = {"machine": machine(load), "commands": [*earlier["commands"], command], "runs": runs}
+            file.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    expect_measured(found)
     written = json.loads(file.read_text("utf-8"))
     rows = summarised(written["runs"])
     draw(rows, out / "peers")
@@ -255,4 +273,4 @@ def last(text: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -13,9 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parent))
 
-from jcfl.runs.bench import compiled
+from inputs import expect_measured, is_measured, new_file, read, run_script
+
+from jcfl.runs.bench import absent, compiled
 
 FIGURES = Path(__file__).parent / "figures" / "compiled.json"
 
@@ -23,18 +25,29 @@ FIGURES = Path(__file__).parent / "figures" / "compiled.json"
 def main(
     targets: Annotated[list[str], typer.Argument(help="As `jcfl bench --target` takes them.")],
     case: Annotated[list[str] | None, typer.Option(help="Only these cases.")] = None,
-    out: Annotated[Path, typer.Option(help="The file of figures, in which these replace those of before.")] = FIGURES,
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=new_file, metavar="FILE", help="The file of figures, in which these replace those of before."
+        ),
+    ] = FIGURES,
 ) -> None:
     """Compile, and print the table of all figures that are kept."""
-    kept = json.loads(out.read_text("utf-8")) if out.is_file() else {"about": "compiled, not run", "cases": []}
+    for target in targets:
+        absent.target_named(target)
+    kept = {"about": "compiled, not run", "cases": []}
+    if out.is_file():
+        kept = read(out, lambda found: isinstance(found.get("cases"), list), "compiled.py")
+    new: list[dict[str, Any]] = []
     for target in targets:
         found = compiled.compiled(
             target, case or [], on_result=lambda one: print(one["target"], one["case"], flush=True)
         )
-        new = [{**one, "machine": found["machine"]} for one in found["cases"]]
-        kept["cases"] = merged(kept["cases"], new)
-        out.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    print(compiled.table(kept["cases"]))
+        new += [{**one, "machine": found["machine"]} for one in found["cases"]]
+        if is_measured(new):
+            out.write_text(json.dumps(kept | {"cases": merged(kept["cases"], new)}, indent=1) + "\n", "utf-8")
+    print(compiled.table(merged(kept["cases"], new)))
+    expect_measured(new)
 
 
 def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -44,4 +57,4 @@ def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -25,7 +25,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from inputs import run_script
 
 from jcfl import results
 from jcfl.results.files import CHECKSUMS
@@ -43,8 +45,8 @@ BAD = ("traceback", "hang", "other figures", "no line")
 
 
 def main(
-    damages: Annotated[int, typer.Option(help="Folders to damage.")] = 200,
-    kills: Annotated[int, typer.Option(help="Processes to kill.")] = 200,
+    damages: Annotated[int, typer.Option(min=0, help="Folders to damage.")] = 200,
+    kills: Annotated[int, typer.Option(min=0, help="Processes to kill.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the damage and of the moments.")] = 0,
 ) -> None:
     """Damage folders and kill runs, and print how often each outcome was seen, also where it is cut short."""
@@ -204,4 +206,4 @@ def killed(rng: random.Random, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from inputs import known, run_script
 from study import GRID, drawing, numbers
 
 from jcfl.runs.environment import use_cache
@@ -48,12 +49,14 @@ HERE = Path(__file__).parent
 
 def main(
     name: Annotated[str, typer.Argument(help="fedavg or stocfl")],
-    seeds: Annotated[int, typer.Option(help="Seeds of every point.")] = 5,
-    rounds: Annotated[int, typer.Option(help="Rounds of every point.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every point.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every point.")] = 30,
     attacks: Annotated[str, typer.Option(help="Attacks to try, with commas between them.")] = ",".join(ATTACKS),
 ) -> None:
     """Train every point and write `benchmarks/figures/defences-NAME.{json,png}` and a table."""
     use_cache()
+    known("method", [name], METHODS)
+    chosen = known("attack", attacks.split(","), ATTACKS)
     base = METHODS[name] | {
         "data": "digits",
         "model": {"name": "mlp", "hidden": 32},
@@ -63,7 +66,6 @@ def main(
         "seeds": seeds,
         "on_divergence": "drop_client",
     }
-    chosen = attacks.split(",")
     folder = Path("runs") / f"defences-{name}"
     found = sweep(base, list(points(chosen)), out=folder, resume=(folder / "sweep.yaml").exists())
     rows = figures(found)
@@ -139,4 +141,4 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

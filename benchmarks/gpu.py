@@ -27,6 +27,7 @@ if "JAX_PLATFORMS" not in os.environ and Path("/dev/nvidiactl").exists():
 
 import compare
 import setups
+from inputs import expect_measured, is_measured, known, run_script
 
 from jcfl.errors import InputError
 from jcfl.runs.bench import HASTY, heading, load_average, machine
@@ -73,9 +74,7 @@ def main(
 ) -> None:
     """Measure what is asked for, or everything, and print it."""
     end, load, names = time.monotonic() + limit, load_average(), rows or [*ROWS]
-    for name in names:
-        if name not in ROWS:
-            raise typer.BadParameter(f"no row {name!r}; there are {', '.join(ROWS)}")
+    known("row", names, ROWS)
     command = shlex.join(["python", *sys.argv]).replace(str(data_dir), "FOLDER")
     found: dict[str, Any] = {"command": command, "quick": quick, "threads": threads, "images": "", "device": {}}
     found |= {"rows": [], "seconds": {}, "torch": ""}
@@ -95,6 +94,7 @@ def main(
             found["machine"] = machine(load) | ({"commit": commit} if commit else {})
             write(found, out)
     print(tables(found))
+    expect_measured(found["rows"])
 
 
 def measure(found: dict[str, Any], name: str, images: Path, seconds: float) -> None:
@@ -142,8 +142,8 @@ def with_ratios(case: dict[str, Any], roofs: dict[str, float]) -> dict[str, Any]
 
 
 def write(found: dict[str, Any], out: Path | None) -> None:
-    """Write what was found so far into the folder, if there is one."""
-    if out is not None:
+    """Write what was found so far into the folder, if there is one; what failed alone replaces no earlier figures."""
+    if out is not None and is_measured(found["rows"]):
         out.mkdir(parents=True, exist_ok=True)
         (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         (out / "gpu.md").write_text(tables(found) + "\n", "utf-8")
@@ -191,4 +191,4 @@ def shown(case: dict[str, Any], key: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -9,6 +9,7 @@ Examples are made up; the folder is for files that are deleted at the end. Print
 """
 
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -22,7 +23,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from inputs import run_script
 
 from jcfl.core.memory import peak_memory
 from jcfl.data import from_clients, mapped, write_gaussian
@@ -31,11 +34,12 @@ from jcfl.runs.bench import load_average, machine
 from jcfl.runs.experiment import run
 from jcfl.types import Federation
 
-FEATURES, EXAMPLES, CLASSES = 784, 300, 10
+FEATURES, EXAMPLES, CLASSES, GROUPS = 784, 300, 10, 4
 PAUSE = 0.05
 """Seconds between two looks at the memory."""
 
-Dir = Annotated[Path, typer.Option("--dir", help="Where there is space; what is written there is deleted at the end.")]
+SPACE = "Where there is space; what is written there is deleted at the end."
+Dir = Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help=SPACE)]
 Size = Annotated[float, typer.Option("--gb", help="Size of the examples in GB.")]
 Rounds = Annotated[int, typer.Option(min=2, help="Rounds that are trained, each with an evaluation.")]
 Hidden = Annotated[int, typer.Option(help="Width of the MLP.")]
@@ -43,7 +47,7 @@ Share = Annotated[float, typer.Option(help="Share of the clients in a round.")]
 Method = Annotated[str, typer.Option(help="fedavg, ifca, …")]
 Epochs = Annotated[int, typer.Option(help="Epochs of local training, in batches of 32.")]
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -89,12 +93,12 @@ def states(
 ) -> None:
     """Train a method whose clients each keep a model, the models on the host: in memory, or in a file if too large."""
     load, size = load_average(), 4 * ((FEATURES + 1) * hidden + (hidden + 1) * CLASSES)
-    users = round(gb * 1e9 / size)
+    users = clients(gb, size)
     told(f"{users} clients, {users * size / 1e9:.1f} GB of models; {available_memory() / 1e9:.1f} GB of memory free\n")
     rng, client = np.random.default_rng(0), np.repeat(np.arange(users), 40)
-    y, centres = rng.integers(0, CLASSES, client.size), rng.normal(size=(4, CLASSES, FEATURES))
-    x = (centres[client % 4, y] + rng.normal(size=(client.size, FEATURES))).astype(np.float32)  # four groups
-    federation = from_clients(x, y, client, groups=np.arange(users) % 4)
+    y, centres = rng.integers(0, CLASSES, client.size), rng.normal(size=(GROUPS, CLASSES, FEATURES))
+    x = (centres[client % GROUPS, y] + rng.normal(size=(client.size, FEATURES))).astype(np.float32)
+    federation = from_clients(x, y, client, groups=np.arange(users) % GROUPS)
     tempfile.tempdir = str(place)
     places = ("device", "host") if both else ("host",)
     kinds = {"in memory" if kind == "device" else "on the host": kind for kind in places}
@@ -103,6 +107,18 @@ def states(
         for name, kind in kinds.items()
     }
     show(compared(found), load)
+
+
+def clients(gb: float, size: int) -> int:
+    """How many clients of `size` bytes have `gb` GB together, which has to be enough for a client of each group.
+
+    Raises:
+        typer.BadParameter: it is less, or no number of clients.
+    """
+    if not GROUPS * size <= gb * 1e9 < 2**31 * size:
+        least = f"{math.ceil(GROUPS * size / 1e5) / 1e4:g}"
+        raise typer.BadParameter(f"--gb: expected at least {least}, the size of {GROUPS} clients, got {gb:g}")
+    return round(gb * 1e9 / size)
 
 
 def compared(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -117,11 +133,11 @@ def compared(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 @contextmanager
 def written(place: Path, gb: float) -> Iterator[tuple[Path, float]]:
     """A folder with a generated federation, which is deleted, and the seconds that it took to write."""
-    own, start = Path(tempfile.mkdtemp(prefix="large-", dir=place)), time.perf_counter()
-    users = max(4, round(gb * 1e9 / (4 * FEATURES * EXAMPLES)))
+    users = clients(gb, 4 * FEATURES * EXAMPLES)
+    own, begun = Path(tempfile.mkdtemp(prefix="large-", dir=place)), time.perf_counter()
     try:
         made = write_gaussian(own / "made", users=users, examples=EXAMPLES, features=FEATURES, classes=CLASSES)
-        yield made, time.perf_counter() - start
+        yield made, time.perf_counter() - begun
     finally:
         shutil.rmtree(own)
 
@@ -188,4 +204,4 @@ def told(text: str) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_script(app)

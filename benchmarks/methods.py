@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from collapse import draw
+from inputs import known, new_file, run_script, whole_numbers
 from study import Study, heading, row
 
 from jcfl.runs import config
@@ -28,6 +29,7 @@ from jcfl.runs.choice import choose_k
 from jcfl.runs.environment import use_cache
 
 COLUMNS = ("accuracy_micro", "accuracy_macro", "f1_micro", "f1_macro", "purity", "ari", "clusters", "seconds")
+Count = Annotated[int | None, typer.Option(min=1)]
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 
@@ -35,18 +37,20 @@ app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=F
 def options(
     context: typer.Context,
     name: Annotated[str | None, typer.Option(help="Of the dataset.")] = None,
-    clients: int | None = None,
-    groups: int | None = None,
-    examples: Annotated[int | None, typer.Option(help="Training examples per client, on average.")] = None,
-    hidden: int | None = None,
-    rounds: int | None = None,
-    seeds: int | None = None,
+    clients: Count = None,
+    groups: Count = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Training examples per client, on average.")] = None,
+    hidden: Count = None,
+    rounds: Count = None,
+    seeds: Count = None,
     only: Annotated[list[str] | None, typer.Option(help="Rows.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of datasets [default: JCFL_DATA].")] = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the figures.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=new_file, metavar="FILE", help="A JSON file for the figures.")
+    ] = None,
 ) -> None:
     """What the methods and add-ons do beside each other."""
-    given = {key: value for key, value in locals().items() if key != "context" and value}
+    given = {key: value for key, value in locals().items() if key != "context" and value not in (None, [])}
     context.obj = lambda **usual: Study(**{**usual, **given})
 
 
@@ -54,10 +58,10 @@ def options(
 def table(context: typer.Context, scenario: str = typer.Argument("grouped_n_class"), warmup: int = 12) -> None:
     """All methods and add-ons on clients with skewed labels; CAM trains both models after `warmup` rounds."""
     study: Study = context.obj()
-    federations = study.federations(scenario, groups=study.groups)
+    rows, federations = study.chosen(rivals(study.groups, warmup)), study.federations(scenario, groups=study.groups)
     found: dict[str, Any] = {}
     print(heading(["method", *COLUMNS]), flush=True)
-    for title, method in study.chosen(rivals(study.groups, warmup)).items():
+    for title, method in rows.items():
         found[title] = []
         for seed, federation in enumerate(federations):
             history, seconds = study.run(federation, method=method, seed=seed, evaluate_every=study.rounds)
@@ -108,8 +112,9 @@ def collapse(
 
     With `--out FILE.json` it also draws the sizes of IFCA's clusters after the last round as FILE.png.
     """
+    known("method", [method], ("ifca", "fesem", "wecfl"))
     study: Study = context.obj(rounds=20)
-    uneven = {"sizes": [int(size) for size in group_sizes.split(",")]} if group_sizes else {}
+    uneven = {"sizes": whole_numbers("--group-sizes", group_sizes)} if group_sizes else {}
     federations = study.federations(scenario, groups=study.groups, **uneven)
     found: dict[str, Any] = {}
     for start, one in study.chosen(starters(method, study.groups, warmup)).items():
@@ -203,4 +208,4 @@ def cell(values: Sequence[float], what: str) -> str:
 
 if __name__ == "__main__":
     use_cache()
-    app()
+    run_script(app)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from inputs import run_script
 
 FEDERATIONS = {
     "rotated": ["scenario.name=rotated", "scenario.copies=false"],
@@ -30,7 +31,10 @@ FIRST = 100
 
 
 def main(
-    config: Annotated[Path, typer.Argument(help="The configuration.")] = Path(__file__).parent / "paper.yaml",
+    config: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The configuration.")] = Path(
+        __file__
+    ).parent
+    / "paper.yaml",
     data_dir: Annotated[Path, typer.Option(help="Folder of datasets.")] = Path("data"),
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/paper"),
     trials: Annotated[int, typer.Option(min=1, help="How many trials every method has.")] = 20,
@@ -67,4 +71,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from inputs import known, run_script
 
 from jcfl.results import History, cell, load
 from jcfl.runs.environment import use_cache
@@ -50,11 +51,12 @@ HERE = Path(__file__).parent
 
 def main(
     name: Annotated[str, typer.Argument(help=" or ".join(DATA))],
-    seeds: Annotated[int, typer.Option(help="Seeds of every point.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every point.")] = 2,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST is.")] = None,
 ) -> None:
     """Run every noise, print a table, and draw the figure."""
     use_cache()
+    known("federation", [name], DATA)
     found: list[History] = []
     for noise in (None, *NOISES):
         folder = Path(f"runs/privacy-{name}-{noise}")
@@ -78,4 +80,4 @@ def privacy(noise: float | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import clustering
 import numpy as np
 import typer
+from inputs import run_script
 from matplotlib.axes import Axes
 from study import drawing, heading, row
 
@@ -173,7 +174,7 @@ def participation(data_dir: DataDir = Path("data"), out: Out = Path("runs/questi
 
 
 @app.command()
-def tau(data_dir: DataDir = Path("data"), seeds: int = 3) -> None:
+def tau(data_dir: DataDir = Path("data"), seeds: Annotated[int, typer.Option(min=1)] = 3) -> None:
     """How wide is StoCFL's window of thresholds, by examples per client? Every client is seen in the first round."""
     taus = np.round(np.arange(0.02, 0.99, 0.01), 2)
     file = FIGURES / "question-tau.json"
@@ -283,4 +284,4 @@ def kept(name: str, found: Any, draw: Callable[[list[Axes]], Any], panels: int) 
 
 if __name__ == "__main__":
     use_cache()
-    app()
+    run_script(app)

@@ -11,13 +11,13 @@ the mean. The learning rate is fixed. For WeCFL the bound then does not reach 0,
 that depends on the number of rounds. So the slopes are no test of the theorems.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from inputs import read, run_script
 from study import Study, drawing, heading, row
 
 from jcfl.results import History
@@ -92,10 +92,13 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
         axis.legend(loc="upper right")
 
 
-def main(file: Annotated[Path, typer.Argument(help="What `methods.py rates` wrote.")]) -> None:
+def main(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `methods.py rates` wrote.")],
+) -> None:
     """Draw the figure of a JSON file beside it."""
-    draw(json.loads(file.read_text("utf-8")), file.with_suffix(".png"))
+    found = read(file, lambda found: len(found) > 0 and found.keys() <= RATES.keys(), "methods.py rates")
+    draw(found, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -6,13 +6,13 @@
 The first command trains, and writes the JSON file and the figure beside it; the second one draws the figure again.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from inputs import read, run_script
 from matplotlib.axes import Axes
 from scipy import stats
 from study import Study, drawing, heading, row
@@ -106,10 +106,13 @@ def panel(axis: Axes, found: Mapping[str, Sequence[Sequence[float]]], unit: floa
     axis.set_xticks(range(len(methods)), methods)
 
 
-def main(file: Annotated[Path, typer.Argument(help="What `methods.py starts` wrote.")]) -> None:
+def main(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `methods.py starts` wrote.")],
+) -> None:
     """Draw the figure of a JSON file beside it."""
-    draw(json.loads(file.read_text("utf-8")), file.with_suffix(".png"))
+    found = read(file, lambda found: found.keys() == METRICS.keys(), "methods.py starts")
+    draw(found, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from inputs import known
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
@@ -56,7 +57,8 @@ class Study(NamedTuple):
         return run(federation, **{**common, **given}), time.process_time() - start
 
     def chosen(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows asked for."""
+        """The rows asked for; an unknown one is refused."""
+        known("row", self.only, rows)
         return {title: row for title, row in rows.items() if not self.only or title in self.only}
 
     def saved(self, found: Mapping[str, Any]) -> None:
