@@ -15,7 +15,7 @@ import jcfl
 from jcfl import cli, results
 from jcfl.data import from_clients
 from jcfl.errors import InputError
-from jcfl.runs import config
+from jcfl.runs import sections
 from jcfl.view import comparing, plotting, statistics
 from jcfl.view.comparing import figures, matching, tables
 from jcfl.view.pages import tex
@@ -633,4 +633,4 @@ def test_runs_on_other_examples_are_on_another_federation(tmp_path):
 
 
 def test_what_a_run_fills_in_to_fit_the_memory_does_not_matter():
-    assert set(config.FITTED) <= set(matching.FREE)
+    assert set(sections.FITTED) <= set(matching.FREE)

@@ -278,13 +278,13 @@ def test_a_resumed_run_is_not_tried_anew(seconds, tmp_path):
 
 CORES = """
 import jax, jcfl, numpy as np
-from jcfl.runs import devices, tuning
+from jcfl.runs import devices, spare, tuning
 from tests import test_tuning, tiny
 
 devices.cores = tuning.devices.cores = lambda: 2
 jcfl.use_cores()
 assert jax.device_count() == 2
-tuning.LEAST = 1
+spare.LEAST = 1
 settings = test_tuning.MLP | {"engine": "general"}
 expected = [("fedavg", 4, 2), ("ifca", 4, 2), ("stocfl", 4, 1), ("stocfl", 400, 2), ("cfl", 4, 1), ("ditto", 4, 1)]
 for method, rounds, devices in expected:

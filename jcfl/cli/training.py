@@ -125,7 +125,7 @@ def train(
         devices.split_cores()
     if is_new and out is not None:
         refuse_taken(out)
-    plan = planned(config)
+    plan = planned(config, resumes=not is_new)
     quiet = quiet or not hosts.is_first()
     console, progress = bars.screen(), bars.screen(stderr=True)
     with (

@@ -15,9 +15,10 @@ from jcfl.data.partition import packed
 from jcfl.errors import InputError, shown
 from jcfl.registry import keywords_checked
 from jcfl.results import History, deviation
-from jcfl.runs import experiment
-from jcfl.runs.config import FITTED, Config
+from jcfl.runs import experiment, fitted
+from jcfl.runs.config import Config
 from jcfl.runs.plan import config_and_objects, federation_of, planned
+from jcfl.runs.sections import FITTED
 from jcfl.types import Federation
 
 Criterion = Literal["accuracy", "distance"]
@@ -92,6 +93,7 @@ def choose_k(
     """
     refuse_others(settings)
     config, objects = config_and_objects(what, settings)
+    config = fitted.reopened(config)
     federation = objects.federation if objects.federation is not None else federation_of(config)
     short = sample(np.random.default_rng(seed), federation, clients, held_back)
     ks = checked(ks, criterion, len(short.groups))

@@ -29,11 +29,11 @@ SCHEDULED = ("method", "addon", "train")
 RIVALS = {"train.steps": ("train", "epochs"), "train.epochs": ("train", "steps")}
 """Pairs of keys of which only one can be set: an override of one removes the other."""
 
-FITTED = ("examples", "client_states", "chunk", "budget", "seeds_in_one")
-"""The keys that fit a run to the machine's memory."""
-
-FILLED_IN = ("tuned", "decided", "made_by")
+FILLED_IN = ("tuned", "fitted", "decided", "made_by")
 """The keys that a run fills in."""
+
+MARKS = {*FILLED_IN} - {"fitted"}
+"""The keys by which a file that jcfl has written out is known; the first versions did not write `fitted`."""
 
 KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
 """The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
@@ -127,6 +127,10 @@ class Config(BaseModel):
     tuned: Annotated[
         dict[str, Tuned] | None, Field(description="how each method trains on this machine, filled in by a run")
     ] = None
+    fitted: Annotated[
+        sections.Fitted | None,
+        Field(description="keys that were chosen for a device, and that device, filled in by a run"),
+    ] = None
     decided: Annotated[
         dict[str, Any] | None, Field(description="the data behind the choice of auto, filled in by a run")
     ] = None
@@ -199,7 +203,7 @@ def with_open_seed(settings: dict[str, Any]) -> dict[str, Any]:
     of `seed`. A file that was written by hand lacks the keys that a run fills in; a seed in it was given, and stays.
     """
     scenario = settings.get("scenario")
-    if not (isinstance(scenario, Mapping) and {*FILLED_IN} <= settings.keys()):
+    if not (isinstance(scenario, Mapping) and settings.keys() >= MARKS):
         return settings
     if scenario.get("seed") != settings.get("seed", 0):
         return settings

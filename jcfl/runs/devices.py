@@ -28,7 +28,7 @@ def device_count(wanted: int | None) -> int:
     """How many devices share the clients: as many as wanted, else all devices of all hosts.
 
     A CPU counts as one device, unless more devices are wanted before JAX has started, or `use_cores` was called. Where
-    no number is wanted, one of a CPU's devices is taken; `jcfl.runs.tuning` says for which methods all are.
+    no number is wanted, one of a CPU's devices is taken; `jcfl.runs.spare` says for which methods all are.
 
     Raises:
         InputError: there are fewer devices than wanted, or JAX cannot start on those of JAX_PLATFORMS.

@@ -85,7 +85,7 @@ def run(
         compare: further methods to compare with the main one, by name or as mappings.
         out: the run's folder; without it nothing is written.
         resume: whether to continue the run in `out`. It trains as it began, to the same bits: `devices`, `chunk`,
-            `budget` and `autotune` have no effect then.
+            `budget` and `autotune` have no effect then. On another kind of device its bits differ.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called with a `Progress` about once a second.
         progress: whether a bar is shown, or lines where stderr is neither a terminal nor a notebook; by default a bar
@@ -114,7 +114,7 @@ def run(
     config = resumed(folder, config) if resume else config.model_copy(update={"made_by": {}, "decided": None})
     if not resume:
         refuse_taken(folder)  # before the data are read and trials choose what they choose
-    plan = planned(config, objects)
+    plan = planned(config, objects, resumes=resume)
     with devices.claimed(folder, new=not resume), watched as watch:
         return execute(plan, folder, watch, allow_versions=allow_versions)
 
@@ -199,7 +199,7 @@ def refuse_edited(file: Path, kept: Mapping[str, Any]) -> None:
         edited = read(file).model_dump()
     except InputError:
         return
-    changed = differences(*(flat({**one, "made_by": None}) for one in (kept, edited)))
+    changed = differences(*(flat({**one, "made_by": None, "fitted": None}) for one in (kept, edited)))
     if changed:
         raise InputError(
             f"{file} was changed after the run had written it: {'; '.join(changed)}; undo that, or delete the file to "

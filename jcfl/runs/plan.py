@@ -10,7 +10,7 @@ import numpy as np
 from jcfl import data, models, registry
 from jcfl.core import memory, onhost, returned
 from jcfl.core.compile import compile
-from jcfl.core.context import Context, Resources
+from jcfl.core.context import Context
 from jcfl.core.context import context as make_context
 from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
@@ -19,7 +19,7 @@ from jcfl.data import soundness
 from jcfl.errors import InputError, Notice, TooLarge
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
-from jcfl.runs import accounting, automatic, devices, hosts, schedules
+from jcfl.runs import accounting, automatic, devices, fitted, hosts, schedules
 from jcfl.runs.answers import refuse_replaced, with_answers, without
 from jcfl.runs.config import Config, checked, unchecked, with_open_seed
 from jcfl.runs.devices import bytes_of
@@ -37,9 +37,8 @@ from jcfl.runs.objects import (
     registered_name,
 )
 from jcfl.runs.provenance import common, fingerprint
-from jcfl.runs.sections import Method, Piece, Trainer, Tuned, without_given
+from jcfl.runs.sections import Method, Piece, Trainer, without_given
 from jcfl.types import Algorithm, Federation, Task
-from jcfl.types.target import target
 
 SMALL = 2**26
 """The most bytes of state with which several seeds run side by side, unless the configuration says otherwise."""
@@ -87,17 +86,25 @@ def config_and_objects(what: Any, given: dict[str, Any]) -> tuple[Config, Object
     return config, objects
 
 
-def planned(config: Config, objects: Objects = Objects(), lanes: int | None = None) -> Plan:  # noqa: B008
+def planned(
+    config: Config,
+    objects: Objects = Objects(),  # noqa: B008
+    lanes: int | None = None,
+    resumes: bool = False,
+) -> Plan:
     """The plan of a run: its federation, context and algorithms, checked.
 
     Args:
         lanes: how many runs will share the memory; by default the number of seeds that run side by side.
+        resumes: whether an earlier sitting has begun the run, so that its states keep their shapes.
 
     Raises:
         InputError: data is missing or corrupt, the federation cannot be made, options exclude each other, or several
             hosts were given different configurations, files or versions.
     """
+    config = fitted.reopened(config, fitted.STATES if resumes else ())
     plan = settled(config, objects, lanes) if not automatic.is_open(config) else with_decisions(config, objects, lanes)
+    plan = plan._replace(config=fitted.noted(plan.config, config))
     methods = {title: one.method for title, one in plan.algorithms.items()}
     for line in without_effect(plan.config, plan.context.faults, methods):
         warnings.warn(line, Notice, stacklevel=2)
@@ -121,10 +128,7 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
     refuse_settings()
     if hosts.several():
         hosts.agree(common(config))
-    before = max((one.devices or 1 for one in (config.tuned or {}).values()), default=1)
-    if devices.parts_of_cpu() < before > 1 and not hosts.several():  # a run that is repeated gets the devices it had
-        devices.split_cpu(min(before, devices.MOST))
-    several = devices.device_count(config.devices)
+    several = fitted.devices_of(config)
     federation = objects.federation if objects.federation is not None else federation_of(config)
     refuse_long_history(config, len(federation.groups))
     faults = faults_of(config)
@@ -212,28 +216,6 @@ def with_states_on_host(config: Config, federation: Federation, context: Context
     except InputError:
         return None
     return plan if plan.needs.rows else None
-
-
-def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
-    """The plan of one method with the choices of `tuned` in place of the constants'."""
-    if tuned == Tuned():
-        return plan
-    context, config = plan.context, plan.config
-    given = {key: value for key, value in tuned.model_dump().items() if value is not None and key in Resources._fields}
-    if "devices" in given and target().is_cpu:  # the run may have begun on a machine with more cores
-        given["devices"] = min(given["devices"], jax.device_count())
-    resources = context.resources._replace(**given)
-    share = -(-context.population.cohort // resources.devices)  # clients of one device
-    resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
-    if tuned.convolution is not None and context.build is not None:
-        model = with_option(config.model, ["convolution"], tuned.convolution)
-        task = task_of(
-            config.model_copy(update={"model": model}), plan.objects, context.build, *shapes(plan.federation)
-        )
-        context = context._replace(task=task)
-    context = context._replace(engine=tuned.engine or context.engine, resources=resources)
-    algorithms = algorithms_of(config, context, plan.objects)
-    return plan._replace(context=context, algorithms=algorithms)
 
 
 def smaller(plan: Plan) -> Plan | None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from jcfl.errors import InputError
 from jcfl.nested import flat, plain
-from jcfl.runs.config import FILLED_IN, FITTED, Config, read
+from jcfl.runs.config import FILLED_IN, Config, read
 from jcfl.runs.environment import versions
+from jcfl.runs.sections import FITTED
 from jcfl.types import Federation
 
 LOOSE = (

@@ -1,6 +1,6 @@
 """The sections of a configuration: each names a registered piece and gives its options."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
@@ -71,12 +71,25 @@ class Tuned(BaseModel):
         return {key: value for key, value in dict(self).items() if value is not None}
 
 
+FITTED = ("examples", "client_states", "chunk", "budget", "seeds_in_one")
+"""The keys of a configuration that fit a run to the machine's memory."""
+
+
+class Fitted(BaseModel):
+    """The keys of a configuration that the user left open, and the device for which a run chose their values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    platform: str  # cpu, gpu, tpu
+    kind: str  # the device's name
+    keys: tuple[str, ...] = ()
+
+
 TUNED = {"engine": "engine", "chunk": "chunk", "devices": "devices", "model.convolution": "convolution"}
 """The keys of a configuration whose values a field of `Tuned` replaces, with this field."""
 
 
 def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, Any]:
-    """Settings, not checked, whose `tuned` says nothing of what the user gives; else it would replace that.
+    """Settings, not checked, whose `tuned` and `fitted` say nothing of what the user gives; else they would replace it.
 
     Args:
         settings: with the user's values in place already.
@@ -84,6 +97,7 @@ def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> d
             model computes its convolutions as its options say.
     """
     given = {".".join(path) for path in paths}
+    settings = with_fitted(settings, given)
     if "tuned" in given or not isinstance(settings.get("tuned"), Mapping):
         return settings
     if "autotune" in given:
@@ -93,6 +107,21 @@ def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> d
     kept = lambda one: {key: value for key, value in dict(one).items() if key not in gone}
     tuned = {title: kept(one) if isinstance(one, Mapping | Tuned) else one for title, one in settings["tuned"].items()}
     return settings | {"tuned": tuned}
+
+
+def with_fitted(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Settings, not checked, whose `fitted` names no key that the user gives.
+
+    Files of the first versions have the device under `made_by` alone. Nobody can tell which of their keys were given,
+    so all of them count as chosen for the device.
+    """
+    fitted, made_by = settings.get("fitted"), settings.get("made_by")
+    device = made_by.get("device") if isinstance(made_by, Mapping) else None
+    if fitted is None and isinstance(device, Mapping) and device.keys() >= {"platform", "kind"}:
+        fitted = {"platform": device["platform"], "kind": device["kind"], "keys": [*FITTED, "tuned"]}
+    if not (isinstance(fitted, Mapping) and isinstance(fitted.get("keys"), list | tuple)):
+        return settings  # what is wrong is refused where settings are checked
+    return settings | {"fitted": {**fitted, "keys": [key for key in fitted["keys"] if key not in given]}}
 
 
 class Chosen(BaseModel):

@@ -22,11 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl.core import aggregates, rounds
-from jcfl.core.context import Context, model_bytes
+from jcfl.core.context import Context, Resources
 from jcfl.core.costs import operations_of_a_round
 from jcfl.core.engine import General
-from jcfl.core.memory import free_memory
-from jcfl.core.method import Method
 from jcfl.core.streams import round_keys
 from jcfl.errors import InputError
 from jcfl.fast.factored import REFERENCES, Factored, tile_size
@@ -36,8 +34,9 @@ from jcfl.runs import devices, hosts
 from jcfl.runs.compiling import no_garbage_collection, products_are_free, round_options, seconds_of
 from jcfl.runs.config import Config
 from jcfl.runs.environment import versions
-from jcfl.runs.plan import Plan, with_tuned
+from jcfl.runs.plan import Plan, algorithms_of, shapes, task_of, with_option
 from jcfl.runs.sections import Tuned
+from jcfl.runs.spare import spare_devices
 from jcfl.types import Algorithm, Cohort, Federation, State
 from jcfl.types.target import target
 
@@ -63,21 +62,6 @@ CLUSTERS, EACH = 4, 8
 
 BETTER = 0.95
 """A candidate is taken if it needs at most this share of the best time so far; less may be chance."""
-
-LITTLE = 0.05
-"""The most operations besides training, as a share of those of training, with which cores train clients apart from each
-other: each core does for itself what is not training."""
-
-LEAST = 5e6
-"""The fewest operations of a core in a round, if cores train clients apart from each other: they wait for each other at
-its end. With 9e6 (softmax regression on digits) two Intel cores took half the time of both cores in one program."""
-
-COPIED = 2**29
-"""The most bytes of examples, states and descriptions that each core holds for itself. All cores take at most half of
-the free memory for them."""
-
-COMPARED = "data", "upload"
-"""The sources of descriptions that are as long as models, and are compared."""
 
 
 class Measured(NamedTuple):
@@ -120,6 +104,28 @@ def of_method(plan: Plan, title: str) -> Plan:
     return part._replace(algorithms={title: algorithm})
 
 
+def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
+    """The plan of one method with the choices of `tuned` in place of the constants'."""
+    if tuned == Tuned():
+        return plan
+    context, config = plan.context, plan.config
+    given = {key: value for key, value in tuned.model_dump().items() if value is not None and key in Resources._fields}
+    if "devices" in given:  # the run may have begun on a machine with more of them
+        given["devices"] = min(given["devices"], jax.device_count())
+    resources = context.resources._replace(**given)
+    share = -(-context.population.cohort // resources.devices)  # clients of one device
+    resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
+    if tuned.convolution is not None and context.build is not None:
+        model = with_option(config.model, ["convolution"], tuned.convolution)
+        task = task_of(
+            config.model_copy(update={"model": model}), plan.objects, context.build, *shapes(plan.federation)
+        )
+        context = context._replace(task=task)
+    context = context._replace(engine=tuned.engine or context.engine, resources=resources)
+    algorithms = algorithms_of(config, context, plan.objects)
+    return plan._replace(context=context, algorithms=algorithms)
+
+
 def choice(plan: Plan, title: str, work: float) -> Tuned:
     """How one method's clients train, whose training takes so many operations a round."""
     method = plan.algorithms[title].method
@@ -153,48 +159,6 @@ def as_tuned(plan: Plan, title: str, tuned: Tuned) -> Plan:
 def engine(plan: Plan) -> str:
     """The engine that trains the clients of a plan's main method."""
     return next(iter(plan.algorithms.values())).engine
-
-
-def spare_devices(plan: Plan, title: str, work: float) -> int:
-    """How many devices a method's clients can be shared out among although the configuration names no number.
-
-    All devices compute once more what is not training, and hold the examples, the states and the descriptions. Seeds
-    and points that run side by side have a core each already.
-
-    Args:
-        work: operations of local training in a round.
-    """
-    config, method, context = plan.config, plan.algorithms[title].method, plan.context
-    asked = config.devices is None and target().is_cpu and not config.seeds_in_one and not hosts.several()
-    described = context.population.cohort * model_bytes(context.task) if method.describe.source in COMPARED else 0
-    copied = plan.needs.federation + plan.needs.states + described
-    little = operations_besides(method, context, work, config.rounds) <= LITTLE * work * config.rounds
-    if not (asked and little and copied <= COPIED) or plan.needs.outside or method.group.alone:
-        return 1
-    most = jax.local_device_count(), devices.cores(), context.population.cohort, work // LEAST
-    return max(1, int(min(*most, free_memory() // (2 * copied))))
-
-
-def operations_besides(method: Method, context: Context, work: float, rounds: int) -> float:
-    """About how many operations it takes to describe clients and to compare the descriptions, in all rounds.
-
-    Descriptions of data come from one gradient of each client, and each client meets every other one once. Uploads meet
-    each other or the clusters in every round. If the server keeps what clients sent before, all of that meets the
-    clusters.
-
-    Args:
-        work: operations of local training in a round.
-    """
-    population, numbers = context.population, model_bytes(context.task) // 4
-    if method.describe.source == "data":
-        examples = population.cohort * math.prod(context.trainer.rows_and_steps(population.width))
-        gradient = work * population.width / examples
-        return population.clients * (gradient + 2 * numbers * population.clients)
-    if method.describe.source == "upload":
-        kept, slots = bool(method.group.keeps(method, context)), method.group.slots(context)
-        pairs = population.clients * slots if kept else population.cohort * max(population.cohort, slots)
-        return rounds * pairs * 2 * numbers
-    return 0.0
 
 
 class Trial:

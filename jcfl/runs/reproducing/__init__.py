@@ -194,7 +194,7 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
     try:
         config = config.model_copy(update={"made_by": dict(settings.made_by)})
         config = config if is_new else experiment.resumed(place, config)
-        plan = with_room(planned(config, Objects(federation=made())), place)
+        plan = with_room(planned(config, Objects(federation=made()), resumes=not is_new), place)
         with devices.claimed(place, new=is_new):
             run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
             checkpoints.delete(devices.folder(place))

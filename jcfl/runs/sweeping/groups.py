@@ -17,7 +17,7 @@ from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
 from jcfl.results import Folder, History
 from jcfl.runs import automatic, trackers
 from jcfl.runs.compiling import round_options
-from jcfl.runs.config import FITTED, Config
+from jcfl.runs.config import Config
 from jcfl.runs.environment import made_by
 from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, smaller, state_bytes
 from jcfl.runs.programs import Family, Scalars, family_begun
@@ -25,6 +25,7 @@ from jcfl.runs.provenance import fingerprint
 from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
 from jcfl.runs.run import Run
+from jcfl.runs.sections import FITTED
 from jcfl.runs.sweeping.alike import FEDERATION, differing_options, grouped, key_text, kind, real_options
 from jcfl.runs.sweeping.points import Point, Points
 from jcfl.types import Federation
@@ -217,7 +218,7 @@ class Training:
 
     def run(self, point: Point, plan: Plan) -> Run:
         """A point's run."""
-        machine = {key: getattr(plan.config, key) for key in FITTED}
+        machine = {key: getattr(plan.config, key) for key in (*FITTED, "fitted")}
         machine["made_by"] = made_by(point.config.made_by)
         config = point.config.model_copy(update=machine)
         algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))

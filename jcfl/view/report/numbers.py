@@ -240,8 +240,8 @@ def plain(value: float | None) -> str:
 
 
 NEUTRAL = (
-    "made_by", "compare", "examples", "client_states", "chunk", "budget", "autotune", "tuned", "chosen_by", "decided",
-    "data_dir",
+    "made_by", "compare", "examples", "client_states", "chunk", "budget", "autotune", "tuned", "fitted", "chosen_by",
+    "decided", "data_dir",
 )  # fmt: skip
 """The keys of a configuration that change no score of its main method."""
 
