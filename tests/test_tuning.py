@@ -1,10 +1,13 @@
 """Ways to train are tried before long runs: the fastest is taken, written down, kept, and computes the same."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -34,6 +37,7 @@ def plan(**settings):
 def seconds(monkeypatch, tmp_path):
     """Every run is long; a trial takes no time and finds the seconds of this mapping, by what is not the constants'."""
     monkeypatch.setattr(tuning, "SHORTEST", 0.0)
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
     monkeypatch.setattr(tuning, "spare_devices", lambda *_: 1)  # whatever other tests made of this process
     monkeypatch.setattr(tuning, "products_are_free", lambda: False)  # whatever this version of XLA knows
@@ -367,3 +371,46 @@ def test_a_choice_of_more_devices_than_there_are_takes_those_there_are():
     there = jax.device_count()  # JAX has started then
     few = tuning.of_method(plan(method="fedavg", tuned={"fedavg": {"devices": 64}}), "fedavg")
     assert few.context.resources.devices == there
+
+
+def kept(folder):
+    """The outcomes of trials that are stored."""
+    return [json.loads(file.read_text()) for file in folder.glob("*.json")]
+
+
+def ticking(monkeypatch):
+    """Let the trials' clock count how often it is read."""
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=partial(next, itertools.count())))
+
+
+@pytest.mark.parametrize(("limit", "compiled"), [(0.5, 0), (1.5, 0), (2.5, 1)])
+def test_trials_give_up_where_tracing_or_compiling_took_their_time(limit, compiled, monkeypatch, tmp_path):
+    """A run that was expected to take a minute was measured for forty seconds. Each step takes a second here."""
+    asked = []
+    ticking(monkeypatch)
+    monkeypatch.setattr(tuning, "SHORTEST", 0.0)
+    monkeypatch.setitem(tuning.RATE, "cpu", 1.0)
+    monkeypatch.setitem(tuning.LONGEST, "cpu", limit)
+    monkeypatch.setattr(tuning, "stored", lambda key: tmp_path / f"{key}.json")
+    monkeypatch.setattr(tuning, "round_options", asked.append)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda lowered, options: None)
+    assert tuning.tuned(plan(method="fedavg")).config.tuned == {}  # nothing that could be timed was compiled
+    assert (len(asked), kept(tmp_path)) == (compiled, [])
+
+
+def test_an_outcome_of_little_time_is_not_kept_for_a_run_with_more(seconds, tmp_path, monkeypatch):
+    """Rounds take ten seconds and trials one. With 4 rounds only the constants are timed, with 6 one candidate too."""
+    ticking(monkeypatch)
+    for rounds, tried, stored in [(4, 1, 0), (6, 2, 1), (8, 0, 1), (400, 4, 1), (800, 0, 1)]:
+        before = len(seconds["tried"]) if "tried" in seconds else 0
+        tuning.tuned(plan(rounds=rounds))
+        assert (len(seconds["tried"]) - before, len(kept(tmp_path))) == (tried, stored), rounds
+
+
+def test_an_outcome_is_kept_for_the_same_processor_and_room_alone(monkeypatch):
+    """Nodes of a cluster share the folder of compiled programs, and a larger chunk needs room."""
+    key = lambda **settings: tuning.Trial(plan(method="fedavg", chunk=2, **settings), "fedavg", 1.0).key()
+    here = key(budget=2**24)
+    assert here == key(budget=2**24 + 1) != key(budget=2**28)
+    monkeypatch.setattr(tuning, "processor", lambda: "another")
+    assert key(budget=2**24) != here

@@ -51,6 +51,21 @@ def version(package: str) -> str:
         return __version__
 
 
+NAMES = ("model name", "CPU implementer", "CPU part")
+"""What /proc/cpuinfo calls a processor: by its name, or on ARM by two numbers."""
+
+
+@functools.cache
+def processor() -> str:
+    """The name of this machine's processor; a coarser name where the system is not Linux."""
+    try:
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()]
+    except OSError:
+        lines = []
+    names = dict.fromkeys(value.strip() for key, _, value in lines if key.strip() in NAMES)
+    return ", ".join(names) or platform.processor() or platform.machine()
+
+
 NEEDED: dict[str, tuple[Any, ...]] = {
     "jax_disable_jit": (False,),
     "jax_numpy_dtype_promotion": ("standard",),

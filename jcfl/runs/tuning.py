@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from jcfl.core import aggregates, rounds
-from jcfl.core.context import Context, Resources
+from jcfl.core.context import Context
 from jcfl.core.costs import operations_of_a_round
 from jcfl.core.engine import General
 from jcfl.core.streams import round_keys
@@ -33,8 +34,9 @@ from jcfl.results.files import replace
 from jcfl.runs import devices, hosts
 from jcfl.runs.compiling import no_garbage_collection, products_are_free, round_options, seconds_of
 from jcfl.runs.config import Config
-from jcfl.runs.environment import versions
-from jcfl.runs.plan import Plan, algorithms_of, shapes, task_of, with_option
+from jcfl.runs.environment import processor, versions
+from jcfl.runs.one_method import of_method
+from jcfl.runs.plan import Plan
 from jcfl.runs.sections import Tuned
 from jcfl.runs.spare import spare_devices
 from jcfl.types import Algorithm, Cohort, Federation, State
@@ -54,6 +56,9 @@ RATE = {"cpu": 5e10, "gpu": 2e13}
 """Operations a second, of a CPU's core, from which the time of a run is expected before anything is measured. On an
 NVIDIA H200, rounds of StoCFL's Table 1 and of 1,000 clients with a CNN had 4e13 and 5e13; smaller rounds have less."""
 
+MORE = 2.0
+"""Trials are repeated if a run has more than so many times the seconds that the stored ones had for all candidates."""
+
 PART = 0.25
 """The expected seconds of a trial's clients."""
 
@@ -71,6 +76,29 @@ class Measured(NamedTuple):
     temporary: int  # bytes that XLA says it works on
 
 
+class Kept(BaseModel):
+    """What trials found, as it is stored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    choice: Tuned
+    each_round: float  # seconds of a round by the first choice
+    limit: float  # seconds that the trials had
+    complete: bool  # whether there was time to try every candidate
+
+    def holds(self, rounds_in_all: int) -> bool:
+        """Whether trials of a run of so many rounds would hardly try more."""
+        return self.complete or limit_of(self.each_round * rounds_in_all) <= MORE * self.limit
+
+
+class TimeOver(Exception):
+    """A trial was given up because tracing or compiling took the time of all trials."""
+
+
+def limit_of(seconds: float) -> float:
+    """The most seconds of the trials of a run that takes so many seconds."""
+    return min(SHARE * seconds, target().of(LONGEST))
+
+
 def tuned(plan: Plan) -> Plan:
     """The plan with `config.tuned` filled in: how every method trains, as stored, as tried or by constants.
 
@@ -86,46 +114,6 @@ def tuned(plan: Plan) -> Plan:
     return plan._replace(config=plan.config.model_copy(update={"tuned": found}))
 
 
-def of_method(plan: Plan, title: str) -> Plan:
-    """The part of a plan that is one method's run, as `config.tuned` says."""
-    config, several, objects = plan.config, len(plan.config.methods) > 1, plan.objects
-    one = (config.tuned or {}).get(title, Tuned())
-    method = config.methods[title]
-    if several:
-        found = {method.title: one} if one != Tuned() else {}
-        known = config.decided or {}
-        decided = {method.title: known[title]} if title in known else None
-        own = {"tuned": config.tuned and found, "decided": decided}
-        objects = objects.of_method(list(config.methods).index(title))
-        config = config.model_copy(update={"method": method, "compare": (), **own})
-    part = plan._replace(config=config, objects=objects, algorithms={title: plan.algorithms[title]})
-    part = with_tuned(part, one)
-    (algorithm,) = part.algorithms.values()  # two methods of one name have titles of their own
-    return part._replace(algorithms={title: algorithm})
-
-
-def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
-    """The plan of one method with the choices of `tuned` in place of the constants'."""
-    if tuned == Tuned():
-        return plan
-    context, config = plan.context, plan.config
-    given = {key: value for key, value in tuned.model_dump().items() if value is not None and key in Resources._fields}
-    if "devices" in given:  # the run may have begun on a machine with more of them
-        given["devices"] = min(given["devices"], jax.device_count())
-    resources = context.resources._replace(**given)
-    share = -(-context.population.cohort // resources.devices)  # clients of one device
-    resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
-    if tuned.convolution is not None and context.build is not None:
-        model = with_option(config.model, ["convolution"], tuned.convolution)
-        task = task_of(
-            config.model_copy(update={"model": model}), plan.objects, context.build, *shapes(plan.federation)
-        )
-        context = context._replace(task=task)
-    context = context._replace(engine=tuned.engine or context.engine, resources=resources)
-    algorithms = algorithms_of(config, context, plan.objects)
-    return plan._replace(context=context, algorithms=algorithms)
-
-
 def choice(plan: Plan, title: str, work: float) -> Tuned:
     """How one method's clients train, whose training takes so many operations a round."""
     method = plan.algorithms[title].method
@@ -139,16 +127,20 @@ def choice(plan: Plan, title: str, work: float) -> Tuned:
     rounds_in_all = plan.config.rounds * plan.config.seeds
     if not plan.config.autotune or work / rate * rounds_in_all < SHORTEST:
         return first
+    begin = time.perf_counter()
     trial = Trial(plan, title, work / rate, cores)
+    trial.end = begin + limit_of(work / rate * rounds_in_all)
     file = stored(trial.key())
-    if file is None:
-        return searched(trial, first, rounds_in_all)
-    with suppress(OSError, ValueError):  # there is none, or it is damaged
-        return Tuned.model_validate_json(file.read_text("utf-8"))
-    best = searched(trial, first, rounds_in_all)
-    with suppress(OSError, InputError):  # it cannot be kept, so the next run has trials of its own
-        replace(file, lambda out: out.write(best.model_dump_json().encode()))
-    return best
+    if file is not None:
+        with suppress(OSError, ValueError):  # there is none, or it is damaged
+            kept = Kept.model_validate_json(file.read_text("utf-8"))
+            if kept.holds(rounds_in_all):
+                return kept.choice
+    found = searched(trial, first, rounds_in_all, begin)
+    if file is not None and found is not None:
+        with suppress(OSError, InputError):  # it cannot be kept, so the next run has trials of its own
+            replace(file, lambda out: out.write(found.model_dump_json().encode()))
+    return first if found is None else found.choice
 
 
 def as_tuned(plan: Plan, title: str, tuned: Tuned) -> Plan:
@@ -179,11 +171,16 @@ class Trial:
         parts = devices.cores() if target().is_cpu else plan.context.resources.devices
         wanted = max(cohort * PART / max(expected, PART), EACH * slots, plan.context.resources.chunk * parts)
         self.cohort = min(cohort, round(wanted))
+        self.end = math.inf  # the time at which all trials have to be over
         self.first = self.lower(Tuned())
 
     def key(self) -> str:
-        """What decides a trial's outcome: the program by constants, what is free to change, machine and versions."""
-        config, machine = self.plan.config, [target().name, target().platform, devices.cores(), versions()]
+        """What decides a trial's outcome: the program by constants, what is free to change, machine and versions.
+
+        The room for what is worked on counts in steps of 9 %, because the free memory differs a little between runs.
+        """
+        config, room = self.plan.config, round(8 * math.log2(self.context.resources.room))
+        machine = [target().name, target().platform, devices.cores(), target().is_cpu and processor(), room, versions()]
         free = [config.engine, self.plan.chunk_is_free, self.cores, convolution_is_free(config), products_are_free()]
         parts = [machine, free, self.cohort, self.first[0].as_text()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -256,11 +253,23 @@ class Trial:
         with no_garbage_collection():
             return jax.jit(once).lower(state, federation), (state, federation)
 
+    def go_on(self) -> None:
+        """Raise `TimeOver` where the time of all trials is over."""
+        if time.perf_counter() > self.end:
+            raise TimeOver
+
     def measure(self, tuned: Tuned) -> Measured:
-        """Compile the training and time it: the first time does not count, as memory is taken then."""
+        """Compile the training and time it: the first time does not count, as memory is taken then.
+
+        Raises:
+            TimeOver: the time of all trials was over before the training could be timed.
+        """
+        self.go_on()
         same = tuned == Tuned(products=tuned.products)  # the library is chosen when a program is compiled
         lowered, arguments = self.first if same else self.lower(tuned)
+        self.go_on()
         program = lowered.compile(round_options(self.context_of(tuned)))
+        self.go_on()
         run = lambda: seconds_of(program, *arguments)[0]
         run()
         times = [run()]
@@ -270,31 +279,47 @@ class Trial:
         return Measured(min(times) * each, size.temp_size_in_bytes if size is not None else 0)
 
 
-def searched(trial: Trial, first: Tuned, rounds_in_all: int) -> Tuned:
+def searched(trial: Trial, first: Tuned, rounds_in_all: int, begin: float) -> Kept | None:
     """The best of the candidates that there is time to try, the constants' choice `first` among them.
+
+    The time is that of the run as it was expected, until `first` is measured; then of the run as it was measured.
 
     Args:
         rounds_in_all: of all seeds, from which the time for trials follows.
+        begin: when the trials began, by `time.perf_counter`.
+
+    Returns:
+        None if there are candidates and none of them was tried, so that nothing is known.
     """
-    begin = time.perf_counter()
     try:
         best, least = first, trial.measure(first)
-    except jax.errors.JaxRuntimeError:  # too little memory, for which the run takes fewer clients at a time
-        return first
+    except (TimeOver, jax.errors.JaxRuntimeError):  # of too little memory, for which the run takes fewer clients
+        return None
     took = time.perf_counter() - begin
-    all_of_run = least.seconds * trial.context.population.cohort / trial.cohort * rounds_in_all
-    end = begin + min(SHARE * all_of_run, target().of(LONGEST))
+    each_round = least.seconds * trial.context.population.cohort / trial.cohort
+    limit = limit_of(each_round * rounds_in_all)
+    trial.end = begin + limit
+    tried, complete = 0, True
     for change in changes(trial):
         tuned = change(best, least)
-        if tuned is None or time.perf_counter() + took > end:
+        if tuned is None:
+            continue
+        if time.perf_counter() + took > trial.end:
+            complete = False
             continue
         try:
             found = trial.measure(tuned)
+        except TimeOver:
+            complete = False
+            continue
         except (InputError, jax.errors.JaxRuntimeError):  # it cannot be had, or takes more memory than there is
             continue
+        finally:
+            tried += 1
         if found.seconds < BETTER * least.seconds and found.temporary <= trial.context.resources.room:
             best, least = tuned, found
-    return best
+    known = complete or tried > 0
+    return Kept(choice=best, each_round=each_round, limit=limit, complete=complete) if known else None
 
 
 Change = Callable[[Tuned, Measured], Tuned | None]
