@@ -212,11 +212,14 @@ def test_verify_evaluates_a_stopped_run_where_it_was_evaluated(tmp_path):
 
 
 def test_verify_trains_on_the_devices_that_the_command_had(tmp_path, trained, monkeypatch):
-    """`jcfl run` makes a device of each core, and `jcfl sweep` does not."""
-    places, split = [trained(command, tmp_path / command) for command in ("sweep", "run")], []
+    """`jcfl run` makes a device of each core, and commands that train points do not; a point alone got two devices."""
+    run, sweep, search = (trained(command, tmp_path / command) for command in ("run", "sweep", "tune"))
+    points, split = [next((home / "runs").iterdir()) for home in (sweep, search)], []
+    for point in points:
+        assert results.Folder(point).yaml("config.yaml")["tuned"] == {}
     monkeypatch.setattr("jcfl.runs.devices.split_cores", lambda: split.append(1))
     monkeypatch.setattr(verifying, "figures", lambda *given: [])
-    for place, times in zip(places, (0, 1), strict=True):
+    for place, times in zip((sweep, *points, run), (0, 0, 0, 1), strict=True):
         assert cli.status(["verify", str(place), "--rerun"]) == 0
         assert len(split) == times
 

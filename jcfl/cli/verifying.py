@@ -59,7 +59,7 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
     from jcfl.runs import bars, devices, verifying
 
     begin_work()
-    if not (folder / "sweep.yaml").is_file():  # whose points were trained without
+    if not verifying.is_swept(folder):  # points were trained without
         devices.split_cores()
     console = bars.screen()
     with bars.watched(bars.screen(stderr=True), quiet) as watch:

@@ -55,6 +55,12 @@ def files(path: Path) -> list[Files]:
     return [checked(place) for place in places]
 
 
+def is_swept(path: Path) -> bool:
+    """Whether a folder is that of a sweep, or of a point of a sweep or a trial of a search."""
+    home = path.resolve()
+    return any((place / name).is_file() for place in (home, *home.parents[:2]) for name in ("sweep.yaml", "tune.json"))
+
+
 def below(path: Path) -> list[str]:
     """The runs in a folder of several."""
     try:

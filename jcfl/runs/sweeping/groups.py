@@ -217,9 +217,9 @@ class Training:
         return planned(config, objects, lanes)
 
     def run(self, point: Point, plan: Plan) -> Run:
-        """A point's run."""
+        """A point's run, whose `tuned` says that it trains without trials, so that the same run again does so too."""
         machine = {key: getattr(plan.config, key) for key in (*FITTED, "fitted")}
-        machine["made_by"] = made_by(point.config.made_by)
+        machine |= {"tuned": {}, "made_by": made_by(point.config.made_by)}
         config = point.config.model_copy(update=machine)
         algorithm = algorithm_by_options(point.config, plan.context, point.objects)(real_options(point.config))
         place = self.folder_of(point)
