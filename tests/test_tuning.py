@@ -219,7 +219,12 @@ def test_what_is_chosen_for_a_compared_object_leaves_it_what_it_is():
     [
         ({"engine": "general"}, {"chunk": 2, "convolution": "native"}),
         ({"chunk": 3}, {"engine": "factored", "convolution": "native"}),
-        ({"model": "linear"}, {"engine": "factored", "chunk": 2}),
+        ({"model": "linear"}, None),
+        ({"privacy": {"clip": 0.3}}, None),
+        ({"train": {"lr": 0.2}}, None),
+        ({"method": {"name": "ifca", "clusters": 3}}, None),
+        ({"compare": ["fedavg"]}, None),
+        ({"compare": []}, {"engine": "factored", "chunk": 2, "convolution": "native"}),
         ({"rounds": 5}, {"engine": "factored", "chunk": 2, "convolution": "native"}),
         ({"autotune": False}, None),
         ({"tuned": {}}, None),

@@ -84,8 +84,11 @@ class Fitted(BaseModel):
     keys: tuple[str, ...] = ()
 
 
-TUNED = {"engine": "engine", "chunk": "chunk", "devices": "devices", "model.convolution": "convolution"}
-"""The keys of a configuration whose values a field of `Tuned` replaces, with this field."""
+TUNED = ("engine", "chunk", "devices")
+"""The keys of a configuration whose values a field of `Tuned` replaces."""
+
+TRAINED = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy")
+"""The keys that say what is trained. What was tuned for another value of them may be slow, or not possible at all."""
 
 
 def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, Any]:
@@ -93,18 +96,18 @@ def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> d
 
     Args:
         settings: with the user's values in place already.
-        paths: the keys that the user gives beside a file or a mapping. With `autotune` all is chosen anew, and another
-            model computes its convolutions as its options say.
+        paths: the keys that the user gives beside a file or a mapping. With `autotune`, or a key that says what is
+            trained, all is chosen anew.
     """
     given = {".".join(path) for path in paths}
     settings = with_fitted(settings, given)
     if "tuned" in given or not isinstance(settings.get("tuned"), Mapping):
         return settings
-    if "autotune" in given:
+    sections = {key.partition(".")[0] for key in given}
+    others = "compare" in sections and bool(settings.get("compare"))  # without them, the main method is as it was
+    if "autotune" in given or others or sections.intersection(TRAINED):
         return settings | {"tuned": None}
-    given |= {"model.convolution"} if given & {"model", "model.name"} else set()
-    gone = {field for key, field in TUNED.items() if key in given}
-    kept = lambda one: {key: value for key, value in dict(one).items() if key not in gone}
+    kept = lambda one: {key: value for key, value in dict(one).items() if not (key in TUNED and key in given)}
     tuned = {title: kept(one) if isinstance(one, Mapping | Tuned) else one for title, one in settings["tuned"].items()}
     return settings | {"tuned": tuned}
 
