@@ -249,3 +249,20 @@ def test_the_command_prints_a_line_and_ends_with_two():
     result = CliRunner().invoke(cli.app, ["bench", "rond"])
     assert isinstance(result.exception, InputError)
     assert importlib.util.find_spec("jcfl.runs.bench.__main__")
+
+
+def test_seeds_are_timed_with_the_options_of_a_run(monkeypatch):
+    """They were compiled without, so that a GPU's kernels were others than those of a run."""
+    given = []
+
+    def made(algorithm, federation, seeds, devices=1, options=None):
+        given.append(options)
+        if len(given) == 3:
+            raise InterruptedError
+
+    monkeypatch.setattr(rows, "round_options", lambda context: {"one": context.resources.devices})
+    for way in ("programs", "with_an_axis"):
+        monkeypatch.setattr(rows.programs, way, made)
+    with pytest.raises(InterruptedError):
+        rows.seeds("fedavg", True, None)
+    assert given == 3 * [{"one": 1}]

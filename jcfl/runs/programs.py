@@ -89,14 +89,18 @@ Compiling = Callable[[], Family]
 """Programs that other threads compile; the call waits for them, and raises what their compilation raised."""
 
 
-def programs(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
-    """An algorithm compiled for a federation, for one seed or for several side by side."""
-    return begun(algorithm, federation, seeds, devices)().with_values({})
+def programs(
+    algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, options: Options = None
+) -> Programs:
+    """An algorithm compiled for a federation, for one seed or for several side by side; see `begun`."""
+    return begun(algorithm, federation, seeds, devices, options)().with_values({})
 
 
-def with_an_axis(algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1) -> Programs:
+def with_an_axis(
+    algorithm: Algorithm, federation: Federation, seeds: int, devices: int = 1, options: Options = None
+) -> Programs:
     """As `programs`, but several seeds are an axis of one program also on a CPU, where `programs` uses threads."""
-    return compiling(lambda scalars: algorithm, {}, federation, seeds, devices, None)().with_values({})
+    return compiling(lambda scalars: algorithm, {}, federation, seeds, devices, options)().with_values({})
 
 
 class Parts(NamedTuple):

@@ -141,13 +141,13 @@ def seeds(case: str, quick: bool, data_dir: Path | None) -> Figures:
         small = {"scenario": {"name": "rotated", "clients": 20}} if quick else {}
         plan = planned(*config_and_objects("quickstart", {"method": case, "compare": (), **small}))
     (algorithm,) = plan.algorithms.values()
-    devices = plan.context.resources.devices
+    how = plan.context.resources.devices, round_options(plan.context)
     ways = {
         "one_s": (1, programs.programs),
         "all_s": (many, programs.programs),
         "with_an_axis_s": (many, programs.with_an_axis),
     }
-    compiled = {name: make(algorithm, plan.federation, count, devices) for name, (count, make) in ways.items()}
+    compiled = {name: make(algorithm, plan.federation, count, *how) for name, (count, make) in ways.items()}
     states = {
         name: program.init(programs.keys(range(ways[name][0])), plan.federation) for name, program in compiled.items()
     }
