@@ -23,7 +23,7 @@ from jcfl.core.method import Phase
 from jcfl.core.rounds import initial
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.methods import fedavg, majority, stocfl
-from jcfl.runs import config, experiment, loop, programs
+from jcfl.runs import compiled, config, experiment, loop, programs
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import NEVER, Algorithm
 from jcfl.view.report import numbers
@@ -444,9 +444,9 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
 def test_methods_are_compiled_side_by_side_before_the_first_of_them_trains(monkeypatch):
     family = programs.Family(*[lambda: None] * 3, seconds=8.0)
     order = []
-    monkeypatch.setattr(experiment, "begun", lambda run: order.append(f"compile {run}") or (lambda: family))
+    monkeypatch.setattr(compiled, "begun", lambda run: order.append(f"compile {run}") or (lambda: family))
     seconds = []
-    for run, compiling in experiment.compiled_ahead("abcdef"):
+    for run, compiling in compiled.compiled_ahead("abcdef"):
         order.append(f"train {run}")
         seconds.append(compiling().seconds)
     expected = "compile a, compile b, compile c, compile d, train a, train b, train c, train d"
@@ -464,8 +464,8 @@ def test_nothing_is_compiled_while_a_method_trains(monkeypatch):
             raise InputError("too large")
         return programs.Family(*[lambda: None] * 3, seconds=1.0)
 
-    monkeypatch.setattr(experiment, "begun", lambda run: lambda: compiling(run))
-    ahead = experiment.compiled_ahead("ab")
+    monkeypatch.setattr(compiled, "begun", lambda run: lambda: compiling(run))
+    ahead = compiled.compiled_ahead("ab")
     _, one = next(ahead)
     assert order == ["compiled a", "compiled b"]
     assert one().seconds == 0.5

@@ -1,12 +1,9 @@
 """A run from its configuration to its history: it is planned, trained and written."""
 
 import functools
-import math
-import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +16,8 @@ from jcfl.errors import (
     Damaged,
     InputError,
     Notice,
-    TooLarge,
     TrainingError,
     Unregistered,
-    Unwritable,
     available_memory,
 )
 from jcfl.nested import flat
@@ -31,9 +26,9 @@ from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import place_of
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
-from jcfl.runs.compiling import round_options
+from jcfl.runs.compiled import begun, compiled_ahead, compiled_to_fit, replan
 from jcfl.runs.config import Config, read
-from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, smaller, state_bytes
+from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, state_bytes
 from jcfl.runs.predicting import Predictor
 from jcfl.runs.provenance import differences, fingerprint, settings
 from jcfl.runs.replicas import OnProgress, train
@@ -41,9 +36,6 @@ from jcfl.runs.representation import representation
 from jcfl.runs.run import Clients, Run
 from jcfl.types import Federation
 from jcfl.types.target import target
-
-AHEAD = 4
-"""How many methods of a comparison are compiled side by side."""
 
 
 @keywords_checked
@@ -329,69 +321,3 @@ def holds_states(run: Run) -> bool:
     told = f"{run.name}: history.state will be None, because the final states of {seeds} seeds take {decimal(need)} of "
     warnings.warn(f"{told}memory while they are put together, and {decimal(room)} are free", Notice, stacklevel=2)
     return False
-
-
-def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compiling]]:
-    """Every run with its programs, `AHEAD` runs compiled side by side before the first of them trains.
-
-    Nothing is compiled while a run trains, so that its speed is measured undisturbed.
-    """
-    for start in range(0, len(runs), AHEAD):
-        part = runs[start : start + AHEAD]
-        started = [begun(run) for run in part]
-        complete = [settled(compiling) for compiling in started]
-        share = lambda future: lambda: (found := future.result())._replace(seconds=found.seconds / len(part))
-        yield from zip(part, map(share, complete), strict=True)
-
-
-def settled(compiling: programs.Compiling) -> Future[programs.Family]:
-    """What compiling came to: the programs, or the error, which is raised when the result is read."""
-    future: Future[programs.Family] = Future()
-    try:
-        future.set_result(compiling())
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
-def begun(run: Run) -> programs.Compiling:
-    """A run's programs, which are compiled while the caller goes on."""
-    context, lanes = run.plan.context, len(run.batches()[0])
-    devices, options = context.resources.devices, round_options(context)
-    return programs.begun(run.algorithm, run.plan.federation, lanes, devices, options, run.parts())
-
-
-def compiled_to_fit(run: Run, compiling: programs.Compiling) -> programs.Programs:
-    """A run's programs, with fewer clients at a time where memory would run out, as long as that takes less of it."""
-    need = math.inf
-    while True:
-        try:
-            return compiling().with_values({})
-        except jax.errors.JaxRuntimeError as error:
-            replan(run, error)
-        except TooLarge as error:
-            if error.need >= need:
-                raise
-            need = error.need
-            replan(run, error)
-        compiling = begun(run)
-
-
-def replan(run: Run, error: Exception) -> None:
-    """Halve the clients that a run trains at a time, if the error says that memory ran out; else raise the error.
-
-    Of what a callback raised, XLA passes on only the text.
-
-    Raises:
-        Unwritable: a callback could not write to a file.
-    """
-    unwritable = re.search(r"OSError: \[Errno \d+\] (.+)", str(error))
-    if unwritable:
-        raise Unwritable(unwritable[1]) from None
-    short = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
-    less = smaller(run.plan) if short else None
-    if less is None:
-        raise error
-    if less.needs.rows > run.plan.needs.rows:
-        disk.check(less.needs, None if run.folder is None else run.folder.path)
-    run.replan(less)
