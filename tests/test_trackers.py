@@ -14,7 +14,7 @@ from jcfl import registry
 from jcfl.core.context import Context
 from jcfl.core.rounds import initial
 from jcfl.errors import InputError, TrainingError
-from jcfl.runs import config, experiment, loop, sweeping
+from jcfl.runs import config, experiment, hosts, loop, sweeping, trackers
 from jcfl.types import Algorithm
 from tests import tiny
 
@@ -129,6 +129,13 @@ def test_a_tracker_that_breaks_does_not_end_the_run():
         found = walked(track=[{"name": "diary", "broken": True}, "diary"])
     assert found.rounds.tolist() == [2, 4, 6]
     assert [told[1] for told in TOLD] == ["walk", "walk", 2, 4, 6, "walk"]
+
+
+def test_of_several_hosts_the_first_one_tracks(monkeypatch):
+    pieces = config.read({"scenario": "iid", "method": "walk", "track": ["diary"]}).track
+    assert len(trackers.tracking(pieces, "walk", None).trackers) == 1
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
+    assert not trackers.tracking(pieces, "walk", None).trackers
 
 
 def test_mistakes(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from jcfl import registry
 from jcfl.errors import InputError
 from jcfl.registry import register
 from jcfl.results.files import replace
+from jcfl.runs import hosts
 from jcfl.runs.config import Config, Piece
 
 
@@ -67,7 +68,7 @@ class Tracking:
 
 
 def tracking(pieces: Sequence[Piece], title: str, folder: Path | None) -> Tracking:
-    """The trackers that a configuration names, opened.
+    """The trackers that a configuration names, opened; none on hosts besides the first, which measure the same scores.
 
     Args:
         pieces: the configuration's `track`.
@@ -77,6 +78,8 @@ def tracking(pieces: Sequence[Piece], title: str, folder: Path | None) -> Tracki
     Raises:
         InputError: a package is missing, or a server does not answer.
     """
+    if not hosts.is_first():
+        return Tracking()
     return Tracking([registry.find("track", piece.name)(title, folder, **piece.options) for piece in pieces])
 
 
