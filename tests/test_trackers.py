@@ -138,6 +138,26 @@ def test_of_several_hosts_the_first_one_tracks(monkeypatch):
     assert not trackers.tracking(pieces, "walk", None).trackers
 
 
+class BrokenOff(Exception):
+    """What ends a run that should have gone on."""
+
+
+def test_a_tracker_hears_the_end_whatever_ends_a_run(monkeypatch):
+    """A full disk, or a score of the user's that raises, besides divergence and Ctrl-C."""
+
+    def broken(*given):
+        raise BrokenOff
+
+    monkeypatch.setattr(loop, "records", broken)
+    with pytest.raises(BrokenOff):
+        walked(track=["diary"])
+    given = {"method": "walk", "model": tiny.task(), "rounds": 6, "evaluate_every": 2, "budget": 2**30}
+    with pytest.raises(BrokenOff):
+        sweeping.sweep(tiny.federation(), {"method.drift": [1.0, 2.0]}, track=["diary"], **given)
+    ends = [told for told in TOLD if told[0] == "end"]
+    assert sorted(ends) == [("end", name, "interrupted") for name in ("drift=1", "drift=2", "walk")]
+
+
 def test_mistakes(tmp_path, monkeypatch):
     for track, said in (
         (["tensorbord"], "did you mean 'tensorboard'"),

@@ -290,20 +290,18 @@ def alone(
     """
     compiled = compiled_to_fit(run, compiling)  # first, because a refusal should leave no file
     run.begin(clients)
-    try:
-        while True:
-            try:
-                train([run], compiled, on_progress, stop, keep)
-                return run.write_results()
-            except jax.errors.JaxRuntimeError as error:
-                replan(run, error)
-                compiled = compiled_to_fit(run, begun(run))
-                run.write_config()
-    except TrainingError:  # which is in `run.failed`
-        return run.write_results()
-    except KeyboardInterrupt:
-        run.tracking.end({})
-        raise
+    with run.tracking:
+        try:
+            while True:
+                try:
+                    train([run], compiled, on_progress, stop, keep)
+                    return run.write_results()
+                except jax.errors.JaxRuntimeError as error:
+                    replan(run, error)
+                    compiled = compiled_to_fit(run, begun(run))
+                    run.write_config()
+        except TrainingError:  # which is in `run.failed`
+            return run.write_results()
 
 
 def holds_states(run: Run) -> bool:

@@ -34,7 +34,7 @@ class Tracker(Protocol):
         """Receive the scores of one seed after `round` rounds; a score may be NaN."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Receive the summary of the run: with the key `failed` if it diverged, empty if it was interrupted."""
+        """Receive the summary of the run: with the key `failed` if it diverged, empty if it was broken off."""
 
 
 class Tracking:
@@ -56,6 +56,15 @@ class Tracking:
     def end(self, summary: Mapping[str, Any]) -> None:
         """Send the summary, after which nothing follows."""
         self.send("end", summary)
+        self.trackers = []
+
+    def __enter__(self) -> None:
+        """The run has begun."""
+
+    def __exit__(self, kind: type[BaseException] | None, *given: Any) -> None:
+        """End the tracking of a run that an exception breaks off, so that no service shows it as running for ever."""
+        if kind is not None:
+            self.end({})
 
     def send(self, method: str, *values: Any) -> None:
         """Call a method of every tracker; a tracker that raises an exception is not called again."""

@@ -4,7 +4,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,15 +194,10 @@ class Training:
                     stack.enter_context(results.claimed(run.folder.path, new=False))
                 key = key_text(run.plan.config, CLIENTS)
                 run.begin(lambda: self.clients(key, lambda: representation(run.plan)))
+                stack.enter_context(run.tracking)
             watch = lambda progress: self.on_progress(progress._replace(name=self.name))
-            try:
+            with suppress(TrainingError):  # nobody is left; each run knows its own failure
                 train(part, shared.with_values(values), watch, stop, before=self.done, total=self.total)
-            except TrainingError:  # nobody is left; each run knows its own failure
-                pass
-            except KeyboardInterrupt:
-                for run in part:
-                    run.tracking.end({})
-                raise
             self.done += sum(run.plan.config.rounds * len(run.seeds) for run in part)
             self.histories |= {run.name: run.write_results() for run in part}
         self.write()
