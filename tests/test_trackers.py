@@ -158,6 +158,26 @@ def test_a_tracker_hears_the_end_whatever_ends_a_run(monkeypatch):
     assert sorted(ends) == [("end", name, "interrupted") for name in ("drift=1", "drift=2", "walk")]
 
 
+def test_what_was_sent_stays_known_after_two_stops(tmp_path, monkeypatch):
+    """The first stop left evaluations that no checkpoint has; the second one comes before they are made again."""
+    monkeypatch.setattr(loop, "BLOCK", 0.0)
+    given = {"track": ["diary"], "evaluate_every": 1, "checkpoint_every": 3600, "out": tmp_path / "run"}
+
+    def cut(at):
+        def stop(progress):
+            if progress.round == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            walked(on_progress=stop, resume=(tmp_path / "run").exists(), **given)
+
+    cut(3)
+    cut(1)
+    TOLD.clear()
+    walked(resume=True, **given)
+    assert [told[1] for told in TOLD if told[0] == "walk"] == [4, 5, 6]
+
+
 def test_mistakes(tmp_path, monkeypatch):
     for track, said in (
         (["tensorbord"], "did you mean 'tensorboard'"),

@@ -18,7 +18,7 @@ from jcfl.results.history import ARRAYS, History, Record, entries, record, text,
 
 TIMING = ("wall_s", "compile_s", "rounds_per_s", "clients_per_s", "peak_memory_bytes")
 
-METRICS = "metrics.jsonl"
+METRICS, TRACKED = "metrics.jsonl", "tracked.json"
 
 NAMES = (
     "config.yaml", METRICS, "clusters.npz", "federation.npz", "summary.json", "comparison.json", "checkpoints", "runs",
@@ -79,15 +79,23 @@ class Folder:
         self.put_text(METRICS, text(records))
 
     def sent(self) -> set[tuple[int, int]]:
-        """The seeds and rounds in metrics.jsonl, also of lines that came after the last checkpoint; as far as it goes.
-
-        Trackers have had these lines.
-        """
+        """The seeds and rounds in metrics.jsonl, also of lines after the last checkpoint; as far as it goes."""
         found = set()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for entry in entries((self.path / METRICS).read_text("utf-8")):
                 found.add((entry["seed"], entry["round"]))
         return found
+
+    def tracked(self) -> set[tuple[int, int]]:
+        """The seeds and rounds whose scores trackers have had: those of `sent`, and those in tracked.json."""
+        found = self.sent()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found |= {(seed, round) for seed, round in json.loads((self.path / TRACKED).read_text("utf-8"))["sent"]}
+        return found
+
+    def keep_tracked(self, sent: Collection[tuple[int, int]]) -> None:
+        """Write tracked.json: what trackers have had, before lines of metrics.jsonl that a checkpoint lacks are cut."""
+        self.put_json(TRACKED, {"sent": sorted(sent)})
 
     def clusters(self, history: History) -> None:
         """Write clusters.npz: every client's label and accuracy at every evaluation, and B if it is measured."""

@@ -128,7 +128,10 @@ class Run:
         if self.folder is not None:
             self.folder.begin(self.plan.config.text())
             self.folder.federation(clients)
-            self.tracking.done = self.folder.sent() | {(record.seed, record.round) for record in self.records}
+            kept = {(record.seed, record.round) for record in self.records}
+            self.tracking.done = self.folder.tracked() | kept
+            if self.tracking.trackers and not self.tracking.done <= kept:
+                self.folder.keep_tracked(self.tracking.done)
             due = set(self.due)
             left = sorted({record.round for record in self.records} - due)
             if left:
