@@ -22,7 +22,7 @@ import yaml
 from jcfl import results
 from jcfl.errors import InputError, Notice, Unwritable
 from jcfl.results import checkpoints, npz, writer
-from jcfl.results.files import CHECKSUMS
+from jcfl.results.files import CHECKSUMS, Version
 from jcfl.runs import environment, experiment, loop, programs, provenance, verifying
 from jcfl.runs.config import read as read_config
 from tests import folders, tiny
@@ -462,6 +462,25 @@ def test_a_run_killed_at_any_write_goes_on_to_the_same_figures(made, tmp_path, m
     walked(tmp_path / "run", resume=(tmp_path / "run" / "config.yaml").exists(), **SEEDS)
     same_files(tmp_path / "run", made / "whole")
     assert not verifying.files(tmp_path / "run")[0].faults
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_file_that_was_not_replaced_is_sound_after_further_writes(tmp_path, was_there):
+    """A process is killed between writing the checksum and replacing the file; the next writes other files first."""
+    name, killed, later = "clusters.npz", results.Folder(tmp_path), results.Folder(tmp_path)
+    if was_there:
+        killed.put_text(name, "old")
+    (tmp_path / "new").write_text("new")
+    killed.checksums.expect(name, Version.of(tmp_path / "new"))
+    for text in ("config", "config again"):
+        later.put_text("config.yaml", text)
+        reader = results.Folder(tmp_path)
+        assert reader.has(name) == was_there
+        if was_there:
+            assert reader.text(name) == "old"
+    later.put_text(name, "newer")
+    later.settle()
+    assert results.Folder(tmp_path).text(name) == "newer"
 
 
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(made, tmp_path, monkeypatch):

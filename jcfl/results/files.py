@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -114,7 +114,8 @@ class Checksums:
     """checksums.json: what every file of a folder should be.
 
     The new version of a file is expected before the file is replaced. Until the next file is written both versions are
-    sound, so that a process that is killed between the two steps leaves a sound folder.
+    sound, so that a process that is killed between the two steps leaves a sound folder; the next process keeps the one
+    that is on disk.
     """
 
     def __init__(self, folder: Path, grows: Collection[str] = ()):
@@ -137,14 +138,35 @@ class Checksums:
 
     def expect(self, name: str, version: Version) -> None:
         """Write that a file is about to be replaced by another version."""
-        self.table = {other: entry[-1:] for other, entry in self.table.items()}
+        self.table = self.settled()
         self.table[name] = [*self.table.get(name, [None]), version]
         self.write()
 
+    def replaced(self, name: str) -> None:
+        """Keep the new version of a file that has been replaced; the next `expect` or `settle` writes this."""
+        self.table[name] = self.table[name][-1:]
+
     def settle(self, gone: Collection[str] = ()) -> None:
-        """Write that every file is what it was last expected to be, and that those in `gone` may be deleted."""
-        self.table = {name: entry[-1:] for name, entry in self.table.items() if name not in gone}
+        """Write that no file is about to be replaced, and that those in `gone` may be deleted."""
+        self.table = {name: entry for name, entry in self.settled().items() if name not in gone}
         self.write()
+
+    def settled(self) -> Table:
+        """The table with one version of every file. An earlier process may have been killed before it replaced one."""
+        found = {name: self.on_disk(name, entry) for name, entry in self.table.items()}
+        return {name: entry for name, entry in found.items() if entry}
+
+    def on_disk(self, name: str, versions: list[Version | None]) -> list[Version | None]:
+        """The version of a file that is there, of several; none where it need not be there and is not.
+
+        The file is damaged where it is none of them; it should then be the last one.
+        """
+        if len(versions) > 1:
+            with suppress(OSError):
+                if None in versions and not (self.folder / name).exists():
+                    return []
+                return [next((one for one in reversed(versions) if one and self.fits(name, one)), versions[-1])]
+        return versions[-1:]
 
     def adopt(self, names: Collection[str]) -> None:
         """Expect files to stay as they are, in place of what was known of them; they are written with the next ones."""
@@ -174,15 +196,19 @@ class Checksums:
         versions = [one for one in self.table.get(name, ()) if one is not None]
         if not versions:
             return None
-        there = path.stat().st_size
         for one in reversed(versions):
-            fits = there >= one.bytes if name in self.grows else there == one.bytes
-            if fits and digest(path, one.bytes) == one.sha256:
+            if self.fits(name, one):
                 return one.bytes
-        wrote = versions[-1].bytes
+        there, wrote = path.stat().st_size, versions[-1].bytes
         if there < wrote:
             raise ValueError(f"it has {there} of {wrote} bytes")
         raise ValueError("it is not as it was written: its checksum differs")
+
+    def fits(self, name: str, version: Version) -> bool:
+        """Whether a file is of a version, or begins with it if it grows."""
+        there = (self.folder / name).stat().st_size
+        fits = there >= version.bytes if name in self.grows else there == version.bytes
+        return fits and digest(self.folder / name, version.bytes) == version.sha256
 
     def faults(self) -> dict[str, str]:
         """The files that are damaged or missing, and what is wrong with each.

@@ -60,6 +60,7 @@ class Folder:
         """
         self.know()
         replace(self.path / name, write, lambda new: self.checksums.expect(name, Version.of(new)))
+        self.checksums.replaced(name)
 
     def put_text(self, name: str, text: str) -> None:
         """Write a text file."""
@@ -130,6 +131,7 @@ class Folder:
         self.know()
         with writing(self.path / name):
             self.checksums.expect(name, Version.of(self.path / name))
+        self.checksums.replaced(name)
 
     def settle(self, gone: Collection[str] = ()) -> None:
         """Write that nothing is under way: every file is what it was last written to be. Delete the files in `gone`."""
