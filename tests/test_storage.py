@@ -162,6 +162,17 @@ def test_fewer_rounds_than_done_are_refused(whole, cut):
     assert yaml.safe_load((whole / "config.yaml").read_text())["rounds"] == ROUNDS
 
 
+def test_rounds_that_would_leave_out_an_evaluation_are_refused(tmp_path):
+    """The last five rounds of ten are 6 to 10, and round 6 was over before anybody wanted its evaluation."""
+    given = {"evaluate_last": 5, "evaluate_every": 5}
+    stopped(tmp_path / "run", 1 + 7, rounds=20, **given)
+    with pytest.raises(InputError, match=r"rounds=10 .* needs evaluations after rounds \[6\], .* give at least 11"):
+        walked(tmp_path / "run", resume=True, rounds=10, **given)
+    found = walked(tmp_path / "run", resume=True, rounds=11, **given)
+    assert found.rounds.tolist() == [5, 7, 8, 9, 10, 11] and found.summary["mean_of_last"]["rounds"] == 5
+    walked(tmp_path / "run", resume=True, rounds=12, **given)  # 8 to 12, which were all evaluated
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "clusters.npz", "federation.npz", "summary.json", "checksums.json"])
 @pytest.mark.parametrize("damage", ["delete", "empty"])
 def test_what_is_lost_is_said_and_made_again(made, whole, cut, name, damage):

@@ -154,6 +154,19 @@ def regular_turns(config: Config) -> range:
     return range(first, config.rounds + 1, config.evaluate_every)
 
 
+def left_out(config: Config, before: int, done: int) -> list[int]:
+    """The rounds after which a run needs an evaluation that nobody made, because it was to have more rounds at first.
+
+    Args:
+        config: of the run.
+        before: the rounds that it was to have when the first `done` of them were trained.
+        done: how many have been trained; after the last of these it can still be evaluated.
+    """
+    then = config.model_copy(update={"rounds": before})
+    made = (regular_turns(then), last_turns(then), config.compare_models)
+    return [turn for turn in last_turns(config) if turn < done and not any(turn in turns for turns in made)]
+
+
 def history_bytes(config: Config, clients: int) -> int:
     """Bytes of a method's evaluations on the host."""
     return config.seeds * evaluations(config) * (RECORD + CLIENT * clients)

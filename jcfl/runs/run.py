@@ -5,7 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import jax
@@ -18,12 +18,12 @@ from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.metrics import moves
 from jcfl.results import Folder, History, Record
-from jcfl.results.checkpoints import Checkpoints
+from jcfl.results.checkpoints import Checkpoints, Saved
 from jcfl.runs import accounting, hosts
 from jcfl.runs.cohorts import client_rounds
 from jcfl.runs.config import Config
 from jcfl.runs.loop import SELDOM, Clock
-from jcfl.runs.needs import due, last_turns
+from jcfl.runs.needs import due, last_turns, left_out
 from jcfl.runs.plan import Plan
 from jcfl.runs.programs import Parts
 from jcfl.runs.provenance import provenance, refuse_other
@@ -75,7 +75,8 @@ class Run:
         """Find what earlier sittings left, and write nothing; returns whether there is a checkpoint to go on from.
 
         Raises:
-            InputError: something else made it, it has more rounds than are wanted now, or nothing of it can be read.
+            InputError: something else made it, it has more rounds than are wanted now, it lacks an evaluation that is
+                wanted now, or nothing of it can be read.
         """
         if self.folder is None:
             return False
@@ -93,6 +94,7 @@ class Run:
                 f"{self.folder.path} already has {done} rounds, and rounds={rounds} would delete the last "
                 f"{done - rounds}; give at least {done}, or run it in another folder"
             )
+        self.refuse_left_out(found)
         for name, fault in faults.items():
             again = "it is written again" if found else "training begins again"
             if found and name.startswith("models/"):  # of rounds that are over
@@ -100,6 +102,21 @@ class Run:
             warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
         self.records = [record for saved in found for record in saved.records]
         return bool(found)
+
+    def refuse_left_out(self, found: Sequence[Saved]) -> None:
+        """Refuse fewer rounds than planned at first, if some evaluations of `evaluate_last` can no longer be made."""
+        config = self.plan.config
+        done = {(int(saved.made["config"]["rounds"]), saved.round) for saved in found}
+        lacks = lambda one: sorted({turn for before, round in done for turn in left_out(one, before, round)})
+        missing = lacks(config)
+        if missing and self.folder is not None:
+            more = (config.model_copy(update={"rounds": rounds}) for rounds in count(config.rounds + 1))
+            least = next(one.rounds for one in more if not lacks(one))  # at most as many as planned at first
+            raise InputError(
+                f"{self.folder.path}: rounds={config.rounds} with evaluate_last={config.evaluate_last} needs "
+                f"evaluations after rounds {missing}, which were trained without them when rounds was {max(done)[0]}; "
+                f"give at least {least}"
+            )
 
     def parts(self) -> Parts:
         """The programs that are called from here on: a run that is complete only makes a state to read its own into."""
