@@ -47,10 +47,11 @@ class Diverged(TrainingError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was told to stop, and has written all that it needs to go on."""
+    """The run was told to stop, and has written all that it needs to go on, or to begin again without checkpoints."""
 
-    def __init__(self) -> None:
-        super().__init__("stopped; with a folder, out=…, the run goes on where it was: call again with resume=True")
+    def __init__(self, *, begins_again: bool = False) -> None:
+        how = "begins again, because checkpoint_every is never" if begins_again else "goes on where it was"
+        super().__init__(f"stopped; with a folder, out=…, the run {how}: call again with resume=True")
 
 
 class TooLarge(InputError):

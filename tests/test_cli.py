@@ -221,6 +221,21 @@ def test_an_interruption_before_anything_is_written_says_so_alone(tmp_path, monk
     assert capsys.readouterr().err == "jcfl: interrupted\n"
 
 
+@pytest.mark.parametrize(
+    ("every", "says"), [("60", "go on with"), ("never", "begin again (checkpoint_every: never) with")]
+)
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys, every, says):
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(plan, folder, *given, **options):
+        (folder / "config.yaml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jcfl.runs.experiment.execute", interrupted)
+    assert cli.status(["run", *SMALL, f"checkpoint_every={every}", "--out", "out", "-q"]) == 130
+    assert capsys.readouterr().err.endswith(f"jcfl: interrupted; {says}: jcfl run --resume out\n")
+
+
 @pytest.mark.parametrize("missed", [0, 2])
 def test_ctrl_c_while_garbage_is_collected_is_not_lost(missed):
     """Python ignores what is raised in a callback of the garbage collector, of which JAX has one.

@@ -173,6 +173,32 @@ def test_rounds_that_would_leave_out_an_evaluation_are_refused(tmp_path):
     walked(tmp_path / "run", resume=True, rounds=12, **given)  # 8 to 12, which were all evaluated
 
 
+def test_a_complete_run_without_checkpoints_is_not_trained_again(made, tmp_path, monkeypatch):
+    given = {"checkpoint_every": "never", **SEEDS}
+    walked(tmp_path, **given)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with monkeypatch.context() as patch, pytest.warns(Notice, match=r"history\.state is None"):
+        patch.setattr(experiment, "train", None)
+        found = walked(tmp_path, resume=True, **given)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert found.summary == json.loads(before["summary.json"]) and found.name == "walk" and found.state is None
+    other = tiny.federation()
+    with pytest.raises(InputError, match="made with another federation"):
+        walked(tmp_path, other.replace(x=other.x + 1), resume=True, **given)
+    with pytest.warns(Notice, match=rf"{tmp_path} has no checkpoint to go on from; training begins again"):
+        stopped(tmp_path, 4, resume=True, **given | {"rounds": 15})
+    walked(tmp_path, resume=True, **given)  # its summary is of rounds that are no longer there
+    same_files(tmp_path, made / "whole")
+
+
+def test_an_interruption_says_where_a_run_goes_on(tmp_path):
+    for every, says in ((0, "goes on where it was"), ("never", "begins again, because checkpoint_every is never")):
+        with pytest.raises(loop.Interrupted, match=says):
+            walked(
+                tmp_path / str(every), checkpoint_every=every, on_progress=lambda _: signal.raise_signal(signal.SIGTERM)
+            )
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "clusters.npz", "federation.npz", "summary.json", "checksums.json"])
 @pytest.mark.parametrize("damage", ["delete", "empty"])
 def test_what_is_lost_is_said_and_made_again(made, whole, cut, name, damage):

@@ -52,15 +52,17 @@ class Stopped(Exception):
 
 
 @contextmanager
-def stopping(command: str, folder: Path) -> Iterator[None]:
+def stopping(command: str, folder: Path, saves: bool = True) -> Iterator[None]:
     """Add to the message of an early end where the results are and how to resume.
 
     Args:
         command: the command that is running.
         folder: the folder that it writes.
+        saves: whether it writes checkpoints, from which it can go on.
     """
     has_begun = lambda: any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
-    go_on = f"go on with: jcfl {command} --resume {as_argument(folder)}"
+    how = "go on" if saves else "begin again (checkpoint_every: never)"
+    go_on = f"{how} with: jcfl {command} --resume {as_argument(folder)}"
     try:
         yield
     except KeyboardInterrupt as error:

@@ -130,7 +130,7 @@ def train(
     console, progress = bars.screen(), bars.screen(stderr=True)
     with (
         devices.claimed(out, is_new, stem) as folder,
-        stopping("run", folder),
+        stopping("run", folder, plan.config.checkpoint_every != "never"),
         bars.watched(progress, quiet, list(plan.config.methods), plan.config.seeds) as watch,
     ):
         history = experiment.execute(plan, folder, watch, keep_state=False, allow_versions=allow_versions)

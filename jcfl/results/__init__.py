@@ -71,6 +71,24 @@ def loaded(path: Path) -> History:
     return found
 
 
+def finished_history(place: Path | None, rounds: int) -> History | None:
+    """The history of the run in a folder, if an earlier sitting has come to its end and all of it is sound."""
+    if place is None or not (place / "summary.json").is_file():
+        return None
+    folder = Folder(place)
+    try:
+        found = loaded(place)
+        folder.know()
+        if folder.checksums.faults():  # also in files that no history is read from
+            return None
+    except Damaged:
+        return None
+    summary = found.summary
+    # A run that began again with more rounds, and was stopped, has the summary of evaluations that are gone.
+    is_whole = len(found.seeds) == summary.get("seeds") and found.rounds.max(initial=-1) == rounds
+    return found if summary.get("rounds") == rounds and ("failed" in summary or is_whole) else None
+
+
 def home(history: History) -> Path:
     """The folder of one run's files.
 

@@ -156,7 +156,7 @@ class History:
         if self.predictor is None or self.state is None:
             raise InputError(
                 f"{self.name}: this history has no models; `jcfl.run('DIR/config.yaml', out='DIR', resume=True)` of a "
-                "complete run trains nothing and has them"
+                "complete run with checkpoints trains nothing and has them"
             )
         if seed is not None and not (np.ndim(seed) == 0 and seed in self.seeds):
             raise InputError(f"{self.name}: no seed {seed!r}; there are {', '.join(map(str, self.seeds))}")

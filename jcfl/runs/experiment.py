@@ -230,7 +230,6 @@ def execute(
     several = len(plan.config.methods) > 1
     here = plan._replace(federation=jax.device_get(plan.federation)) if hosts.several() else plan
     clients = functools.cache(lambda: representation(here))  # the same for all methods
-    histories: dict[str, History] = {}
     stop = threading.Event()
     runs = separate(plan, out, fingerprint(here.federation) if out is not None else "")
     with ExitStack() as stack:
@@ -238,26 +237,39 @@ def execute(
             if several and run.folder is not None:
                 stack.enter_context(devices.claimed(run.folder.path, new=False))
             run.look(allow_versions)
+        histories = {run.name: run.finished for run in runs if run.finished is not None}
+        if keep_state and runs[0].finished is not None:
+            told = (
+                f"{runs[0].name}: history.state is None, because the run is complete and no checkpoint has its models"
+            )
+            warnings.warn(told, Notice, stacklevel=2)
         whole = devices.folder(out) if out is not None and several else None
         if whole is not None:
             whole.renew()
             whole.begin(plan.config.text(), measured=False)
+            if histories:
+                write_comparison(whole, runs, histories)
         stack.enter_context(loop.interruptible(stop, out is not None))
-        for run, compiling in compiled_ahead(runs):
-            keep = keep_state and not histories and holds_states(run)
+        for run, compiling in compiled_ahead([run for run in runs if run.finished is None]):
+            keep = keep_state and run is runs[0] and holds_states(run)
             histories[run.name] = alone(run, compiling, clients, on_progress or (lambda progress: None), stop, keep)
             if whole is not None:
-                whole.put_json("comparison.json", {name: item.summary for name, item in histories.items()})
-                whole.settle()
+                write_comparison(whole, runs, histories)
     failures = [run.failed for run in runs if run.failed is not None]
     if len(failures) == len(runs):
         raise failures[0]
-    main, *rest = histories.values()
+    main, *rest = (histories[run.name] for run in runs)
     main.others = {other.name: other for other in rest}
     main.folder = out
     if main.state is not None:
         main.predictor = Predictor(plan.config, plan.objects)
     return main
+
+
+def write_comparison(whole: Folder, runs: Sequence[Run], histories: Mapping[str, History]) -> None:
+    """Write the summaries of the runs that are complete, in the order of the runs."""
+    whole.put_json("comparison.json", {run.name: histories[run.name].summary for run in runs if run.name in histories})
+    whole.settle()
 
 
 def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:

@@ -116,7 +116,7 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
         while round < settings.rounds:
             if over_hosts(settings.stop.is_set()):
                 watch.save(round, state)
-                raise Interrupted
+                raise Interrupted(begins_again=settings.checkpoint_every == "never")
             due = settings.evaluated[bisect_right(settings.evaluated, round)]
             until = min(round + size, due)
             settings.ahead(state, range(until, min(2 * until - round, settings.rounds)))

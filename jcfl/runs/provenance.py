@@ -99,16 +99,21 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
     changed = differences(settings(completed(old["config"])), settings(new["config"]))
     if changed:
         raise InputError(f"{what} was made by another configuration: {'; '.join(changed)} (rounds may change)")
-    if old["federation"] != new["federation"]:
-        raise InputError(
-            f"{what} was made with another federation: the same configuration gave the clients other examples; "
-            "have the files of the dataset changed?"
-        )
+    refuse_other_federation(what, old["federation"], new["federation"])
     versions = differences(packages(old), packages(new))
     if versions and not allow_versions:
         raise InputError(
             f"{what} was made by other versions: {'; '.join(versions)}; install those, or continue with "
             "--allow-versions, which config.yaml notes"
+        )
+
+
+def refuse_other_federation(what: str, old: str, new: str) -> None:
+    """Refuse to go on with another federation than that of a fingerprint, or of its first characters."""
+    if not new.startswith(old):
+        raise InputError(
+            f"{what} was made with another federation: the same configuration gave the clients other examples; "
+            "have the files of the dataset changed?"
         )
 
 

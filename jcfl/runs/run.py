@@ -17,7 +17,7 @@ from jcfl.core.costs import average, in_bytes, operations, warmup
 from jcfl.core.memory import peak_memory
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.metrics import moves
-from jcfl.results import Folder, History, Record
+from jcfl.results import Folder, History, Record, finished_history
 from jcfl.results.checkpoints import Checkpoints, Saved
 from jcfl.runs import accounting, hosts
 from jcfl.runs.cohorts import client_rounds
@@ -26,7 +26,7 @@ from jcfl.runs.loop import SELDOM, Clock
 from jcfl.runs.needs import due, last_turns, left_out
 from jcfl.runs.plan import Plan
 from jcfl.runs.programs import Parts
-from jcfl.runs.provenance import provenance, refuse_other
+from jcfl.runs.provenance import provenance, refuse_other, refuse_other_federation
 from jcfl.runs.representation import drift
 from jcfl.runs.trackers import Tracking
 from jcfl.types import Algorithm
@@ -60,6 +60,7 @@ class Run:
         self.clock = Clock()
         self.compiling = 0.0
         self.failed: TrainingError | None = None
+        self.finished: History | None = None  # of a complete run that has no checkpoint
         self.state: Any = None
         self.epsilon = functools.cache(self.epsilon)  # of a round, whatever the seed
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
@@ -87,7 +88,7 @@ class Run:
             found += list(store.sound.values())[:1]
         for saved in found:
             refuse_other(str(self.folder.path), saved.made, self.made(), allow_versions)
-        measured = (round for _, round in self.folder.sent())
+        measured = [round for _, round in self.folder.sent()]
         done, rounds = max([0, *(saved.round for saved in found), *measured]), self.plan.config.rounds
         if done > rounds:
             raise InputError(
@@ -100,8 +101,28 @@ class Run:
             if found and name.startswith("models/"):  # of rounds that are over
                 again = f"it can only be made by training again: delete {self.folder.path / 'checkpoints'}"
             warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
+        if not found:
+            self.finished = self.complete_history()
+            if self.finished is None and measured and not faults:
+                told = f"{self.folder.path} has no checkpoint to go on from; training begins again"
+                warnings.warn(told, Notice, stacklevel=2)
         self.records = [record for saved in found for record in saved.records]
         return bool(found)
+
+    def complete_history(self) -> History | None:
+        """What an earlier sitting left of the run, if it came to its end.
+
+        Raises:
+            InputError: it had another federation.
+        """
+        assert self.folder is not None
+        found = finished_history(self.folder.path, self.plan.config.rounds)
+        if found is not None:
+            refuse_other_federation(str(self.folder.path), found.summary.get("federation", ""), self.fingerprint)
+            found.name = self.name
+            failed = found.summary.get("failed")
+            self.failed = self.failed if failed is None else TrainingError(failed)
+        return found
 
     def refuse_left_out(self, found: Sequence[Saved]) -> None:
         """Refuse fewer rounds than planned at first, if some evaluations of `evaluate_last` can no longer be made."""

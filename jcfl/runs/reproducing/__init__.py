@@ -12,7 +12,7 @@ import jax
 from rich.filesize import decimal
 
 from jcfl.errors import Absent, Diverged, InputError, Notice, TooLarge, TrainingError, unknown
-from jcfl.results import History, checkpoints
+from jcfl.results import History, checkpoints, finished_history
 from jcfl.runs import devices, disk, experiment, loop
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Progress
@@ -22,7 +22,6 @@ from jcfl.runs.reproducing import beside, published
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.runs.reproducing.outcomes import outcome
 from jcfl.runs.reproducing.tables import Budget, Key, Table, find, title
-from jcfl.runs.sweeping.groups import finished_history
 from jcfl.runs.workers import Workers, share_out
 from jcfl.types import Federation
 

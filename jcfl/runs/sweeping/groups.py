@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import metrics, results
-from jcfl.errors import Damaged, InputError, Notice, TooLarge, TrainingError
-from jcfl.results import Folder, History
+from jcfl.errors import InputError, Notice, TooLarge, TrainingError
+from jcfl.results import Folder, History, finished_history
 from jcfl.runs import automatic, trackers
 from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config
@@ -271,21 +271,6 @@ class LastMade:
             self.value = None  # frees the memory of the last value before the next is made
             self.key, self.value = key, make()
         return self.value
-
-
-def finished_history(place: Path | None, rounds: int) -> History | None:
-    """The history of the run in a folder, if an earlier sitting has come to its end and all of it is sound."""
-    if place is None or not (place / "summary.json").is_file():
-        return None
-    folder = Folder(place)
-    try:
-        found = results.loaded(place)
-        folder.know()
-        if folder.checksums.faults():  # also in files that no history is read from
-            return None
-    except Damaged:
-        return None
-    return found if found.summary.get("rounds") == rounds else None
 
 
 def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
