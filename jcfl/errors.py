@@ -69,6 +69,11 @@ class Absent(InputError):
 class Unregistered(InputError):
     """A name by which no piece is registered here."""
 
+    def hint(self, what: str, call: str) -> str:
+        """Where the piece may be known: in the program that registers it, which can go on by this call."""
+        own = "a piece of your own is known in the program that registers it, which can resume"
+        return f"; {own} {what}: {call}"
+
 
 class Unwritable(InputError):
     """A file or a folder that cannot be written: the disk is full, or may not be written to."""

@@ -361,6 +361,17 @@ def test_a_folder_without_a_sweep_is_not_resumed(tmp_path):
     assert [*tmp_path.rglob("*")] == [tmp_path / "run"]
 
 
+def test_a_sweep_of_an_own_piece_says_who_can_resume_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = sweeping.points({"scenario": "iid", "method": "fedavg"}, {"train.lr": [0.1, 0.2]})
+    results.Folder(Path("own")).put_text("sweep.yaml", found.text().replace("fedavg", "mine"))
+    assert cli.status(["sweep", "--resume", "own"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "(point lr=0.1); a piece of your own is known in the program that registers it, which can resume the sweep: "
+        "jcfl.sweep('own/sweep.yaml', out='own', resume=True)\n"
+    )
+
+
 def test_files_with_a_base_and_what_they_go_over(tmp_path):
     (tmp_path / "base.yaml").write_text("data: digits\nscenario: iid\nmethod: ifca\nrounds: 7\ncompare: [fedavg]\n")
     file = tmp_path / "sweep.yaml"

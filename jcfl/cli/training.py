@@ -20,7 +20,7 @@ from jcfl.cli.arguments import (
     resumed_configuration,
     separated,
 )
-from jcfl.errors import InputError, TrainingError, as_argument
+from jcfl.errors import InputError, TrainingError, Unregistered, as_argument
 
 if TYPE_CHECKING:
     from jcfl.runs.config import Config
@@ -212,7 +212,11 @@ def sweep(
     begin_work()
     if by is not None:
         sweeping.refuse_score(by)
-    whole = sweeping.points(what, grid(over), **settings)
+    try:
+        whole = sweeping.points(what, grid(over), **settings)
+    except Unregistered as error:
+        call = f"jcfl.sweep({str(what)!r}, out={str(resume)!r}, resume=True)"
+        raise InputError(f"{error}{error.hint('the sweep', call)}" if resume is not None else str(error)) from None
     console, progress = bars.screen(), bars.screen(stderr=True)
     with (
         claimed(resume or out, resume is None, stem) as folder,

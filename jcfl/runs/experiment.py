@@ -170,9 +170,9 @@ def configuration(folder: Path) -> Config:
     try:
         return read(file)
     except InputError as error:
-        own = "; a piece of your own is known in the program that registers it, which can resume the run: "
-        hint = f"{own}jcfl.run({str(file)!r}, out={str(folder)!r}, resume=True)"
-        raise InputError(f"{file}: {error}{hint if isinstance(error, Unregistered) else ''}") from None
+        call = f"jcfl.run({str(file)!r}, out={str(folder)!r}, resume=True)"
+        hint = error.hint("the run", call) if isinstance(error, Unregistered) else ""
+        raise InputError(f"{file}: {error}{hint}") from None
 
 
 def saved(folder: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jcfl.data import soundness
-from jcfl.errors import InputError, refuse_beyond_memory, shown, unknown
+from jcfl.errors import InputError, Unregistered, refuse_beyond_memory, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import config, titles
 from jcfl.runs.config import FILLED_IN, SECTIONS, Config, checked, overridden, with_open_seed
@@ -198,7 +198,8 @@ def point_config(base: dict[str, Any], name: str, values: Mapping[str, Any]) -> 
     try:
         found = checked(overridden(base, [(key.split("."), value) for key, value in values.items()]))
     except InputError as error:
-        raise InputError(f"{error} (point {name})") from None
+        kind = Unregistered if isinstance(error, Unregistered) else InputError
+        raise kind(f"{error} (point {name})") from None
     for key in values:
         section, *path = key.split(".")
         if section in OBJECT_SECTIONS and getattr(found, section).is_placeholder and path and path[0] not in OPTIONAL:
