@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import jcfl
 from jcfl import cli
 from jcfl.data.validation import with_validation
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from jcfl.runs import config, experiment, loop, verifying
 from jcfl.runs.searching.trials import rounds_of, rungs
 from jcfl.runs.sweeping import groups
@@ -117,6 +118,18 @@ def test_the_best_half_goes_on_and_the_winner_is_an_ordinary_run(halved, tmp_pat
 def test_a_grid_of_fewer_points_than_trials_is_halved_too(tmp_path):
     found = jcfl.tune(federation(), {"train.lr": [0.1, 0.9]}, out=tmp_path, **HALVED | {"trials": 4})
     assert [sorted(trial.scores) for trial in found.trials] == [[4], [4, 6, 9]]
+
+
+def test_notices_are_those_of_the_whole_run(tmp_path):
+    """Round 6 is beyond the first two rungs, but not beyond the run; round 12 is."""
+    train = {"epochs": 9, "momentum": {0: 0.0, 6: 0.1}, "weight_decay": {0: 0.0, 12: 0.1}}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", Notice)
+        given = HALVED | {"trials": 4, "train": train}
+        found = jcfl.tune(federation(), {"train.lr": [0.1, 0.9]}, out=tmp_path, **given)
+    assert [sorted(trial.scores) for trial in found.trials] == [[4], [4, 6, 9]]
+    expected = "train.weight_decay has no effect in round 12, because the run has 9 rounds, counted from 0"
+    assert {str(one.message) for one in told if issubclass(one.category, Notice)} == {expected}
 
 
 def test_a_search_is_trained_again_by_its_trials_alone(halved):

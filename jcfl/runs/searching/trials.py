@@ -113,7 +113,7 @@ def climbed(
         going = going[: max(1, len(points) // halving**place)]
         for point in going:
             take(training, until(training, point, rung.rounds))
-        training.check()
+        training.check(is_whole=place == len(rungs) - 1)
         shared.train(training, workers, stop)
         for point in going:
             scores[point.name][rung.rounds] = score_after(training.histories[point.name], by, rung.rounds, point)

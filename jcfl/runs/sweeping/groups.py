@@ -58,11 +58,13 @@ class Training:
         """The points that this process has not trained yet."""
         return [point for point in self.whole.points if point.name not in self.histories]
 
-    def check(self, by: str | None = None) -> bool:
+    def check(self, by: str | None = None, is_whole: bool = True) -> bool:
         """Build the method of every point that is left, look at what is there of it, and train nothing.
 
         Args:
             by: a score that the points have to have.
+            is_whole: whether the points have all of their rounds; else notices about their plans, such as those of
+                options by round, say nothing about the runs that the user wants, and are left out.
 
         Returns:
             whether the clients of each of them have validation examples.
@@ -73,7 +75,7 @@ class Training:
         self.decide()
         validated = True
         for group in grouped(self.left()):
-            plan = self.plan(group[0])
+            plan = self.plan(group[0]) if is_whole else self.plan_quietly(group[0])
             validated &= "validation" in plan.federation.splits
             if by is not None and (why := without_score(by, plan)):
                 raise InputError(f"{by}: {why}")
@@ -141,13 +143,13 @@ class Training:
         Args:
             less: the plan of the first point, made smaller; None if that has not been necessary.
         """
-        plan = self.plan(group[0]) if less is None else less
+        plan = self.plan_quietly(group[0]) if less is None else less
         seeds = group[0].config.seeds
         make = algorithm_by_options(plan.config, plan.context, plan.objects)
         width = side_by_side(group, plan, state_bytes(make({}), plan.federation).whole)
         batch = seeds if plan.config.seeds_in_one else 1
         if width > 1 and less is None:
-            plan = self.plan(group[0], width * batch)
+            plan = self.plan_quietly(group[0], width * batch)
             make = algorithm_by_options(plan.config, plan.context, plan.objects)
         runs = [self.run(point, plan) for point in group]
         with warnings.catch_warnings(category=Notice, action="ignore"):  # it has all been said by `check`
@@ -210,6 +212,11 @@ class Training:
             make = lambda: place(federation_of(config))
             objects = objects._replace(federation=self.federation(key_text(config, (*FEDERATION, "examples")), make))
         return planned(config, objects, lanes)
+
+    def plan_quietly(self, point: Point, lanes: int | None = None) -> Plan:
+        """As `plan`, without its notices: `check` has said them of the whole run."""
+        with warnings.catch_warnings(category=Notice, action="ignore"):
+            return self.plan(point, lanes)
 
     def run(self, point: Point, plan: Plan) -> Run:
         """A point's run, whose `tuned` says that it trains without trials, so that the same run again does so too."""
