@@ -269,6 +269,24 @@ def test_only_an_unknown_name_may_be_a_piece_of_the_users(tmp_path, old, new, sa
         experiment.configuration(tmp_path)
 
 
+def test_keys_that_a_resumed_run_cannot_take_over_are_not_dropped_silently(tmp_path):
+    given = {"scenario": "iid", "method": "fedavg", "seeds": 2, "seeds_in_one": True, "chunk": 4, "budget": 2**20}
+    config = read_config(given)
+    (tmp_path / "config.yaml").write_text(config.text())
+    for same in ({}, {"seeds_in_one": None, "chunk": None, "budget": None}, {"client_states": "device"}, {"chunk": 9}):
+        with warnings.catch_warnings(action="error"):
+            found = experiment.resumed(tmp_path, config.model_copy(update=same))
+        assert (found.seeds_in_one, found.chunk) == (True, 4)
+    for key, value, says in (
+        ("seeds_in_one", False, "seeds_in_one was True, got False: the seeds began side by side and stay so"),
+        ("client_states", "host", "client_states: host .* the seeds of this run began side by side and stay so"),
+    ):
+        with pytest.raises(InputError, match=says):
+            experiment.resumed(tmp_path, config.model_copy(update={key: value}))
+    with pytest.warns(Notice, match="chunk=2 has no effect: the run goes on with chunk=4"):
+        assert experiment.resumed(tmp_path, config.model_copy(update={"chunk": 2})).chunk == 4
+
+
 def test_a_configuration_that_is_gone_is_taken_from_a_checkpoint(made, cut):
     (cut / "config.yaml").unlink()
     with pytest.warns(Notice, match=r"config\.yaml.*in a checkpoint is taken"):

@@ -77,7 +77,8 @@ def run(
         compare: further methods to compare with the main one, by name or as mappings.
         out: the run's folder; without it nothing is written.
         resume: whether to continue the run in `out`. It trains as it began, to the same bits: `devices`, `chunk`,
-            `budget` and `autotune` have no effect then. On another kind of device its bits differ.
+            `budget` and `autotune` have no effect then, and seeds stay side by side or one after another. On another
+            kind of device its bits differ.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called with a `Progress` about once a second.
         progress: whether a bar is shown, or lines where stderr is neither a terminal nor a notebook; by default a bar
@@ -134,7 +135,7 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
 
     Raises:
         InputError: the folder holds no run, or one of another configuration; only `rounds` may differ, and what does
-            not change results.
+            not change results; of that, `seeds_in_one` may not.
     """
     stored = configuration(folder)
     stored = stored.model_copy(update={"tuned": stored.tuned or {}})  # not chosen anew in the middle of a run
@@ -144,10 +145,31 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     changed = differences(settings(stored.model_dump()), settings(config.model_dump()))
     if changed:
         raise InputError(f"a resumed run keeps its configuration; {'; '.join(changed)} (rounds may change)")
+    refuse_ignored(stored, config)
     moved = {key: getattr(config, key) for key in ("rounds", "track", "checkpoint_every")}
     moved["data_dir"] = config.data_dir or stored.data_dir
     places = {key: getattr(config, key) for key in ("examples", "client_states")}  # the machine may be another
     return stored.model_copy(update=moved | {key: place for key, place in places.items() if place is not None})
+
+
+def refuse_ignored(stored: Config, config: Config) -> None:
+    """Refuse, or else name, what is given and cannot be taken over by a run that goes on; None is not given.
+
+    Raises:
+        InputError: the seeds would have to be trained in another order than that of their checkpoints.
+    """
+    given, began = config.seeds_in_one, "side by side" if stored.seeds_in_one else "one after another"
+    if None not in (given, stored.seeds_in_one) and given != stored.seeds_in_one:
+        told = f"seeds_in_one was {stored.seeds_in_one}, got {given}: the seeds began {began} and stay so"
+        raise InputError(f"{told}, because of their checkpoints; leave it out, or begin in another folder")
+    if stored.seeds_in_one and config.client_states == "host":
+        told = "client_states: host keeps one run's states, but the seeds of this run began side by side and stay so"
+        raise InputError(f"{told}; leave it out, or begin with seeds_in_one: false in another folder")
+    for key in ("chunk", "budget"):
+        value, kept = getattr(config, key), getattr(stored, key)
+        if value is not None and kept is not None and value < kept:  # a run lowers, but never raises, what was given
+            told = f"{key}={value} has no effect: the run goes on with {key}={kept}, to the same bits"
+            warnings.warn(told, Notice, stacklevel=3)
 
 
 def configuration(folder: Path) -> Config:
