@@ -25,6 +25,9 @@ from jcfl.results import checkpoints, npz, writer
 from jcfl.results.files import CHECKSUMS, Version
 from jcfl.runs import environment, experiment, loop, programs, provenance, verifying
 from jcfl.runs.config import read as read_config
+from jcfl.runs.one_method import with_tuned
+from jcfl.runs.plan import config_and_objects, planned
+from jcfl.runs.sections import Tuned
 from tests import folders, tiny
 from tests.test_experiment import files as figures
 from tests.test_experiment import same_files, walk
@@ -285,6 +288,15 @@ def test_keys_that_a_resumed_run_cannot_take_over_are_not_dropped_silently(tmp_p
             experiment.resumed(tmp_path, config.model_copy(update={key: value}))
     with pytest.warns(Notice, match="chunk=2 has no effect: the run goes on with chunk=4"):
         assert experiment.resumed(tmp_path, config.model_copy(update={"chunk": 2})).chunk == 4
+    with pytest.warns(Notice, match="devices=1: the run began with as many as it chose, .* to rounding only"):
+        assert experiment.resumed(tmp_path, config.model_copy(update={"devices": 1})).devices == 1
+
+
+def test_a_run_that_gets_fewer_devices_than_it_had_says_so(monkeypatch):
+    plan = planned(*config_and_objects("quickstart", {"compare": [], "method": "fedavg", "devices": 1}))
+    monkeypatch.setattr("jax.device_count", lambda: 1)
+    with pytest.warns(Notice, match=r"had 4 devices, and 1 are here, .* rounding only; jcfl.use_cores"):
+        assert with_tuned(plan, Tuned(devices=4)).context.resources.devices == 1
 
 
 def test_a_configuration_that_is_gone_is_taken_from_a_checkpoint(made, cut):

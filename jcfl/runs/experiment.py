@@ -76,9 +76,9 @@ def run(
         seeds: the number of seeds: seed, seed + 1, …
         compare: further methods to compare with the main one, by name or as mappings.
         out: the run's folder; without it nothing is written.
-        resume: whether to continue the run in `out`. It trains as it began, to the same bits: `devices`, `chunk`,
-            `budget` and `autotune` have no effect then, and seeds stay side by side or one after another. On another
-            kind of device its bits differ.
+        resume: whether to continue the run in `out`. It trains as it began, to the same bits: `chunk`, `budget` and
+            `autotune` have no effect then, and seeds stay side by side or one after another. On another kind of device,
+            or with another number of `devices`, its bits differ.
         allow_versions: whether to continue also with other versions of jcfl, JAX or NumPy.
         on_progress: called with a `Progress` about once a second.
         progress: whether a bar is shown, or lines where stderr is neither a terminal nor a notebook; by default a bar
@@ -148,8 +148,17 @@ def resumed(folder: Path, config: Config | None = None) -> Config:
     refuse_ignored(stored, config)
     moved = {key: getattr(config, key) for key in ("rounds", "track", "checkpoint_every")}
     moved["data_dir"] = config.data_dir or stored.data_dir
-    places = {key: getattr(config, key) for key in ("examples", "client_states")}  # the machine may be another
-    return stored.model_copy(update=moved | {key: place for key, place in places.items() if place is not None})
+    places = {key: getattr(config, key) for key in ("examples", "client_states", "devices")}  # the machine may differ
+    moved |= {key: place for key, place in places.items() if place is not None}
+    if config.devices not in (None, stored.devices):
+        told = (
+            f"devices={config.devices}: the run began with {stored.devices or 'as many as it chose'}, and its results"
+        )
+        warnings.warn(f"{told} agree with those of a whole run to rounding only", Notice, stacklevel=2)
+        moved["tuned"] = {
+            title: one.model_copy(update={"devices": None}) for title, one in (stored.tuned or {}).items()
+        }
+    return stored.model_copy(update=moved)
 
 
 def refuse_ignored(stored: Config, config: Config) -> None:

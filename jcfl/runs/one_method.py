@@ -1,10 +1,14 @@
 """The part of a plan that is one method's run, with what trials chose for it."""
 
+import warnings
+
 import jax
 
 from jcfl.core.context import Resources
+from jcfl.errors import Notice
 from jcfl.runs.plan import Plan, algorithms_of, shapes, task_of, with_option
 from jcfl.runs.sections import Tuned
+from jcfl.types.target import target
 
 
 def of_method(plan: Plan, title: str) -> Plan:
@@ -31,8 +35,13 @@ def with_tuned(plan: Plan, tuned: Tuned) -> Plan:
         return plan
     context, config = plan.context, plan.config
     given = {key: value for key, value in tuned.model_dump().items() if value is not None and key in Resources._fields}
-    if "devices" in given:  # the run may have begun on a machine with more of them
-        given["devices"] = min(given["devices"], jax.device_count())
+    if given.get("devices", 1) > jax.device_count():  # the run may have begun on a machine with more of them
+        told = (
+            f"the run had {given['devices']} devices, and {jax.device_count()} are here, so that its results agree to"
+        )
+        hint = "; jcfl.use_cores() gives each core one, before JAX starts" if target().is_cpu else ""
+        warnings.warn(f"{told} rounding only{hint}", Notice, stacklevel=2)
+        given["devices"] = jax.device_count()
     resources = context.resources._replace(**given)
     share = -(-context.population.cohort // resources.devices)  # clients of one device
     resources = resources._replace(chunk=-(-share // -(-share // resources.chunk)))
