@@ -23,6 +23,20 @@ CONTROL_GROUPS = {
 and the part of the use that is a cache of files, which the kernel gives back."""
 
 
+PLAIN = {
+    "tuple_type": "expected a list, such as [{listed}]",
+    "model_type": "expected a name, or keys and values",
+    "too_short": "expected {min_length} or more items",
+    "too_long": "expected {max_length} or fewer items",
+    "bool_parsing": "expected true or false",
+    "int_parsing": "input should be a valid integer",
+    "int_from_float": "input should be a valid integer",
+    "int_parsing_size": "input should be an integer that fits into 64 bits",
+    "float_parsing": "input should be a valid number",
+}
+"""By the type of a complaint of pydantic's, what is said in place of its text, which speaks of tuples and parsing."""
+
+
 class InputError(ValueError):
     """An error in the input: one line with what was given, what was expected, and the nearest valid choice."""
 
@@ -158,19 +172,24 @@ def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> st
     """
     first, *rest = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
-    branches = {one.__name__ for one in inner_models(model)} if model is not None else set()
+    branches = {"str", "int", "float", "bool"}  # what stands in a path for a branch of a union, and int[…]
+    branches |= {one.__name__ for one in inner_models(model)} if model is not None else set()
     dotted = lambda path: ".".join(part for part in map(str, path) if "[" not in part and part not in branches)
-    key = dotted(path)  # without int[…], which is a branch of a union
-    others = {dotted(one["loc"]) for one in rest} - {key}
+    key = dotted(path)
+    if isinstance(first.get("input"), list | tuple):  # the branch for a list says more than the one for a number
+        items = [one for one in rest if dotted(one["loc"]).startswith(f"{key}.")]
+        length = [one for one in rest if dotted(one["loc"]) == key and one["type"] in ("too_short", "too_long")]
+        first = [*items, *length, first][0]
+        key = dotted(first["loc"])
+    others = {other for other in (dotted(one["loc"]) for one in rest) if not f"{key}.".startswith(f"{other}.")}
     also = [one.get("ctx", {}).get("expected") for one in rest if dotted(one["loc"]) == key]  # words beside a number
     more = f" (and {len(others)} more)" if others else ""
     if model is not None and first["type"] == "extra_forbidden":
         above, _, name = key.rpartition(".")
         return f"{above}{': ' * bool(above)}{unknown('key', name, known_keys(model, path[:-1]))}"
     got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
-    instead = {"tuple_type": f"expected a list, such as [{listed(first.get('input'))}]"}  # no words of Python's
-    instead["model_type"] = "expected a name, or keys and values"
-    said = instead.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
+    plain = PLAIN.get(first["type"], "").format(listed=listed(first.get("input")), **first.get("ctx", {}))
+    said = plain or first["msg"][0].lower() + first["msg"][1:]
     said = " or ".join([said, *filter(None, also)])
     return f"{key}{': ' * bool(key)}{said}{got}{more}"
 

@@ -232,6 +232,29 @@ def test_what_is_no_piece_is_told_without_the_names_of_classes(word, said):
         config.read("quickstart", [word])
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["scenario.sizes=[4,0,2,2]"],
+            r"scenario 'rotated': sizes\.1: input should be greater than or equal to 1, got 0",
+        ),
+        (["model.hidden=[3,0]"], r"model 'mlp': hidden\.1: input should be greater than or equal to 1, got 0"),
+        (["model.hidden=[0,x]"], r"model 'mlp': hidden\.0: .* or equal to 1, got 0 \(and 1 more\)"),
+        (["model.hidden=x"], r"model 'mlp': hidden: input should be a valid integer, got 'x'"),
+        (["data=[1,digits]"], r"data\.0: expected a name, or keys and values, got 1"),
+        (["scenario.angles=[]"], r"scenario 'rotated': angles: expected 1 or more items, got \[\]"),
+        (["scenario.min_examples=[1,2,3]"], r"scenario .*: min_examples: expected 2 or fewer items, got \[1, 2, 3\]"),
+        (["rounds=1.0e+30"], r"rounds: input should be an integer that fits into 64 bits, got 1e\+30"),
+        (["train.lr=x"], r"train 'sgd': lr: input should be a valid number, got 'x'"),
+    ],
+)
+def test_the_complaint_is_about_what_was_given(words, said):
+    """Of the branches of an option that takes a number, a word or a list, the one for a list speaks about a list."""
+    with pytest.raises(InputError, match=f"^{said}$"):
+        config.read("quickstart", words)
+
+
 def test_what_is_given_by_keyword_may_be_all_that_was_missing():
     """A mapping is checked together with the keywords beside it."""
     found, _ = config_and_objects({"scenario": {"name": "rotated", "clients": 8}, "rounds": 1}, {"method": "majority"})

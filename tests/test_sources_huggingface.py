@@ -205,7 +205,7 @@ def test_a_path_may_be_beside_the_configuration_and_is_else_said_to_be_missing(r
         ({"x": ["hsf_id", "picture"]}, "unknown column of .*'picture'"),
         ({"x": ["hsf_id", "writer_id"]}, "column 'writer_id' holds string; expected numbers"),
         ({"x": ["hsf_id", "character"], "y": "character"}, "column 'character' is both y and one of x"),
-        ({"x": []}, "x: tuple should have at least 1 item"),
+        ({"x": []}, "x: expected 1 or more items, got"),
         ({"x": 3}, "x: "),
         ({"x": "image", "clients": "image"}, "'image' holds struct"),
         (
