@@ -255,6 +255,12 @@ def test_the_complaint_is_about_what_was_given(words, said):
         config.read("quickstart", words)
 
 
+@pytest.mark.parametrize("word", ["represent=[]", "describe={name: model, part: []}"])
+def test_no_layers_are_no_part_of_a_model(word):
+    with pytest.raises(InputError, match=r"(represent|part): expected 1 or more items, got \[\]"):
+        config.read(SMALL, ["method.name=fesem", f"method.{word}"])
+
+
 def test_what_is_given_by_keyword_may_be_all_that_was_missing():
     """A mapping is checked together with the keywords beside it."""
     found, _ = config_and_objects({"scenario": {"name": "rotated", "clients": 8}, "rounds": 1}, {"method": "majority"})

@@ -233,7 +233,7 @@ class TrainedModel(OfUpload):
 
     name: ClassVar[str] = "model"
     part: Annotated[
-        Part | tuple[str, ...],
+        Part | Annotated[tuple[str, ...], Field(min_length=1)],
         Field(
             description="all parameters, the classifier, all others, dense layers, convolution kernels, the first, or "
             "layers by name"

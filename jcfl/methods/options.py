@@ -22,7 +22,7 @@ SharedUpdate = Annotated[
     Field(description="clients start from the same global model, or each from the previous client's model"),
 ]
 Represent = Annotated[
-    Literal["whole", "head", "dense"] | tuple[str, ...],
+    Literal["whole", "head", "dense"] | Annotated[tuple[str, ...], Field(min_length=1)],
     Field(description="the compared part of a model: all, the last dense layer, all dense layers, or layers by name"),
 ]
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the mean, ε")]
