@@ -1,10 +1,13 @@
 """Scenarios of label skew against their definitions."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from jcfl.data.federation import federation
 from jcfl.data.summary import label_counts
+from jcfl.errors import InputError
 from tests.test_scenarios import DATA, labelled
 
 
@@ -66,6 +69,15 @@ def test_of_more_groups_than_classes_each_has_one_class():
     held = [np.flatnonzero(counts).tolist() for counts in label_counts(made)[np.argsort(made.groups)]]
     assert held == [[label % 10] for label in range(12)]
     np.testing.assert_array_equal(label_counts(made).sum(0), np.bincount(DATA.train.y))
+
+
+def test_too_many_groups_are_refused_before_they_are_made():
+    tracemalloc.start()
+    with pytest.raises(InputError, match="clients: 10 are too few for 100000 groups"):
+        federation(DATA, "selected_classes", clients=10, groups=100_000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**20, "the labels of 100,000 groups take more"
 
 
 def test_rotated_pathological_has_eight_groups():

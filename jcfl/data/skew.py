@@ -85,9 +85,10 @@ def selected_classes(
     If k does not divide c, the first groups have one label more. Of more groups than labels each has one, and group g
     shares the examples of label g with group g + c.
     """
+    group = client_groups(clients, groups, sizes)  # first, because it refuses what would take long
     classes = np.resize(np.arange(dataset.classes), max(groups, dataset.classes))
     label_sets = tuple(tuple(labels) for labels in np.array_split(classes, groups))
-    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, client_groups(clients, groups, sizes))
+    return _own_labels(rng, pool(dataset), dataset.classes, label_sets, group)
 
 
 @register("scenario", "rotated_pathological")
