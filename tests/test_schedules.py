@@ -7,7 +7,7 @@ import pytest
 from jcfl import registry
 from jcfl.errors import InputError
 from jcfl.methods.fedavg import fedprox
-from jcfl.runs import config, experiment, sweeping
+from jcfl.runs import config, experiment, schedules, sweeping
 from tests import tiny
 
 TRAIN = {"epochs": 1, "batch_size": 4}
@@ -49,6 +49,10 @@ def test_a_sweep_goes_over_values_and_tables():
         ("method.capacity={0: 3}", r"capacity: input should be a valid integer"),
         ("scenario.held_out={0: 0.1}", r"held_out: input should be a valid number"),
         ("method.lam={0: 0, 99999999999: 1}", r"lam: expected at most 1000 rounds of at most 9 digits"),
+        (
+            "train.share={0: 0.5, 1: 1}",
+            r"share: cannot change during training.*expected one number, got {0: 0.5, 1: 1}",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(words, said):
@@ -72,3 +76,17 @@ def test_an_option_on_which_code_branches_cannot_change(monkeypatch):
 def branching(*, mu: float = 0.1):
     """A method that looks at its option."""
     return fedprox(mu=mu if mu < 1 else 1.0)
+
+
+@pytest.mark.parametrize("where", ["init", "step", "predict", "evaluate"])
+def test_whichever_function_of_an_algorithm_branches_the_option_is_refused(where):
+    def make(values):
+        looks = lambda *given: given[0].round if values["method.mu"] < 1 else None
+        return tiny.built("fedavg", tiny.setting())._replace(**{where: looks})
+
+    federation = tiny.federation()
+    state = jax.eval_shape(tiny.built("fedavg", tiny.setting()).init, jax.random.key(0), federation)
+    tables = {"method.mu": {0: 0.1, 1: 0.2}}
+    whole = jax.jit(lambda state, federation: getattr(schedules.scheduled(make, tables), where)(state, federation))
+    with pytest.raises(InputError, match=r"method.mu: cannot change during training"):
+        whole.trace(state, federation)

@@ -212,7 +212,13 @@ Batch = Annotated[
     Annotated[int, Field(ge=1)] | Literal["full"], Field(description="examples of a step; full: all of them")
 ]
 Share = Annotated[
-    float, Field(gt=0, le=1, description="share of the client's examples to train on, drawn anew in every round")
+    float,
+    Field(
+        gt=0,
+        le=1,
+        description="share of the client's examples to train on, drawn anew in every round",
+        json_schema_extra={"fixed": True},
+    ),
 ]
 Decay = Annotated[float, Field(ge=0, le=1, description="of the mean of gradients, or of their squares")]
 

@@ -1,17 +1,22 @@
 """Options that change during training: `{round: value}` in place of a real number, each value from its round on."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
 from jcfl import registry
 from jcfl.errors import InputError, shown
 from jcfl.runs.sections import Method, Piece
-from jcfl.types import Algorithm, Array, Federation, State
+from jcfl.types import Algorithm, Array
 
+Result = TypeVar("Result")
 Table = Mapping[int, float]
 """Values by the round from which they hold; the first is round 0."""
+
+MARK = "fixed"
+"""The mark, in its schema, of an option that cannot change during training, because shapes of arrays depend on it."""
 
 MOST = 1000
 """The most values of an option in a run."""
@@ -21,9 +26,11 @@ def options(kind: str, name: str, given: Mapping[str, Any], *more: Any) -> dict[
     """As `jcfl.registry.options`, but an option that is a real number may be a table; every value of it is checked.
 
     Raises:
-        InputError: as `jcfl.registry.options`, or a table that does not begin in round 0, or is too long.
+        InputError: as `jcfl.registry.options`, or a table that does not begin in round 0, is too long, or is that of an
+            option marked as `fixed`.
     """
-    numbers = {one.name for one in registry.parameters(registry.find(kind, name)) if is_real(one)}
+    real = [one for one in registry.parameters(registry.find(kind, name)) if is_real(one)]
+    numbers, fixed = {one.name for one in real}, {one.name for one in real if registry.entry(one).get(MARK)}
     for key in numbers & given.keys():
         if isinstance(given[key], Mapping) and not is_table(given[key]):
             raise InputError(
@@ -31,6 +38,11 @@ def options(kind: str, name: str, given: Mapping[str, Any], *more: Any) -> dict[
                 f"{shown(given[key])}"
             )
     tables = {key: by_round(key, given[key]) for key in given if key in numbers and is_table(given[key])}
+    for key in tables.keys() & fixed:
+        raise InputError(
+            f"{key}: cannot change during training, because it sets how many rows a program works on; expected one "
+            f"number, got {shown(given[key])}"
+        )
     moments = sorted({0, *(moment for table in tables.values() for moment in table)})
     at = {moment: registry.options(kind, name, {**given, **values_at(tables, moment)}, *more) for moment in moments}
     return at[0] | {key: {moment: at[moment][key] for moment in table} for key, table in tables.items()}
@@ -106,17 +118,21 @@ def scheduled(make: Callable[[Mapping[str, Any]], Algorithm], tables: Mapping[st
         place = {name: jnp.searchsorted(begins, moment, side="right") - 1 for name, begins in rounds.items()}
         return make({name: values[name][place[name]] for name in tables})
 
-    def step(state: State, federation: Federation) -> State:
-        try:
-            return at(state.round).step(state, federation)
-        except TypeError as error:  # JAX's, where code branches on a value
-            names = ", ".join(tables)
-            raise InputError(f"{names}: cannot change during training ({str(error).splitlines()[0]})") from error
+    def guarded(function: Callable[..., Result]) -> Callable[..., Result]:
+        @wraps(function)
+        def call(*given: Any) -> Result:
+            try:
+                return function(*given)
+            except TypeError as error:  # JAX's, where code branches on a value
+                names = ", ".join(tables)
+                raise InputError(f"{names}: cannot change during training ({str(error).splitlines()[0]})") from error
+
+        return call
 
     before = lambda state: jnp.maximum(state.round - 1, 0)
     return largest._replace(
-        init=at(jnp.asarray(0)).init,
-        step=step,
-        predict=lambda state, federation: at(before(state)).predict(state, federation),
-        evaluate=lambda state, federation: at(before(state)).evaluate(state, federation),
+        init=guarded(at(jnp.asarray(0)).init),
+        step=guarded(lambda state, federation: at(state.round).step(state, federation)),
+        predict=guarded(lambda state, federation: at(before(state)).predict(state, federation)),
+        evaluate=guarded(lambda state, federation: at(before(state)).evaluate(state, federation)),
     )
