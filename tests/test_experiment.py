@@ -474,6 +474,18 @@ def test_nothing_is_compiled_while_a_method_trains(monkeypatch):
         two()
 
 
+def test_a_comparison_that_cannot_be_compiled_leaves_no_folder(tmp_path, monkeypatch):
+    """The corrected command would find a run in it."""
+
+    def refused():
+        raise InputError("too large")
+
+    monkeypatch.setattr(experiment, "begun", lambda run: refused)
+    with pytest.raises(InputError, match="too large"):
+        walked(compare=["majority"], out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_shared_model_is_tested_where_one_is_trained():
     """StoCFL with one cluster and λ = 0 trains two copies of one model; held-out clients do not count."""
     data, whole = tiny.federation(held_out=2), {"name": "stocfl", "tau": -1, "lam": 0}

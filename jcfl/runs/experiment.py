@@ -277,13 +277,16 @@ def execute(
         whole = devices.folder(out) if out is not None and several else None
         if whole is not None:
             whole.renew()
-            whole.begin(plan.config.text(), measured=False)
-            if histories:
+            if histories:  # of an earlier sitting
+                whole.begin(plan.config.text(), measured=False)
                 write_comparison(whole, runs, histories)
         stack.enter_context(loop.interruptible(stop, out is not None))
         for run, compiling in compiled_ahead([run for run in runs if run.finished is None]):
             keep = keep_state and run is runs[0] and holds_states(run)
-            histories[run.name] = alone(run, compiling, clients, on_progress or (lambda progress: None), stop, keep)
+            compiled = compiled_to_fit(run, compiling)  # first, because a refusal should leave no file
+            if whole is not None and not histories:
+                whole.begin(plan.config.text(), measured=False)
+            histories[run.name] = alone(run, compiled, clients, on_progress or (lambda progress: None), stop, keep)
             if whole is not None:
                 write_comparison(whole, runs, histories)
     failures = [run.failed for run in runs if run.failed is not None]
@@ -321,7 +324,7 @@ def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:
 
 def alone(
     run: Run,
-    compiling: programs.Compiling,
+    compiled: programs.Programs,
     clients: Clients,
     on_progress: OnProgress,
     stop: threading.Event,
@@ -331,7 +334,6 @@ def alone(
 
     A run that diverged has its error in `failed`, and what was measured until then is written.
     """
-    compiled = compiled_to_fit(run, compiling)  # first, because a refusal should leave no file
     run.begin(clients)
     with run.tracking:
         try:
