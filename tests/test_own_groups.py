@@ -1,5 +1,6 @@
 """What the functions of one's own group and of one's own reliability return: checked where they are traced."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,6 +16,9 @@ from jcfl.core.neutral import grouping_of
 from jcfl.core.reliability import Reliability, arrived
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import fedavg
+from jcfl.runs import loop
+from jcfl.runs.answers import for_room
+from jcfl.runs.sections import Method
 from jcfl.types import OVERFLOW, Cohort, Grouping
 from tests import tiny
 
@@ -171,6 +175,28 @@ def test_a_model_that_is_not_there_serves_nobody(name):
     given = {"serve": lambda state, federation: jnp.arange(8), "place": lambda state, who, federation: who}
     with pytest.raises(TrainingError, match="more clusters were found than the method has room for"):
         jcfl.run(DATA, method=own(**{name: given[name]}), model="linear", rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("stocfl", "raise method.capacity, or merge more readily, by a lower method.tau"),
+        ({"name": "flhc", "clusters": 2}, "raise method.capacity, or merge more readily, by a larger method.dist.*"),
+        ("cfl", "raise method.capacity"),
+        ({"name": "clustered", "group": "density"}, "raise method.group.capacity, or .* a larger method.group.eps"),
+        ({"name": "clustered", "group": "linkage"}, "raise method.group.capacity, or .* larger method.group.threshold"),
+        ({"name": "stocfl", "group": "merge"}, "raise method.group.capacity, or .* by a lower method.group.tau"),
+        ({"name": "given"}, "its group needs more slots"),
+        ({"name": "cfl", "group": {"name": "bipartition"}}, "raise method.group.capacity"),
+    ],
+)
+def test_what_helps_against_too_many_clusters_is_named_by_its_key(method, said):
+    """As a group's own options, where a configuration gives a group."""
+    found = Method.model_validate(method)
+    group = {"group": {"name": found.options["group"]}} if isinstance(found.options.get("group"), str) else {}
+    advice = for_room(found.model_copy(update=group))
+    assert re.fullmatch(said, advice), advice
+    assert str(loop.failure(0, 2, OVERFLOW, advice)).endswith(f"than the method has room for; {advice}")
 
 
 def test_measures_of_a_group_are_scores():

@@ -35,7 +35,10 @@ Count = Annotated[
     int | None, Field(ge=1, description="number of clusters; give this or a threshold", json_schema_extra=AUTO)
 ]
 Threshold = Annotated[
-    float | None, Field(ge=0, description="distance at which merging stops", json_schema_extra={"auto": "cut"})
+    float | None,
+    Field(
+        ge=0, description="distance at which merging stops", json_schema_extra={"auto": "cut", "merges_more": "larger"}
+    ),
 ]
 
 
@@ -210,9 +213,14 @@ class Density(Clustering):
     """Density-based clustering, which finds the number of clusters (Ester et al. 1996, DBSCAN)."""
 
     name: ClassVar[str] = "density"
-    eps: Annotated[float | None, Field(gt=0, description="radius of a neighbourhood; null: where distances bend")] = (
-        None
-    )
+    eps: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="radius of a neighbourhood; null: where distances bend",
+            json_schema_extra={"merges_more": "larger"},
+        ),
+    ] = None
     min_samples: Annotated[int, Field(ge=2, description="clients in the neighbourhood of a core client")] = 3
     capacity: Capacity = 64
 

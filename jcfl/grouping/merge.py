@@ -39,7 +39,9 @@ class Merge(Clustering):
     tau: Annotated[
         float,
         Field(
-            ge=-1, description="merge at this cosine or above; above 1 never merges", json_schema_extra={"auto": "tau"}
+            ge=-1,
+            description="merge at this cosine or above; above 1 never merges",
+            json_schema_extra={"auto": "tau", "merges_more": "lower"},
         ),
     ] = 0.5
     order: Annotated[

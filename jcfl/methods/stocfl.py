@@ -22,7 +22,7 @@ def stocfl(
         Field(
             ge=-1,
             description="merge at this cosine or above; above 1 never merges",
-            json_schema_extra={"search": [0.0, 1.0], "auto": "tau"},
+            json_schema_extra={"search": [0.0, 1.0], "auto": "tau", "merges_more": "lower"},
         ),
     ] = 0.5,
     lam: Lam = 0.05,

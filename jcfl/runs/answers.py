@@ -16,6 +16,9 @@ from jcfl.runs.config import KINDS
 from jcfl.runs.objects import registered_name
 from jcfl.runs.sections import Method
 
+MARK = "merges_more"
+"""The mark, in its schema, of an option that sets which clusters are merged: with which of its values more are."""
+
 
 def with_answers(value: Value, options: Mapping[str, Any]) -> Value:
     """The method with its answers replaced by those of a configuration's options."""
@@ -58,6 +61,22 @@ def refuse_replaced(method: Method) -> None:
                 f"place of the answer that it belongs to; set it there, and leave it out here, or give its default: "
                 f"method.{option.name}={written(option.default)}"
             )
+
+
+def for_room(method: Method) -> str:
+    """What to do if more clusters are found than there is room for: the options of the method that help, by their keys.
+
+    Such options are `capacity`, and those that are marked in their schema as `merges_more` with the values that do.
+    """
+    known, above = {}, "method."
+    group = method.options.get("group")
+    if group is not None:
+        known, above = registry.schema(registry.find("group", group["name"])), "method.group."
+    elif not method.is_placeholder:
+        known = registry.schema(registry.find("method", method.name))
+    ways = [f"raise {above}capacity"] if "capacity" in known else []
+    ways += [f"merge more readily, by a {said[MARK]} {above}{name}" for name, said in known.items() if MARK in said]
+    return ", or ".join(ways) or "its group needs more slots"
 
 
 def alike(one: Any, other: Any) -> bool:

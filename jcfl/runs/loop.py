@@ -84,6 +84,7 @@ class LoopSettings:
     stop: threading.Event = field(default_factory=threading.Event)
     ahead: Ahead = lambda state, rounds: None  # reads what the rounds after a block need
     watchdog: Watchdog = field(default_factory=lambda: Watchdog("training"))
+    for_room: str = ""  # what to do if more clusters are found than there is room for
 
 
 def train(programs: Programs, federation: Federation, settings: LoopSettings) -> Running:
@@ -106,7 +107,7 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
     trained = rounds_trained(state)
     outcome, judged = {}, -1  # the last evaluation, and the rounds that were trained before it
     try:
-        failed = failures(state, settings.seeds) if found else {}
+        failed = failures(state, settings) if found else {}
         if failed:  # a lane that fails beside others is in their checkpoints to the last round
             settings.on_failed(failed)
         if round in settings.evaluated and over_hosts(settings.lacks(round)):  # rounds may end at a checkpoint
@@ -122,7 +123,7 @@ def train(programs: Programs, federation: Federation, settings: LoopSettings) ->
             settings.ahead(state, range(until, min(2 * until - round, settings.rounds)))
             with watching(f"rounds {round + 1} to {until}"):
                 state, seconds = advanced(programs, federation, state, until)
-            failed = failures(state, settings.seeds)
+            failed = failures(state, settings)
             if failed:
                 settings.on_failed(failed)
             before, trained = trained, rounds_trained(state)
@@ -196,7 +197,8 @@ def evaluated(
     found = found if len(settings.seeds) > 1 else {name: value[None] for name, value in found.items()}
     over = [lane for lane, labels in enumerate(found.get("labels", ())) if (labels == OVERFLOW).any()]
     if over:
-        settings.on_failed({lane: failure(settings.seeds[lane], round - 1, OVERFLOW) for lane in over})
+        error = lambda lane: failure(settings.seeds[lane], round - 1, OVERFLOW, settings.for_room)
+        settings.on_failed({lane: error(lane) for lane in over})
     return found
 
 
@@ -216,19 +218,22 @@ def records(
     return [Record.of(seed, round, part) for seed, part in zip(settings.seeds, measured, strict=True)]
 
 
-def failures(state: Running, seeds: Sequence[int]) -> dict[int, TrainingError]:
+def failures(state: Running, settings: LoopSettings) -> dict[int, TrainingError]:
     """The lanes that cannot go on, with their errors."""
-    places = np.asarray(state.failed).reshape(-1, 2)
-    return {lane: failure(seeds[lane], *places[lane]) for lane in range(len(seeds)) if places[lane][0] >= 0}
+    seeds, places = settings.seeds, np.asarray(state.failed).reshape(-1, 2)
+    error = lambda lane: failure(seeds[lane], places[lane][0], places[lane][1], settings.for_room)
+    return {lane: error(lane) for lane in range(len(seeds)) if places[lane][0] >= 0}
 
 
-def failure(seed: int, round: int, cluster: int) -> TrainingError:
-    """The error of a seed that cannot go on."""
+def failure(seed: int, round: int, cluster: int, for_room: str = "") -> TrainingError:
+    """The error of a seed that cannot go on.
+
+    Args:
+        for_room: as in `LoopSettings`.
+    """
     if cluster == OVERFLOW:
-        return TrainingError(
-            f"in round {round + 1} (seed {seed}) more clusters were found than the method has room for; raise "
-            "method.capacity, or merge more readily (a lower tau, a larger distance_threshold)"
-        )
+        found = f"in round {round + 1} (seed {seed}) more clusters were found than the method has room for"
+        return TrainingError(f"{found}; {for_room}" if for_room else found)
     if cluster == UNDESCRIBED:
         return TrainingError(
             f"in round {round + 1} (seed {seed}) the description of a client is not finite, so clients cannot be "

@@ -13,6 +13,7 @@ from jcfl.results import Record
 from jcfl.results.checkpoints import Saved
 from jcfl.runs import loop
 from jcfl.runs.ahead import Ahead, reader
+from jcfl.runs.answers import for_room
 from jcfl.runs.devices import over_hosts
 from jcfl.runs.loop import Clock, LoopSettings, Progress
 from jcfl.runs.programs import Programs, Running
@@ -113,6 +114,7 @@ def train_batch(
         stop=stop,
         ahead=ahead(runs, n),
         watchdog=Watchdog(", ".join(run.name for run in runs)),
+        for_room=for_room(runs[0].plan.config.method),
     )
     try:
         return loop.train(programs, runs[0].plan.federation, settings)
