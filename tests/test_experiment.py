@@ -480,7 +480,7 @@ def test_a_comparison_that_cannot_be_compiled_leaves_no_folder(tmp_path, monkeyp
     def refused():
         raise InputError("too large")
 
-    monkeypatch.setattr(experiment, "begun", lambda run: refused)
+    monkeypatch.setattr(compiled, "begun", lambda run: refused)
     with pytest.raises(InputError, match="too large"):
         walked(compare=["majority"], out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
