@@ -223,13 +223,13 @@ def searched(
     """A search, checked; see `tune`."""
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
-    if sampler == "tpe":
-        with_optuna()
     if halving > 1 and sampler not in AT_ONCE:
         raise InputError(
             f"halving compares trials that begin together, and sampler {sampler} chooses them one batch after another; "
             f"expected sampler {' or '.join(AT_ONCE)}"
         )
+    if sampler == "tpe":
+        with_optuna()
     sweeping.refuse_score(by)
     if not by.startswith(metrics.VALIDATION):
         raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
