@@ -11,7 +11,9 @@ import pytest
 import jcfl
 from jcfl import metrics, results
 from jcfl.cli import display
-from jcfl.errors import InputError
+from jcfl.core import evaluation
+from jcfl.core.rounds import initial
+from jcfl.errors import InputError, Notice
 from jcfl.metrics import table
 from jcfl.view import plotting
 from jcfl.view.report import numbers, page
@@ -106,6 +108,36 @@ def test_clients_that_are_not_there_are_left_out():
     assert (found["held_out_accuracy_micro"], found["held_out_loss"], found["held_out_clusters"]) == (0, 1.5, 1)
     assert "held_out_seen" not in found and "held_out_norm" not in found
     np.testing.assert_array_equal(found["accuracy_clients"], 1 - np.arange(8) % 2)
+
+
+def test_predictions_that_are_not_finite_are_no_accuracy():
+    """Of NaN, argmax makes the class 0: client 1 would be right by chance. A mean without it would be too high."""
+    federation = tiny.federation().replace(held_out=np.arange(8) == 7, hostile=np.arange(8) == 1)
+    owner, targets = np.repeat(np.arange(8), 4), np.asarray(federation.y)[np.asarray(federation.test.rows)]
+    logits = np.eye(10, dtype=np.float32)[targets]
+    logits[owner == 2, 3:] = -np.inf  # a probability of 0, which is no other answer
+    state = initial(jax.random.key(0), {}, {}, 8)
+    good = evaluation.outcome(tiny.task(), state, federation, jnp.zeros(8, int), jnp.asarray(logits))
+    logits[owner == 1] = np.nan
+    bad = evaluation.outcome(tiny.task(), state, federation, jnp.zeros(8, int), jnp.asarray(logits))
+    assert good["unanswered"].tolist() == [0] * 8 and bad["unanswered"].tolist() == [0, 4, 0, 0, 0, 0, 0, 0]
+    good, bad = (metrics.measured(jax.device_get(one), federation, 1) for one in (good, bad))
+    names = [name for name, one in metrics.scores().items() if one.is_of_predictions and one.function]
+    assert "accuracy_p5" in names and np.isnan([bad[name] for name in names]).all()
+    np.testing.assert_array_equal(np.isnan(bad["accuracy_clients"]), np.arange(8) == 1)
+    for name in ("held_out_accuracy_micro", "accuracy_honest", "clusters", "purity", "seen"):
+        assert bad[name] == good[name], name
+
+
+def test_a_notice_says_whose_predictions_are_not_finite():
+    """Models that are finite after training are tuned locally until they are not."""
+    given = {"method": {"name": "fedavg", "addons": [{"name": "finetune", "steps": 200}]}, "model": "linear"}
+    train = {"lr": 0.9, "weight_decay": 5.0, "steps": 1}
+    with pytest.warns(Notice, match="predictions of 8 clients are not finite") as told:
+        found = jcfl.run(tiny.federation(), **given, train=train, rounds=2)
+    assert len([one for one in told if "not finite" in str(one.message)]) == 1
+    assert np.isnan(found["accuracy_micro"]).all() and np.isnan(found.accuracy_clients).all()
+    assert "failed" not in found.summary and np.isfinite(found.state.shared["params"]["head"]["kernel"]).all()
 
 
 def test_rounds_are_whole_numbers_under_a_title_of_their_own():

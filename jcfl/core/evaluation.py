@@ -28,7 +28,8 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
 
     Returns:
         `labels` [m]; `counts` [m, 3, c], as `metrics.counts` gives them; `losses` [m], the sum of the task's loss over
-        each client's test rows; `seen` [m], whether a client has taken part.
+        each client's test rows; `seen` [m], whether a client has taken part; `unanswered` [m], the number of its test
+        rows whose largest logit is not finite. Of such logits argmax makes a class that means nothing.
     """
     owner, targets = chunks.owners(federation.test), federation.y[federation.test.rows]
     m = federation.groups.shape[0]
@@ -37,6 +38,7 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
         "counts": metrics.counts(owner, targets, logits.argmax(-1), m, federation.classes),
         "losses": jnp.zeros(m).at[owner].add(task.loss(logits, targets)),
         "seen": state.seen,
+        "unanswered": jnp.zeros(m, jnp.int32).at[owner].add(~jnp.isfinite(logits.max(-1))),
     }
 
 
@@ -52,7 +54,7 @@ def evaluation(task: Task, predict: Predict, measure: Evaluate) -> Evaluate:
 def with_validation(evaluate: Evaluate) -> Evaluate:
     """An evaluation that has the clients' answers to their validation examples too, where a federation has some.
 
-    They are added as `validation_counts` and `validation_losses`, as `outcome` gives those of test examples.
+    They are added as `validation_counts`, …, as `outcome` gives those of test examples.
     """
 
     def both(state: State, federation: Federation) -> dict[str, Array]:

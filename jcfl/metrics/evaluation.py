@@ -24,6 +24,8 @@ class Evaluation:
     seen: np.ndarray  #: [n] bool, whether it has taken part in a round
     #: [n] bool, whether it attacks; [0] if that is not known
     hostile: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    #: [n] int, the number of its test examples whose prediction is not finite; [0] if that is not known
+    unanswered: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
 
     @cached_property
     def size(self) -> np.ndarray:
@@ -32,13 +34,17 @@ class Evaluation:
 
     @cached_property
     def accuracy(self) -> np.ndarray:
-        """The accuracy of every client, NaN for one without test examples. [n]"""
-        return accuracy(self.counts)
+        """The accuracy of every client; NaN without test examples, or if a prediction is not finite. [n]"""
+        return self.answered(accuracy(self.counts))
 
     @cached_property
     def f1(self) -> np.ndarray:
-        """The macro-F1 of every client, NaN for one without test examples. [n]"""
-        return f1(self.counts)
+        """The macro-F1 of every client; NaN without test examples, or if a prediction is not finite. [n]"""
+        return self.answered(f1(self.counts))
+
+    def answered(self, values: np.ndarray) -> np.ndarray:
+        """The clients' values, NaN for those of whom a prediction is not finite. [n] -> [n]"""
+        return np.where(self.unanswered > 0, np.nan, values) if self.unanswered.size else values
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], kept: np.ndarray) -> "Evaluation":

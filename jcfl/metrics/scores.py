@@ -26,8 +26,8 @@ from jcfl.types import Federation
 FIELDS = ("labels", "counts", "losses", "seen")
 """What the device has to hand over of every client so that scores can be computed."""
 
-ANSWERS = ("counts", "losses")
-"""Those of them that say how clients answered some examples."""
+ANSWERS = ("counts", "losses", "unanswered")
+"""What the device hands over that says how clients answered some examples; the last may be left out."""
 
 CLUSTERING: tuple[Over, ...] = ("present", "held out")
 """What a score is taken over that does not depend on the examples answered."""
@@ -55,11 +55,11 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
         np.asarray(leaf)
         for leaf in (federation.at(round - 1).groups, federation.held_out, federation.arrive, federation.depart)
     )
-    arrays = {name: np.asarray(outcome[name]) for name in FIELDS} | {"groups": groups}
+    arrays = {name: np.asarray(outcome[name]) for name in {*FIELDS, *ANSWERS} & outcome.keys()} | {"groups": groups}
     arrays |= {"hostile": np.asarray(federation.hostile)} if federation.is_attacked else {}
     present = are_scored(held_out, arrive, depart, round)
     validation = {name: np.asarray(outcome[VALIDATION + name]) for name in ANSWERS if VALIDATION + name in outcome}
-    known = {*FIELDS, *(VALIDATION + name for name in ANSWERS)}
+    known = {*FIELDS, *ANSWERS, *(VALIDATION + name for name in ANSWERS)}
     found = {name: value for name, value in outcome.items() if name not in known}
     found |= taken(Evaluation.of(arrays, present), "present", "")
     if federation.is_attacked:
@@ -68,7 +68,8 @@ def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> 
         found |= taken(Evaluation.of(arrays, held_out), "held out", HELD_OUT)
     if validation:
         found |= taken(Evaluation.of(arrays | validation, present), "validation", VALIDATION)
-    return found | {"labels": arrays["labels"], "accuracy_clients": accuracy(arrays["counts"]).astype(np.float32)}
+    everybody = Evaluation.of(arrays, np.ones(held_out.shape, bool))
+    return found | {"labels": arrays["labels"], "accuracy_clients": everybody.accuracy.astype(np.float32)}
 
 
 def are_scored(held_out: Any, arrive: Any, depart: Any, round: Any) -> Any:
@@ -84,11 +85,15 @@ def are_scored(held_out: Any, arrive: Any, depart: Any, round: Any) -> Any:
 
 
 def taken(clients: Evaluation, who: str, prefix: str) -> dict[str, Any]:
-    """The scores over some clients. A number is kept in float32, so that files print no digit that means nothing."""
-    found = {}
+    """The scores over some clients. A number is kept in float32, so that files print no digit that means nothing.
+
+    Scores of predictions are NaN if some of these are not finite. Over the other clients they would be too high.
+    """
+    found, lost = {}, clients.unanswered.any()
     for name, one in scores().items():
         if who in one.over and one.function is not None:
-            found[prefix + name] = number(name, one.function, clients)
+            unknown = lost and one.is_of_predictions
+            found[prefix + name] = np.float32(np.nan) if unknown else number(name, one.function, clients)
     return found
 
 
@@ -246,7 +251,8 @@ def seen(clients: Evaluation) -> float:
 )
 def accuracy_honest(clients: Evaluation) -> float:
     """The accuracy on all test examples of the clients that do not attack."""
-    return float(accuracy(clients.counts[~clients.hostile].sum(0)))
+    lost = clients.unanswered.size and clients.unanswered[~clients.hostile].any()
+    return np.nan if lost else float(accuracy(clients.counts[~clients.hostile].sum(0)))
 
 
 @register_score(

@@ -42,7 +42,17 @@ OVER: tuple[Over, ...] = ("present", "held out", "validation")
 MODELS = ("model_clients", "model_clusters", "model_cosine", "model_distance", "model_l1")
 """Arrays of an evaluation that say how alike clients' models are: see `jcfl.core.measuring.comparison`."""
 
-TAKEN = ("seed", "round", "labels", "counts", "losses", "accuracy_clients", "clusterability_clusters", *MODELS)
+TAKEN = (
+    "seed",
+    "round",
+    "labels",
+    "counts",
+    "losses",
+    "unanswered",
+    "accuracy_clients",
+    "clusterability_clusters",
+    *MODELS,
+)
 """Names that `metrics.jsonl` and the arrays of an evaluation use for something else than a score."""
 
 Function = Callable[[Evaluation], float]

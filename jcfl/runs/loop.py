@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import Diverged, InputError, Interrupted, TrainingError
+from jcfl.errors import Diverged, InputError, Interrupted, Notice, TrainingError
 from jcfl.results import Record
 from jcfl.runs.ahead import Ahead
 from jcfl.runs.devices import over_hosts
@@ -84,6 +85,7 @@ class LoopSettings:
     stop: threading.Event = field(default_factory=threading.Event)
     ahead: Ahead = lambda state, rounds: None  # reads what the rounds after a block need
     watchdog: Watchdog = field(default_factory=lambda: Watchdog("training"))
+    has_noticed: bool = False  # whether it has been said that predictions are not finite
     for_room: str = ""  # what to do if more clusters are found than there is room for
 
 
@@ -199,7 +201,28 @@ def evaluated(
     if over:
         error = lambda lane: failure(settings.seeds[lane], round - 1, OVERFLOW, settings.for_room)
         settings.on_failed({lane: error(lane) for lane in over})
+    notice_unanswered(found.get("unanswered"), np.asarray(state.failed).reshape(-1, 2)[:, 0] < 0, settings, round)
     return found
+
+
+def notice_unanswered(unanswered: np.ndarray | None, going: np.ndarray, settings: LoopSettings, round: int) -> None:
+    """Say once that predictions are not finite although the models are, as after local steps before a prediction.
+
+    Args:
+        unanswered: the test examples of each client without a finite prediction, if that is known. [seeds, m]
+        going: the seeds whose models are finite. [seeds] bool
+        settings: in which it is kept that it has been said.
+        round: the number of rounds that were trained.
+    """
+    clients = 0 if unanswered is None else (unanswered > 0).sum(1) * going
+    if np.any(clients) and not settings.has_noticed:
+        settings.has_noticed, lane = True, int(np.argmax(clients))
+        warnings.warn(
+            f"after {round} rounds (seed {settings.seeds[lane]}) the predictions of {np.max(clients)} clients are not "
+            "finite, so accuracy and F1 are NaN; lower train.lr, or the steps of finetune",
+            Notice,
+            stacklevel=2,
+        )
 
 
 def records(
