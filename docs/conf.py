@@ -92,7 +92,7 @@ def plain(app: Any, what: str, name: str, object: Any, options: Any, lines: list
 
 def formula(writer: Any, node: Any) -> None:
     """Write a formula as MathML, so that a page needs neither a script nor the network for it."""
-    from docutils.nodes import SkipNode  # pyright: ignore[reportMissingImports]
+    from docutils.nodes import SkipNode  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
     from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
 
     writer.body.append(convert(node.astext(), display="inline" if node.tagname == "math" else "block"))
