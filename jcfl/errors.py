@@ -1,6 +1,7 @@
 """The user's mistakes, told apart from ours; text that is safe to print; the limit of memory."""
 
 import difflib
+import importlib
 import inspect
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -119,6 +120,22 @@ def unknown(what: str, got: object, known: Iterable[str], meant: str | None = No
     if len(known) > MOST_KNOWN and near:
         return InputError(f"unknown {what} {str(got)!r}{hint} Similar: {', '.join(near)}")
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")
+
+
+def optional_package(module: str, needed: str) -> Any:
+    """A package that jcfl does not need for most of its work, imported.
+
+    Args:
+        module: its name.
+        needed: what needs it, and how to install it.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(needed) from None
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from jcfl.data.arrays import from_arrays
 from jcfl.data.arrow import ENDS, Split, lists, local, pictures, scalars, side_by_side
 from jcfl.data.dataset import Dataset
 from jcfl.data.files import exists, reading
-from jcfl.errors import Absent, InputError, Notice, unknown
+from jcfl.errors import Absent, InputError, Notice, optional_package, unknown
 from jcfl.registry import register
 
 Columns = tuple[str, ...] | str
@@ -104,11 +104,8 @@ def library() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError('data huggingface needs the package datasets: pip install "jcfl[huggingface]"') from None
-    return datasets
+    needed = 'data huggingface needs the package datasets: pip install "jcfl[huggingface]"'
+    return optional_package("datasets", needed)
 
 
 def found(data_dir: Path, path: Path) -> Path:

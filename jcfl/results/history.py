@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import InputError
+from jcfl.errors import InputError, optional_package
 
 TABLE = (
     "<table><tr><th>method</th>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>"
@@ -254,11 +254,7 @@ def with_pandas() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import pandas  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError("to_dataframe needs pandas: pip install pandas") from None
-    return pandas
+    return optional_package("pandas", "to_dataframe needs pandas: pip install pandas")
 
 
 def history(

@@ -15,7 +15,7 @@ import numpy as np
 from jcfl.core.context import Context
 from jcfl.core.method import Method
 from jcfl.core.releases import Release, releases
-from jcfl.errors import InputError
+from jcfl.errors import optional_package
 from jcfl.runs.cohorts import Cohort, cohorts
 from jcfl.types import Federation
 
@@ -55,10 +55,7 @@ def refuse_without_accountant(context: Context) -> None:
         InputError: it is not.
     """
     if context.privacy.is_on:
-        try:
-            import dp_accounting  # noqa: F401
-        except ImportError:
-            raise InputError('privacy needs dp-accounting: pip install "jcfl[privacy]"') from None
+        optional_package("dp_accounting", 'privacy needs dp-accounting: pip install "jcfl[privacy]"')
 
 
 def counts(sent: Iterable[Release], cohorts: Mapping[range, Cohort]) -> Counter[tuple[float, Cohort | None]]:

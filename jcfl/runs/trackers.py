@@ -1,6 +1,5 @@
 """Trackers: services to which a run sends its scores, besides its folder."""
 
-import importlib
 import json
 import math
 import secrets
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from jcfl import registry
-from jcfl.errors import InputError
+from jcfl.errors import InputError, optional_package
 from jcfl.registry import register
 from jcfl.results.files import replace
 from jcfl.runs import hosts
@@ -100,7 +99,7 @@ def tensorboard(
     path: Annotated[Path | None, Field(description="folder of event files; null: tensorboard in the run's")] = None,
 ) -> Tracker:
     """TensorBoard event files, one folder a seed; needs no TensorFlow."""
-    package = optional_package("tensorboardX", "tensorboard")
+    package = package_of("tensorboard", "tensorboardX")
     if path is None and folder is None:
         raise InputError("track: tensorboard writes into the run's folder; give out=…, or its option path")
     return TensorBoard(package, path / title if path is not None else Path(folder or ".") / "tensorboard")
@@ -117,7 +116,7 @@ def mlflow(
     experiment: Annotated[str, Field(description="MLflow's experiment, which is made if it is not there")] = "jcfl",
 ) -> Tracker:
     """MLflow, one run a seed: options, scores by round, and how it ended."""
-    package = optional_package("mlflow", "mlflow")
+    package = package_of("mlflow", "mlflow")
     try:
         client = package.MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
@@ -137,17 +136,14 @@ def wandb(
     mode: Annotated[Literal["online", "offline", "disabled"], Field(description="where metrics go")] = "online",
 ) -> Tracker:
     """Weights & Biases, one run a seed, grouped by the run's name."""
-    package = optional_package("wandb", "wandb")
+    package = package_of("wandb", "wandb")
     options = {"project": project, "entity": entity, "mode": mode, "group": title, "dir": folder}
     return WandB(package, title, options, Ids(folder, "wandb.json"))
 
 
-def optional_package(module: str, name: str) -> Any:
+def package_of(name: str, module: str) -> Any:
     """The imported package of a tracker, which is an optional dependency."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise InputError(f'track: {name} needs the package {module}; pip install "jcfl[{name}]"') from None
+    return optional_package(module, f'track: {name} needs the package {module}; pip install "jcfl[{name}]"')
 
 
 class TensorBoard:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import psutil
 
-from jcfl.errors import InputError, Interrupted, TrainingError, shown, unknown
+from jcfl.errors import InputError, Interrupted, TrainingError, optional_package, shown, unknown
 from jcfl.results.files import writing
 from jcfl.runs.environment import use_cache
 from jcfl.runs.yamltext import value_of
@@ -89,10 +89,7 @@ def workers(given: Any) -> Workers:
     count, *options = (rest if slurm else where).split(",")
     if (where and slurm) or not count.isdecimal() or int(count) < 1 or (options and not slurm):
         raise InputError(f"workers: {EXPECTED}; got {shown(given)}")
-    try:
-        import submitit  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError('workers need submitit: pip install "jcfl[workers]"') from None
+    submitit = optional_package("submitit", 'workers need submitit: pip install "jcfl[workers]"')
     if not slurm:
         devices_of(0, int(count))
         return Workers(int(count))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, optional_package
 from jcfl.runs.searching.space import Axis, Range
 
 Asked = list[dict[str, Any]]
@@ -74,11 +74,8 @@ def with_optuna() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import optuna  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError('sampler tpe needs Optuna: pip install "jcfl[tune]"; or take random or grid') from None
-    return optuna
+    needed = 'sampler tpe needs Optuna: pip install "jcfl[tune]"; or take random or grid'
+    return optional_package("optuna", needed)
 
 
 SAMPLERS: dict[str, Callable[[Mapping[str, Axis], int, int, int], Sampler]] = {
