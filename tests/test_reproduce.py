@@ -325,7 +325,9 @@ def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):
     words = ["made.yaml", "--only", "rotated", "-q"]
     assert run(*words, "--only", "FedAvg") == 0
     file = made / "reproduction" / "made-up-laptop.json"
-    before = file.read_text("utf-8")
+    old = json.loads(file.read_text("utf-8"))
+    del old["beside"]  # as in files from before there were baselines
+    file.write_text(before := json.dumps(old))
     shutil.rmtree(made / "reproduction" / "runs")
     assert run("made.yaml", "--only", "|absent|", "-q") == 0
     said = capsys.readouterr().err

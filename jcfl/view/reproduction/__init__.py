@@ -64,7 +64,8 @@ def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
 
 def numbers(found: Mapping[str, Any]) -> set[tuple[str, int]]:
     """The row, or the baseline, and the place of every cell that has numbers of ours."""
-    lines = [(line["row"], line) for line in found["rows"]] + [(line["method"], line) for line in found["beside"]]
+    lines = [(line["row"], line) for line in found["rows"]]
+    lines += [(line["method"], line) for line in found.get("beside", ())]  # files had none before there were baselines
     return {(name, i) for name, line in lines for i, cell in enumerate(line["cells"]) if cell and cell["ours"]}
 
 
