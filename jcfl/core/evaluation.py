@@ -29,7 +29,7 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
     Returns:
         `labels` [m]; `counts` [m, 3, c], as `metrics.counts` gives them; `losses` [m], the sum of the task's loss over
         each client's test rows; `seen` [m], whether a client has taken part; `unanswered` [m], the number of its test
-        rows whose largest logit is not finite. Of such logits argmax makes a class that means nothing.
+        rows whose largest logit is not finite. The argmax of such logits is a class without a meaning.
     """
     owner, targets = chunks.owners(federation.test), federation.y[federation.test.rows]
     m = federation.groups.shape[0]
@@ -54,7 +54,8 @@ def evaluation(task: Task, predict: Predict, measure: Evaluate) -> Evaluate:
 def with_validation(evaluate: Evaluate) -> Evaluate:
     """An evaluation that has the clients' answers to their validation examples too, where a federation has some.
 
-    They are added as `validation_counts`, …, as `outcome` gives those of test examples.
+    They are added as `validation_counts`, `validation_losses` and `validation_unanswered`, as `outcome` gives those of
+    test examples.
     """
 
     def both(state: State, federation: Federation) -> dict[str, Array]:
