@@ -69,6 +69,20 @@ def test_what_the_user_gave_stays_on_another_device():
         assert fitted is not None and not {"chunk", "budget"} & {*fitted.keys}
 
 
+def test_what_was_chosen_for_one_model_is_chosen_anew_for_another():
+    """A large model trained as few clients at a time as the file's small one, or as many."""
+    file = written(chunk=None)
+    file |= {"chunk": 3, "budget": 2**20}
+    chunk_and_budget = lambda *overrides: (lambda plan: (plan.config.chunk, plan.config.budget))(
+        repeated(file, *overrides)[0]
+    )
+    assert chunk_and_budget() == chunk_and_budget("rounds=5") == (3, 2**20)
+    assert not {3, 2**20} & {*chunk_and_budget("model.hidden=6")}
+    assert chunk_and_budget("model.hidden=6", "chunk=2")[0] == 2
+    given = file | {"fitted": {**file["fitted"], "keys": []}}  # by the user
+    assert repeated(given, "model.hidden=6")[0].config.chunk == 3
+
+
 def test_a_file_of_the_first_versions_is_chosen_anew_too():
     file = written()
     del file["fitted"]

@@ -88,7 +88,7 @@ TUNED = ("engine", "chunk", "devices")
 """The keys of a configuration whose values a field of `Tuned` replaces."""
 
 TRAINED = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy")
-"""The keys that say what is trained. What was tuned for another value of them may be slow, or not possible at all."""
+"""The keys that say what is trained. What was chosen for another value of them may be slow, or not possible at all."""
 
 
 def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, Any]:
@@ -96,16 +96,19 @@ def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> d
 
     Args:
         settings: with the user's values in place already.
-        paths: the keys that the user gives beside a file or a mapping. With `autotune`, or a key that says what is
-            trained, all is chosen anew.
+        paths: the keys that the user gives beside a file or a mapping. With a key that says what is trained, all is
+            chosen anew, and with `autotune` what trials chose.
     """
     given = {".".join(path) for path in paths}
     settings = with_fitted(settings, given)
+    heads = {key.partition(".")[0] for key in given}
+    others = "compare" in heads and bool(settings.get("compare"))  # without them, the main method is as it was
+    trains_otherwise = others or bool(heads.intersection(TRAINED))
+    if trains_otherwise:
+        settings = settings | dict.fromkeys(key for key in FITTED if key in fitted_keys(settings))
     if "tuned" in given or not isinstance(settings.get("tuned"), Mapping):
         return settings
-    sections = {key.partition(".")[0] for key in given}
-    others = "compare" in sections and bool(settings.get("compare"))  # without them, the main method is as it was
-    if "autotune" in given or others or sections.intersection(TRAINED):
+    if "autotune" in given or trains_otherwise:
         return settings | {"tuned": None}
     kept = lambda one: {key: value for key, value in dict(one).items() if not (key in TUNED and key in given)}
     tuned = {title: kept(one) if isinstance(one, Mapping | Tuned) else one for title, one in settings["tuned"].items()}
@@ -122,9 +125,17 @@ def with_fitted(settings: dict[str, Any], given: Collection[str]) -> dict[str, A
     device = made_by.get("device") if isinstance(made_by, Mapping) else None
     if fitted is None and isinstance(device, Mapping) and device.keys() >= {"platform", "kind"}:
         fitted = {"platform": device["platform"], "kind": device["kind"], "keys": [*FITTED, "tuned"]}
-    if not (isinstance(fitted, Mapping) and isinstance(fitted.get("keys"), list | tuple)):
-        return settings  # what is wrong is refused where settings are checked
-    return settings | {"fitted": {**fitted, "keys": [key for key in fitted["keys"] if key not in given]}}
+    if not isinstance(fitted, Mapping):
+        return settings
+    keys = [key for key in fitted_keys({"fitted": fitted}) if key not in given]
+    return settings | {"fitted": {**fitted, "keys": keys}}
+
+
+def fitted_keys(settings: Mapping[str, Any]) -> Sequence[str]:
+    """The keys that `fitted` names in settings that are not checked: none where it is wrong, which is refused later."""
+    fitted = settings.get("fitted")
+    keys = fitted.get("keys") if isinstance(fitted, Mapping) else None
+    return keys if isinstance(keys, list | tuple) else ()
 
 
 class Chosen(BaseModel):
