@@ -138,6 +138,9 @@ def test_a_notice_says_whose_predictions_are_not_finite():
     assert len([one for one in told if "not finite" in str(one.message)]) == 1
     assert np.isnan(found["accuracy_micro"]).all() and np.isnan(found.accuracy_clients).all()
     assert "failed" not in found.summary and np.isfinite(found.state.shared["params"]["head"]["kernel"]).all()
+    x = np.asarray(tiny.federation().x)[:3]
+    with pytest.warns(Notice, match="the logits of 3 of 3 examples are not finite"):
+        assert found.predict(x, clients=1).tolist() == [-1] * 3
 
 
 def test_rounds_are_whole_numbers_under_a_title_of_their_own():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import InputError, optional_package
+from jcfl.errors import InputError, Notice, optional_package
 
 TABLE = (
     "<table><tr><th>method</th>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>"
@@ -142,14 +143,21 @@ class History:
             seed: the seed whose models predict; the first one by default.
 
         Returns:
-            The classes. [n] int
+            The classes. [n] int. It is -1 where the largest logit is not finite, as after local steps that diverge; a
+            notice says how often.
 
         Raises:
             InputError: the run has no state (one that was loaded, that failed, in `others`, or with more states than
                 the host holds), the examples or clients are not those of its federation, or the run had its examples or
                 its clients' states on the host.
         """
-        return self.logits(x, clients, ids=ids, seed=seed).argmax(-1)
+        logits = self.logits(x, clients, ids=ids, seed=seed)
+        lost = ~np.isfinite(logits.max(-1))
+        if lost.any():
+            told = f"{self.name}: the logits of {lost.sum()} of {lost.size} examples are not finite"
+            advice = "so their class is -1; lower train.lr, or the steps of finetune"
+            warnings.warn(f"{told}, {advice}", Notice, stacklevel=2)
+        return np.where(lost, -1, logits.argmax(-1))
 
     def logits(self, x: Any, clients: Any = None, *, ids: Any = None, seed: int | None = None) -> np.ndarray:
         """As `predict`, but the logits of all classes. [n, c] float"""
