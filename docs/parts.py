@@ -253,19 +253,30 @@ def extras() -> str:
     return "\n".join(rows)
 
 
+VERDICTS = {"reproduced": "✓", "not reproduced": "✗", "not judged": "?", "cannot be run here": "–"}
+"""The verdicts on claims that were run or tried, with their signs on the pages of tables."""
+
+
 def verdicts() -> str:
-    """The claims of each kind in the tables that have been run."""
-    kinds = ("reproduced", "not reproduced", "not judged", "cannot be run here", "not run")
-    head = [f"| table | claims | {' | '.join(kinds)} | seeds |", f"|---|---|{'---:|' * len(kinds)}---|"]
-    rows = []
+    """The verdicts on the claims of the tables that have been run, with a bar for each kind of claim."""
+    rows = ["| table | | numbers | orders | seeds |", "|---|---|---|---|---:|"]
     for file in sorted((ROOT / "docs" / "reproduction").glob("*.json")):
         found = json.loads(file.read_text("utf-8"))
-        for what, counts in found["counts"].items():
-            if counts:
-                numbers = " | ".join(str(counts.get(kind, "–")) for kind in kinds)
-                seeds = len({seed for one in found["made"] for seed in one["seeds"]})
-                rows.append(f"| [{file.stem}]({file.stem}.md), {found['source']} | {what} | {numbers} | {seeds} |")
-    return "\n".join([*head, *rows])
+        seeds = len({seed for one in found["made"] for seed in one["seeds"]})
+        source = re.sub(r" \([^()]*\)$", "", found["source"])
+        counts = " | ".join(verdicts_of(found["counts"][kind]) for kind in ("numbers", "orders"))
+        rows.append(f"| [{file.stem}]({file.stem}.md) | {cell(source)} | {counts} | {seeds or '–'} |")
+    return "\n".join(rows)
+
+
+def verdicts_of(counts: dict[str, int]) -> str:
+    """A bar of the verdicts on the claims that were run, and how many claims have which."""
+    there = {verdict: counts[verdict] for verdict in VERDICTS if verdict in counts}
+    parts = [f'<i class="{verdict.replace(" ", "-")}" style="flex: {n}"></i>' for verdict, n in there.items()]
+    bar = f'<span class="verdicts" aria-hidden="true">{"".join(parts)}</span>' if parts else ""
+    texts = [f"{n}&nbsp;{VERDICTS[verdict]}" for verdict, n in there.items()]
+    texts += [f"{counts['not run']}&nbsp;not&nbsp;run"] if "not run" in counts else []
+    return f"{bar}{', '.join(texts)}"
 
 
 def doubts() -> str:
