@@ -266,6 +266,26 @@ def test_published_pages_are_those_of_their_numbers(file):
     assert reproduction.page(found, "tex") == file.with_suffix(".tex").read_text("utf-8")
 
 
+def test_a_page_of_paper_has_what_was_run_alone():
+    """Eight columns, of which two were run, were shrunk until nobody could read them."""
+    found = json.loads((PUBLISHED / "T3.3-laptop.json").read_text("utf-8"))
+    part, page = texts.without_unrun(found), reproduction.page(found, "tex")
+    assert part["left_out"] and part["counts"] == found["counts"] and len(found["columns"]) == 8
+    assert part["columns"] == found["columns"][:2] and all(len(one["cells"]) == 2 for one in part["beside"])
+    assert [one["row"] for one in part["rows"]] == ["FedAvg", "FeSEM, K=10", "WeCFL, K=10"]
+    cells = {cell["verdict"] for one in found["rows"] for cell in one["cells"][2:]}
+    assert cells == {"not run"} and "left out" in page and "CIFAR-10 2-class" not in page and "FedProx" not in page
+    heads = page.splitlines()[page.splitlines().index("\\toprule") + 1]
+    parts = re.findall(r"\{@\{\}r@\{\}\}(.*?)\\end\{tabular\}", heads)
+    assert len(parts) == 2 and max(len(line) for part in parts for line in part.split("\\\\")) <= 16
+    whole = json.loads((PUBLISHED / "S3-laptop.json").read_text("utf-8"))
+    same = texts.without_unrun(whole)
+    assert not same["left_out"] and [same[key] for key in ("rows", "columns")] == [whole["rows"], whole["columns"]]
+    for one in whole["rows"]:
+        one["cells"] = [{**cell, "verdict": "not run", "ours": None} for cell in one["cells"]]
+    assert not texts.without_unrun(whole)["left_out"]  # of a table without any run, all printed numbers
+
+
 def test_results_of_another_machine_are_shown_where_there_is_no_run(made, trained):
     first = made / "first.json"
     shutil.copytree(trained.one, made / "elsewhere")

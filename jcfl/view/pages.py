@@ -1,6 +1,7 @@
 """Pages as Markdown, LaTeX and HTML: the templates in this folder, and how their texts are escaped and written."""
 
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"cell": cell, "plain": plain, "tex": tex}
+    found.filters |= {"cell": cell, "plain": plain, "tex": tex, "texlines": texlines}
     return found
 
 
@@ -56,6 +57,23 @@ def tex(text: str) -> str:
     100 \% of \textbar{}D\textbar{}
     """
     return "".join(TEX.get(sign, sign) for sign in text)
+
+
+def texlines(text: str, width: int, row: str, side: str) -> str:
+    r"""Text as LaTeX, in lines of at most so many characters where its words allow it.
+
+    >>> print(texlines("CIFAR-10 Macro-F1", 10, "b", "r"))
+    \begin{tabular}[b]{@{}r@{}}CIFAR-10\\Macro-F1\end{tabular}
+
+    Args:
+        text: what is written.
+        width: characters of a line.
+        row: `t` or `b`, the line that stands in the row of the table around it: the first or the last.
+        side: `l` or `r`, the side on which lines begin or end together.
+    """
+    lines = [tex(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]
+    whole = "\\\\".join(lines)
+    return f"\\begin{{tabular}}[{row}]{{@{{}}{side}@{{}}}}{whole}\\end{{tabular}}" if len(lines) > 1 else whole
 
 
 def write(stem: Path, texts: Mapping[str, str]) -> list[Path]:

@@ -47,6 +47,28 @@ def lines(found: Mapping[str, Any]) -> list[Line]:
     return [*rows, *(Line(label, {"here": [*map(unjudged, cells), *empty]}) for label, cells in beside)]
 
 
+def without_unrun(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The table without the rows and columns of which nothing was run, for a page of paper; all where nothing was.
+
+    Its counts of verdicts stay those of the whole table.
+
+    Returns:
+        what `found` has, and `left_out`: whether rows or columns are missing.
+    """
+    was_run = lambda cell: cell is not None and cell["verdict"] != "not run"
+    cells = [list(map(was_run, one["cells"])) for one in found["rows"]]
+    rows = [index for index, row in enumerate(cells) if any(row)] or list(range(len(cells)))
+    columns = [i for i, column in enumerate(zip(*cells, strict=True)) if any(column) or not any(map(any, cells))]
+    chosen = lambda line, places: {**line, "cells": [line["cells"][place] for place in places]}
+    return {
+        **found,
+        "columns": [found["columns"][i] for i in columns],
+        "rows": [chosen(found["rows"][index], columns) for index in rows],
+        "beside": [chosen(line, columns if line["kind"] == "row" else rows) for line in found.get("beside", ())],
+        "left_out": (len(rows), len(columns)) != (len(cells), len(found["columns"])),
+    }
+
+
 def baselines(found: Mapping[str, Any], kind: str) -> dict[str, list[Any]]:
     """The cells of the baselines that have a row, or a column, by its label, if there is a number in them.
 
