@@ -253,11 +253,19 @@ def with_cam():
     return run("ifca", {"name": "cam", "warmup": 2}, clusters=3)
 
 
-@pytest.mark.parametrize("rule", [(), ({"name": "robust"},)], ids=["mean", "median"])
-def test_cam_warms_up_with_fedavg(rule):
-    """And leaves the cluster models alone; a rule that averages the global model alone does so in the warm-up too."""
-    if rule:
-        warm = run("ifca", {"name": "cam", "warmup": TURNS}, {**rule[0], "of": "shared"}, clusters=3)
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [((), {}), (({"name": "robust"},), {}), ((), {"averaging": "equally"})],
+    ids=["mean", "median", "equally"],
+)
+def test_cam_warms_up_with_fedavg(rule, options):
+    """And leaves the cluster models alone; a rule that averages the global model alone does so in the warm-up too.
+
+    The global model counts clients by size, as it does after the warm-up, also where clusters count them equally.
+    """
+    if rule or options:
+        extras = ({**one, "of": "shared"} for one in rule)
+        warm = run("ifca", {"name": "cam", "warmup": TURNS}, *extras, clusters=3, **options)
     else:
         warm = jax.tree.map(lambda leaf: leaf[:3], with_cam())
     turns = len(warm.labels) - 1

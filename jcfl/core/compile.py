@@ -42,14 +42,15 @@ def compile(method: Method, context: Context) -> Algorithm:
 def warm_up(phase: Phase, method: Method) -> Method:
     """The method of a phase: plain local training, for one model of all clients or one for each.
 
-    One model of all is averaged as the method averages, so that defences hold in the phase too.
+    One model of all is averaged as the method averages ω later: by its rule, so that defences hold in the phase too,
+    and with clients weighted by size, however they count in their clusters.
     """
     group, aggregate = Alone(), Aggregate()
     if phase.train == "shared":
         own = method.aggregate
         rule = own.rule_of_shared
         rule = Mean() if isinstance(rule, Matched) else rule  # plain training has no neurons to match
-        group, aggregate = Together(), Aggregate(weights=own.weights, rule=rule, rate=own.rate, exclude=own.exclude)
+        group, aggregate = Together(), Aggregate(rule=rule, rate=own.rate, exclude=own.exclude)
     plain = {"train": Train(), "aggregate": aggregate, "answer": Answer(), "before": ()}
     return replace(method, describe=Nothing(), compare=Incomparable(), group=group, when=Every(), **plain)
 
