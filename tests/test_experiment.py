@@ -573,3 +573,12 @@ def test_operations_are_those_of_the_methods_own_training():
     flop = lambda method, **train: ran(method, train).summary["costs"]["flop"]
     once = flop("fedavg", epochs=1, batch_size="full")
     assert flop("fedsgd", epochs=5, batch_size=4) == once < flop("fedavg", epochs=5, batch_size=4)
+
+
+def test_operations_are_those_of_clients_that_train():
+    """Two of the eight clients are held out; their examples are never trained on."""
+    run = lambda data: jcfl.run(data, method="fedavg", model=tiny.task(), rounds=1, seeds=1)
+    whole, part = tiny.federation(), tiny.federation(held_out=2)
+    flop = [run(data).summary["costs"]["flop"] for data in (whole, part)]
+    sizes = whole.train.size
+    assert flop[1] / flop[0] == pytest.approx(sizes[:-2].mean() / sizes.mean())

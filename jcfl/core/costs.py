@@ -125,7 +125,7 @@ def operations(context: Context, trainer: Trainer, sizes: np.ndarray) -> float:
     Args:
         context: of the run.
         trainer: of the method, which may not be the run's.
-        sizes: the training examples of every client, over whom the mean is taken. [m] int32
+        sizes: the training examples of every client that trains, over whom the mean is taken. [m] int32
     """
     distinct, clients = np.unique(sizes, return_counts=True)
     each = [batches.examples(trainer, int(size)) for size in distinct]

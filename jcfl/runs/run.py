@@ -310,10 +310,11 @@ class Run:
         size = trees.parameters(model) * 4
         context, method = self.plan.context, self.algorithm.method
         trainer = context.trainer if method is None else trainer_of(method, context)
-        one = operations(context, trainer, np.asarray(self.plan.federation.train.size))
+        federation = self.plan.federation
+        one = operations(context, trainer, np.asarray(federation.train.size)[~np.asarray(federation.held_out)])
         flop = {"flop": costs["computation"] * one} if "computation" in costs else {}
         warm = warmup(self.algorithm, rounds)
-        sampled = client_rounds(context, self.plan.federation, rounds) / max(rounds, 1)  # in a round, on average
+        sampled = client_rounds(context, federation, rounds) / max(rounds, 1)  # in a round, on average
         phases = {"warmup_rounds": warm} if warm else {}
         return {
             "method": self.method,
