@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from jcfl.data import load
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 from tests.test_untrusted import resized
 
 RNG = np.random.default_rng(2)
@@ -93,6 +93,25 @@ def test_splits_may_be_slices(root):
     whole = load("tfds", root[0], dataset="tiny")
     data = load("tfds", root[0], dataset="tiny", train="train[:75%]", test="train[75%:]")
     assert np.array_equal(np.concatenate([data.train.x, data.test.x]), whole.train.x) and len(data.test) == 3
+
+
+def test_rows_that_are_trained_on_and_tested_on_are_told_of_and_rows_given_twice_are_refused(root):
+    def loaded(train, test):
+        return load("tfds", root[0], dataset="tiny", train=train, test=test)
+
+    with pytest.warns(Notice, match=r"rows 6 to 8 of tiny-train.* are both trained on and tested on"):
+        assert len(loaded("train[:75%]", "train[50%:]").test) == 6
+    with pytest.raises(InputError, match=r"rows 0 to 11 of tiny-train.* are given twice"):
+        loaded("train+train", "test")
+    with pytest.raises(InputError, match=r"rows 2 to 5 of tiny-test.* are given twice"):
+        loaded("train", "test[:100%]+test[2:]")
+
+
+@pytest.mark.parametrize("split", ["train[", "train[:0]", "train[a:]", "nothing"])
+def test_a_split_without_meaning_or_examples_is_not_called_a_damaged_file(root, split):
+    with pytest.raises(InputError, match=f"split {split!r}".replace("[", r"\[")) as error:
+        load("tfds", root[0], dataset="tiny", train=split)
+    assert "corrupt" not in str(error.value)
 
 
 def test_the_default_folder_of_tensorflow_datasets_is_searched_too(root, tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """Datasets of Hugging Face's `datasets`: Parquet and Arrow files, and names of its hub."""
 
-import itertools
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +12,8 @@ from jcfl.data.arrays import from_arrays
 from jcfl.data.arrow import ENDS, Split, lists, local, pictures, scalars, side_by_side
 from jcfl.data.dataset import Dataset
 from jcfl.data.files import exists, reading
-from jcfl.errors import Absent, InputError, Notice, optional_package, unknown
+from jcfl.data.overlaps import Span, refuse_repeated_rows, tell_of_common_rows
+from jcfl.errors import Absent, InputError, optional_package, unknown
 from jcfl.registry import register
 
 Columns = tuple[str, ...] | str
@@ -61,9 +60,10 @@ def huggingface(
     if test is None and "test" in splits and all(part.splitname != "test" for part in first):
         test = "test"
     second = parts(known, splits, test, where) if test is not None else []
-    for part in (first, second):
-        refuse_repeated_rows(part, where)
-    tell_of_common_rows(first, second, where)
+    spans = [[Span(part.splitname, part.from_, part.to) for part in some] for some in (first, second)]
+    for some in spans:
+        refuse_repeated_rows(some, where)
+    tell_of_common_rows(*spans, where)
     wanted = (*several(x), y, clients)
     tables = [taken(splits, some, features, wanted, where) for some in (first, second) if some]
     inputs = [examples(known, table, features, x, y, size, where) for table in tables]
@@ -73,29 +73,6 @@ def huggingface(
     held = [*zip(*(some for some in (inputs, labels, whose) if some), strict=True)]
     more: dict[str, Any] = {"seed": seed, "name": where.stem, "where": where, "series": series}
     return from_arrays(*held[0], test=held[1] if second else share, classes=classes or number, **more)
-
-
-def tell_of_common_rows(first: Sequence[Any], second: Sequence[Any], where: Path) -> None:
-    """Say in a notice that rows of a split are in both parts, to train on and to test on."""
-    for one in first:
-        for two in second:
-            if common := common_rows(one, two):
-                told = f"{where}: {common} are both trained on and tested on"
-                warnings.warn(f"{told}; give splits that do not overlap", Notice, stacklevel=3)
-
-
-def refuse_repeated_rows(part: Sequence[Any], where: Path) -> None:
-    """Refuse rows that are given twice: one copy could be drawn for testing, and the other trained on."""
-    for one, two in itertools.combinations(part, 2):
-        if common := common_rows(one, two):
-            raise InputError(f"{where}: {common} are given twice; give splits that do not overlap")
-
-
-def common_rows(one: Any, two: Any) -> str:
-    """The rows that two parts of splits have in common, in words; empty if there are none."""
-    start, end = max(one.from_, two.from_), min(one.to, two.to)
-    is_common = one.splitname == two.splitname and start < end
-    return f"rows {start} to {end - 1} of {one.splitname}" if is_common else ""
 
 
 def library() -> Any:

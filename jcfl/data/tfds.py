@@ -11,6 +11,7 @@ from pydantic import Field
 from jcfl.data.dataset import CLASSES, Dataset, Examples, examples
 from jcfl.data.files import allowed, corrupt, entry, fit, missing, parsed, reading, regular
 from jcfl.data.images import decoded
+from jcfl.data.overlaps import Span, refuse_repeated_rows, tell_of_common_rows
 from jcfl.errors import InputError
 from jcfl.registry import register
 
@@ -59,7 +60,8 @@ def from_tfds(
         label: the feature with the labels.
 
     Raises:
-        InputError: the dataset is not prepared, not as array_record files, has no such split or feature, or is damaged.
+        InputError: the dataset is not prepared, not as array_record files, has no such split or feature, or is damaged;
+            rows that are given twice for one part.
     """
     with reading(data_dir, "a folder of datasets"):
         folder = next((f for f in prepared_in(data_dir, dataset) if any(f.rglob("dataset_info.json"))), None)
@@ -146,17 +148,32 @@ def _opened(
     decoders = {image: pixels()} if "image" in features[image] else None  # type: ignore[call-arg]
     with reading(folder, "a prepared dataset"):
         builder: Any = read_only_builder.builder_from_metadata(folder, info)
-        files = [Path(part.filename) for split in splits for part in builder.info.splits[split].file_instructions]
-    for file in files:
-        if file.parent != folder:
-            raise corrupt(folder, f"its description names the file {file}, outside of it")
-        regular(file)
+    spans = [_spans(folder, builder, split) for split in splits]
+    for some in spans:
+        refuse_repeated_rows(some, folder)
+    tell_of_common_rows(*spans, folder)
     with reading(folder, "a prepared dataset"):
         sources = builder.as_data_source(split=splits, decoders=decoders, file_format=FORMAT)
     classes = builder.info.features[label].num_classes or 0
     if not 1 <= classes <= CLASSES:
         raise corrupt(folder / "features.json", f"{classes} classes; expected 1 to {CLASSES}")
     return classes, sources
+
+
+def _spans(folder: Path, builder: Any, split: str) -> list[Span]:
+    """The rows of the files of a prepared dataset that a split such as `train[:80%]+test` means."""
+    try:
+        parts = builder.info.splits[split].file_instructions
+    except Exception as error:  # others' code reads the text
+        reason = next(iter(str(error).strip("'\"").splitlines()), "") or type(error).__name__
+        raise InputError(f"{folder}: split {split!r}: {reason}; expected one such as train[:80%]") from error
+    if not parts:
+        raise InputError(f"{folder}: split {split!r} has no examples")
+    for file in (Path(part.filename) for part in parts):
+        if file.parent != folder:
+            raise corrupt(folder, f"its description names the file {file}, outside of it")
+        regular(file)
+    return [Span(Path(part.filename).name, part.skip, part.skip + part.take) for part in parts]
 
 
 def _read(source: Any, image: str, label: str, classes: int, folder: Path) -> Examples:
