@@ -9,6 +9,7 @@ import jcfl
 from jcfl import registry
 from jcfl.core import chunks
 from jcfl.data import federation, from_arrays, from_clients, label_counts, load, place
+from jcfl.data.mapped import mapped
 from jcfl.data.partition import Partition, pool
 from jcfl.errors import InputError, Notice
 
@@ -302,6 +303,19 @@ def test_arrays_that_would_be_ignored_are_named(tmp_path):
             load("arrays", tmp_path, path="a.npz")
     with pytest.raises(InputError, match="resplit has no meaning for from_clients"):
         from_clients(**given(), resplit=0.2)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_arrays_of_other_names_are_told_of(tmp_path, folder):
+    held = {"x": np.zeros((6, 4), np.float32), "y": np.arange(6) % 2, "X_test": np.ones((2, 4)), "note": np.ones(1)}
+    for name, array in held.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    np.savez(tmp_path / "a.npz", **held)
+    with pytest.warns(Notice, match="that are not read: X_test, note; the names that are read are x, x_train, y"):
+        assert len(load("arrays", tmp_path, path="." if folder else "a.npz").test) == 2
+    np.save(tmp_path / "clients.npy", np.arange(6) // 3)
+    with pytest.warns(Notice, match="that are not read: X_test, note; the names that are read are x, y, clients"):
+        mapped(tmp_path)
 
 
 TEXTS = np.array(["dog", "ant", "cat"])[Y]

@@ -1,6 +1,7 @@
 """NumPy's files, read only as far as what their headers claim agrees with what they hold."""
 
 import math
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,13 +11,17 @@ from typing import IO
 import numpy as np
 
 from jcfl.data.files import corrupt, exists, fit, is_folder, reading, regular, stream
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 """What reads the header of an array, by the version of its format; version 3 is for tables, which no dataset is."""
+
+
+MOST = 5
+"""How many arrays that are not read are listed."""
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -43,6 +48,14 @@ def names_in(path: Path) -> list[str]:
         return sorted(file.stem for file in path.glob("*.npy"))
     with _opened(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def tell_of_others(path: Path, known: Iterable[str]) -> None:
+    """Say in a notice which arrays of an `.npz` file, or of a folder of `.npy` files, have names that are not known."""
+    known = [*known]
+    if others := [name for name in names_in(path) if name not in known]:
+        told = f"{path}: arrays that are not read: {', '.join(others[:MOST])}{', …' if len(others) > MOST else ''}"
+        warnings.warn(f"{told}; the names that are read are {', '.join(known)}", Notice, stacklevel=3)
 
 
 @contextmanager

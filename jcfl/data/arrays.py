@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from jcfl.data.archives import names_in, read_arrays
+from jcfl.data.archives import names_in, read_arrays, tell_of_others
 from jcfl.data.dataset import (
     CLASSES,
     Dataset,
@@ -63,7 +63,8 @@ def arrays(
         )
     if place.suffix == ".npy":
         place = place.parent
-    given = read_arrays(place, [name for known in NAMES.values() for name in known])
+    readable = [name for known in NAMES.values() for name in known]
+    given = read_arrays(place, readable)
     for known in NAMES.values():
         if len(twice := [name for name in known if name in given]) > 1:
             raise InputError(f"{place}: {' and '.join(twice)} are names of the same array; expected one of them")
@@ -75,6 +76,7 @@ def arrays(
         raise InputError(f"{place}: x_test and y_test go together; only one is there")
     if "clients_test" in named and "x_test" not in named:
         raise InputError(f"{place}: there are clients of a test set, clients_test, and no x_test and y_test")
+    tell_of_others(place, readable)
     x, y, clients, groups = (named.get(key) for key in ("x", "y", "clients", "groups"))
     apart = tuple(named[key] for key in ("x_test", "y_test", "clients_test") if key in named)
     assert x is not None and y is not None

@@ -9,7 +9,7 @@ from numpy.lib.format import open_memmap
 from pydantic import Field
 from rich.filesize import decimal
 
-from jcfl.data.archives import names_in, read_arrays
+from jcfl.data.archives import names_in, read_arrays, tell_of_others
 from jcfl.data.clients import from_clients
 from jcfl.data.files import reading, regular
 from jcfl.data.generated import true_parameters
@@ -37,7 +37,8 @@ def mapped(folder: Path | str, **options: Any) -> Federation:
     regular(path)
     with reading(path, "an .npy array"):
         x = np.load(path, mmap_mode="r", allow_pickle=False)
-    held = read_arrays(folder, ("y", "clients", "groups"))
+    read = ("y", "clients", "groups")
+    held = read_arrays(folder, read)
     if others := {*names_in(folder)} & {"x_test", "y_test", "clients_test"}:
         raise InputError(
             f"{folder} has {' and '.join(sorted(others))}, and test examples of mapped files are drawn from x; put "
@@ -46,6 +47,7 @@ def mapped(folder: Path | str, **options: Any) -> Federation:
     for name in ("y", "clients"):
         if name not in held:
             raise InputError(f"cannot read {folder / name}.npy: there is no such file")
+    tell_of_others(folder, ("x", *read))
     named = {"name": folder.name, "groups": held.get("groups")}
     return from_clients(x, held["y"], held["clients"], **(named | options))
 
