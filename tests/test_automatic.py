@@ -231,5 +231,5 @@ def test_fractions_are_chosen_where_fractions_are_meant(federation):
 
 def test_two_clients_are_needed(federation):
     alone = replace(federation, held_out=np.arange(60) > 0)
-    with pytest.raises(InputError, match="auto needs two clients with two training examples each, got 1"):
+    with pytest.raises(InputError, match="two clients that train from round 0 on, with two examples each, got 1"):
         jcfl.run(alone, method={"name": "stocfl", "tau": "auto"}, **SMALL)

@@ -382,6 +382,11 @@ def test_an_option_that_would_do_nothing_is_refused(given, says):
         ({"method": "local", "attack": "gaussian"}, "local: .* the attack gaussian has no effect"),
         ({"scenario": {"name": "iid", "departures": {3: 0.5}}}, "scenario.departures has no effect in round 3"),
         ({"train": {"name": "sgd", "lr": {0: 0.1, 1: 0.01}}}, "train.lr has no effect in round 1, because .* 1 round"),
+        ({"scenario": {"name": "iid", "arrivals": {3: 1.0}}, "rounds": 5}, "no client takes part in rounds 0 to 2:"),
+        (
+            {"scenario": {"name": "iid", "departures": {2: 0.5, 3: 0.5}}, "rounds": 4},
+            "no client takes part in round 3: .* metrics of the last rounds are missing",
+        ),
     ],
     ids=str,
 )

@@ -115,7 +115,9 @@ def measured(seed: int, federation: Federation, task: Task) -> pilot.Evidence:
     train, held_out, arrive = jax.tree.map(np.asarray, (federation.train, federation.held_out, federation.arrive))
     eligible = np.flatnonzero(~held_out & (train.size >= 2) & (arrive == 0))
     if len(eligible) < 2:
-        raise InputError(f"auto needs two clients with two training examples each, got {len(eligible)}")
+        raise InputError(
+            f"auto needs two clients that train from round 0 on, with two examples each, got {len(eligible)}"
+        )
     rng = np.random.default_rng(seed)
     who = np.sort(rng.choice(eligible, min(CLIENTS, len(eligible)), replace=False))
     pool = np.concatenate([train.owned(client) for client in who])

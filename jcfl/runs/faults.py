@@ -1,7 +1,10 @@
 """What may go wrong in a run, from its configuration: attackers in the federation, and unreliable clients."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from jcfl import registry
 from jcfl.core import returned
@@ -13,6 +16,9 @@ from jcfl.data import hostile
 from jcfl.runs.config import FILLED_IN, KINDS, Config
 from jcfl.runs.unused import unused
 from jcfl.types import Federation
+
+ATTENDANCE = ("held_out", "arrive", "depart")
+"""What a federation says of which clients take part in a round."""
 
 
 def faults_of(config: Config) -> Faults:
@@ -66,6 +72,18 @@ def unreached(options: Mapping[Any, Any], rounds: int, above: str = "") -> Itera
         if late >= rounds:
             yield f"{above}{key} has no effect in round {late}, because the run has {rounds} rounds, counted from 0"
         yield from unreached(value, rounds, f"{above}{key}.")
+
+
+def without_clients(federation: Federation, rounds: int) -> Iterator[str]:
+    """A line for each time in which no client takes part: all have left or have not arrived, if they ever train."""
+    federation = federation.replace(**{name: np.asarray(getattr(federation, name)) for name in ATTENDANCE})
+    moments = np.unique(np.concatenate([[0, rounds], federation.arrive, federation.depart]))
+    moments = moments[moments <= rounds]  # nobody arrives or leaves between two of them
+    for first, later in itertools.pairwise(moments.tolist()):
+        if not federation.available(first).any():
+            when = f"round {first}" if later == first + 1 else f"rounds {first} to {later - 1}"
+            last = ", so that metrics of the last rounds are missing" if later == rounds else ""
+            yield f"no client takes part in {when}: those that train have not arrived, or have left{last}"
 
 
 def attacked(federation: Federation, attack: Attack, config: Config) -> Federation:

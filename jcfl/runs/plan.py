@@ -24,7 +24,7 @@ from jcfl.runs.answers import refuse_replaced, with_answers, without
 from jcfl.runs.config import Config, checked, unchecked, with_open_seed
 from jcfl.runs.devices import bytes_of
 from jcfl.runs.environment import made_by, refuse_settings
-from jcfl.runs.faults import attacked, faults_of, without_effect
+from jcfl.runs.faults import attacked, faults_of, without_clients, without_effect
 from jcfl.runs.needs import Needs, StateBytes, needs, refuse_beyond_device, refuse_long_history
 from jcfl.runs.objects import (
     Objects,
@@ -106,7 +106,8 @@ def planned(
     plan = settled(config, objects, lanes) if not automatic.is_open(config) else with_decisions(config, objects, lanes)
     plan = plan._replace(config=fitted.noted(plan.config, config))
     methods = {title: one.method for title, one in plan.algorithms.items()}
-    for line in without_effect(plan.config, plan.context.faults, methods):
+    idle = without_clients(plan.federation, plan.config.rounds)
+    for line in (*without_effect(plan.config, plan.context.faults, methods), *idle):
         warnings.warn(line, Notice, stacklevel=2)
     return plan
 
