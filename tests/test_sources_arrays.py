@@ -210,7 +210,7 @@ def given(**changes):
     [
         ({"x": {17: np.nan}}, "example 17 of client 'ann' has a NaN or infinite value"),
         ({"x": {29: -np.inf}}, "example 29 of client 'bob' has a NaN or infinite value"),
-        ({"x": {3: 1e300}}, "example 3 of client 'zoe' has a NaN or infinite value"),
+        ({"x": {3: 1e300}}, "example 3 of client 'zoe' has a value that is too large for float32"),
         ({"y": {12: -5}}, r"label -5 of example 12 of client 'ann' is out of range 0\.\."),
         ({"y": {12: 0.5}}, r"label 0\.5 of example 12 of client 'ann'; expected whole numbers"),
         ({"y": {1: np.nan}}, "label nan of example 1 of client 'zoe'; expected whole numbers"),

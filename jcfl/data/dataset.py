@@ -139,12 +139,15 @@ def features(x: Any, where: str | Path, named: Callable[[int], str] = "example {
         raise InputError(f"{where}: examples are {x.dtype}; {expected}; give other whole numbers as floats")
     if x.dtype != np.float32:
         refuse_beyond_memory(f"{where}: a copy of the examples in float32", 4 * x.size, "give them as float32")
+    given = x
     with np.errstate(over="ignore"):
         x = x.astype(np.float32, copy=False)
     axes, step = tuple(range(1, x.ndim)), max(1, CHECKED * len(x) // max(x.size, 1))
     finite = np.concatenate([np.isfinite(x[i : i + step]).all(axes) for i in range(0, max(len(x), 1), step)])  # [n]
     if not finite.all():
-        raise InputError(f"{where}: {named(int(np.argmin(finite)))} has a NaN or infinite value")
+        i = int(np.argmin(finite))
+        wrong = "a value that is too large for float32" if np.isfinite(given[i]).all() else "a NaN or infinite value"
+        raise InputError(f"{where}: {named(i)} has {wrong}")
     return x
 
 
