@@ -259,7 +259,8 @@ def joined(parts: Sequence[np.ndarray], where: str | Path) -> np.ndarray:
     kinds = {part.dtype.kind for part in parts if part.size}
     wrong = f"{where}: clients' ids to train and to test on are of different kinds"
     if kinds & {"U", "S"} and kinds & {*"biuf"}:
-        raise InputError(f"{wrong}: {' and '.join(sorted({part.dtype.name for part in parts}))}")
+        names = {"text" if part.dtype.kind in "US" else part.dtype.name for part in parts}
+        raise InputError(f"{wrong}: {' and '.join(sorted(names))}")
     parts = [part.astype(object) for part in parts] if kinds == {"i", "u"} else parts  # float64 has 53 bits
     try:
         ids = np.concatenate(parts)
