@@ -172,11 +172,11 @@ def test_labels_of_copies_are_not_flipped_with_an_attacker_s():
 
 
 def test_what_that_code_cannot_draw_is_refused(monkeypatch):
-    monkeypatch.setattr(duplicates, "DRAWS", 20)
     with pytest.raises(InputError, match="leave per='client' out"):
         made(per="client")
     with pytest.raises(InputError, match="20 draws gave 0 of 300 clients more than 5 of 1000 test examples"):
-        made(clients=300, alpha=100.0)
+        made(clients=300, alpha=100.0)  # long before the 1000 draws, because they would not be enough either
+    monkeypatch.setattr(duplicates, "DRAWS", 20)
     y = np.minimum(np.arange(TEST) // 960 * (np.arange(TEST) % 5), 4).astype(np.int32)  # nearly all of class 0
     uneven = replace(MIXED, test=replace(MIXED.test, y=y))
     with pytest.raises(InputError, match="all 4 groups of mixed have more than 75 test examples"):

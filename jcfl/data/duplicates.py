@@ -25,6 +25,10 @@ Duplicates = Annotated[
 ]
 
 
+ENOUGH = 20
+"""After so many draws a request is refused if at twice their pace all draws would not be enough."""
+
+
 class Lot(NamedTuple):
     """The rows of a client, or of a group."""
 
@@ -112,17 +116,17 @@ def _lots(rng: np.random.Generator, dataset: Dataset, whole: Lot, clients: int, 
     y = np.concatenate([dataset.train.y, dataset.test.y])
     labels = np.unique(y[whole.train])
     found: list[Lot] = []
-    for _ in range(DRAWS):
+    for draw in range(1, DRAWS + 1):
         drawn = shares(rng, len(labels), clients)
         cuts = (_cut(rows, [rows[y[rows] == label] for label in labels], drawn) for rows in whole)
         found += [Lot(*both) for both in zip(*cuts, strict=True) if len(both[1]) > FEWEST and len(both[0])]
         if len(found) > clients // 2:
             break
-    else:
-        raise InputError(
-            f"duplicates: {DRAWS} draws gave {len(found)} of {clients} clients more than {FEWEST} of "
-            f"{len(whole.test)} test examples: use fewer clients"
-        )
+        if draw == DRAWS or (draw >= ENOUGH and 2 * len(found) * DRAWS <= clients // 2 * draw):
+            raise InputError(
+                f"duplicates: {draw} draws gave {len(found)} of {clients} clients more than {FEWEST} of "
+                f"{len(whole.test)} test examples: use fewer clients"
+            )
     found = found[:clients]
     while len(found) < clients:
         found += [found[i] for i in np.unique(rng.integers(len(found), size=clients - len(found)))]
