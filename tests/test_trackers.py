@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import types
 from collections.abc import Callable
 
 import jax
@@ -239,6 +240,67 @@ def messages(content: bytes):
         size = int.from_bytes(content[at : at + 8], "little")
         yield content[at + 12 : at + 12 + size]
         at += size + 16
+
+
+class Store:
+    """MLflow and Weights & Biases in memory: how the runs of each ended, by id."""
+
+    def __init__(self):
+        self.ended, self.entities = {}, types.SimpleNamespace(Param=tuple_of, Metric=tuple_of)
+
+    def MlflowClient(self, tracking_uri):
+        return self
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id="1")
+
+    def create_run(self, place, run_name, tags):
+        return self.info(self.open(f"run of {run_name}"))
+
+    def get_run(self, run):
+        return self.info(run)
+
+    def info(self, run):
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run, status=self.ended[run]))
+
+    def log_batch(self, run, **given):
+        assert self.ended[run] == "RUNNING"
+
+    def update_run(self, run, status):
+        self.ended[run] = status
+
+    def set_terminated(self, run, status):
+        self.ended[run] = status
+
+    def init(self, *, id, **given):
+        self.open(id)
+        finish = lambda exit_code: self.ended.update({id: exit_code})
+        return types.SimpleNamespace(log=lambda scores, step: None, finish=finish)
+
+    def open(self, run):
+        self.ended[run] = "RUNNING"
+        return run
+
+
+def tuple_of(*given):
+    return given
+
+
+@pytest.mark.parametrize(("name", "broken", "done"), [("mlflow", "KILLED", "FINISHED"), ("wandb", 1, 0)])
+def test_seeds_that_had_ended_before_a_stop_are_finished_with_the_run(tmp_path, monkeypatch, name, broken, done):
+    """The resumed run has no new score of seed 0, which was all sent before seed 1 was interrupted."""
+    monkeypatch.setitem(sys.modules, name, store := Store())
+    given = {"track": [name], "seeds": 2, "seeds_in_one": False, "checkpoint_every": 0, "out": tmp_path / "run"}
+
+    def stop(progress):
+        if progress.seed == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        walked(on_progress=stop, **given)
+    assert set(store.ended.values()) == {broken}
+    walked(resume=True, **given)
+    assert [*store.ended.values()] == [done, done]
 
 
 def test_mlflow_store_holds_every_score(tmp_path):

@@ -228,10 +228,11 @@ class MLflow:
         return run
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Close the runs with their status."""
+        """Close the runs with their status, also those that had all their scores before this run was resumed."""
         status = "FAILED" if "failed" in summary else "FINISHED" if summary else "KILLED"
-        for run in self.open:
-            self.client.set_terminated(run, status)
+        for run in self.ids.table.values():
+            if self.client.get_run(run).info.status != status:  # else its time of ending would be changed
+                self.client.set_terminated(run, status)
 
 
 class WandB:
@@ -249,17 +250,21 @@ class WandB:
 
     def record(self, round: int, seed: int, scores: Mapping[str, float]) -> None:
         """Log one seed's scores."""
+        self.run(seed).log(finite_scores(scores), step=round)
+
+    def run(self, seed: int) -> Any:
+        """A seed's run, which is made or opened again if it is not open."""
         if seed not in self.runs:
             id = self.ids.table.get(str(seed)) or self.ids.keep(seed, secrets.token_hex(4))
             about = {"name": f"{self.title} seed {seed}", "config": self.config | {"seed": seed}}
             more = {"id": id, "resume": "allow", "reinit": "create_new"}
             self.runs[seed] = self.package.init(**self.options, **about, **more)
-        self.runs[seed].log(finite_scores(scores), step=round)
+        return self.runs[seed]
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Close the runs with their status."""
-        for run in self.runs.values():
-            run.finish(exit_code=0 if summary and "failed" not in summary else 1)
+        """Close the runs with their status, also those that had all their scores before this run was resumed."""
+        for seed in self.ids.table:
+            self.run(int(seed)).finish(exit_code=0 if summary and "failed" not in summary else 1)
 
 
 def finite_scores(scores: Mapping[str, float]) -> dict[str, float]:
