@@ -155,6 +155,21 @@ def test_what_is_not_written_leaves_nothing(tmp_path):
 # Nothing is lost without a word
 
 
+@pytest.mark.parametrize(("name", "taken"), [(".lock.json", False), ("notes.txt", True)])
+def test_a_comparison_that_was_killed_before_it_wrote_anything_can_begin_again(tmp_path, name, taken):
+    """It leaves the locks of its runs, as when memory ran out while it was compiled."""
+    (tmp_path / "out" / "runs" / "fedavg").mkdir(parents=True)
+    for place in (tmp_path / "out", tmp_path / "out" / "runs" / "fedavg"):
+        (place / ".lock").touch()
+    (tmp_path / "out" / "runs" / "fedavg" / name).touch()
+    if taken:
+        with pytest.raises(InputError, match="already holds a run"):
+            writer.refuse_taken(tmp_path / "out")
+    else:
+        with writer.claimed(tmp_path / "out", new=True):
+            pass
+
+
 def test_fewer_rounds_than_done_are_refused(whole, cut):
     before = figures(whole)[0]
     with pytest.raises(InputError, match=rf"{whole} already has 12 rounds, and rounds=5 would delete the last 7"):

@@ -136,12 +136,22 @@ def holder(folder: Path) -> str:
         return "another process"
 
 
+def is_left(place: Path) -> bool:
+    """Whether a file is there, or a folder with files in it.
+
+    Locks do not count: a process that was killed before it wrote anything leaves those of a comparison's runs.
+    """
+    if not place.is_dir():
+        return place.exists()
+    return any(not item.is_dir() and item.name not in (LOCK, HOLDER) for item in place.rglob("*"))
+
+
 def refuse_taken(folder: Path) -> None:
     """Refuse a folder that cannot become a run's: it is one already, or it cannot be made."""
     with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; expected a folder")
-        if any((folder / name).exists() for name in NAMES):
+        if any(is_left(folder / name) for name in NAMES):
             go_on = f"go on with it by --resume {as_argument(folder)} (in Python by resume=True)"
             raise InputError(f"{folder} already holds a run; {go_on}, or choose another folder")
     with prepared(folder):  # only the file system knows whether it can be
