@@ -25,6 +25,11 @@ def test_no_command_prints_what_a_terminal_obeys(capsys):
     assert len(lines) == 3 and r"a\x1b]0;owned" in lines[0] and all(map(str.isprintable, lines))
 
 
+def test_a_line_keeps_the_spaces_of_a_path(capsys):
+    cli.complain("go on:\n  jcfl run --resume 'a  b'", 130)
+    assert capsys.readouterr().err == "jcfl: go on: jcfl run --resume 'a  b'\n"
+
+
 @pytest.mark.parametrize(
     ("line", "files", "left"),
     [

@@ -87,8 +87,8 @@ def begin_work() -> None:
 
 
 def complain(message: str, code: int) -> int:
-    """Print what is wrong in one line, and return the exit status."""
-    print(f"jcfl: {' '.join(message.split())}", file=sys.stderr)
+    """Print what is wrong in one line, and return the exit status; spaces in it may be those of a path."""
+    print(f"jcfl: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
     return code
 
 
