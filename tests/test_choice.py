@@ -126,7 +126,7 @@ def test_an_example_is_left_on_each_side_whatever_share_is_held_back(share):
         ({"ks": []}, r"ks: expected at least 1"),
         ({"ks": [0, 2]}, "from 1 to 8"),
         ({"ks": [True, 2]}, "expected a list of numbers from 1 to 8"),
-        ({"ks": [2, 9]}, "from 1 to 8"),
+        ({"ks": [2, 9]}, "expected numbers from 1 to 8, the clients sampled, got 9$"),
         ({"ks": [2, 2, 3], "criterion": "distance"}, "at least 3 different"),
         ({"criterion": "purity"}, "'accuracy' or 'distance'"),
         ({"held_back": 1.0}, "held_back"),

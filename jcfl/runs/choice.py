@@ -215,8 +215,9 @@ def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
         raise InputError(f"ks: expected a list of numbers from 1 to {clients}, the clients sampled, got {shown(ks)}")
     ks = sorted({int(k) for k in ks})
     least = 3 if criterion == "distance" else 1
-    if len(ks) < least or ks[0] < 1 or ks[-1] > clients:
-        raise InputError(
-            f"ks: expected at least {least} different numbers from 1 to {clients}, the clients sampled, got {ks}"
-        )
+    if len(ks) < least:
+        raise InputError(f"ks: expected at least {least} different numbers for the criterion {criterion}, got {shown(ks)}")
+    outside = next((k for k in reversed(ks) if not 1 <= k <= clients), None)
+    if outside is not None:
+        raise InputError(f"ks: expected numbers from 1 to {clients}, the clients sampled, got {outside}")
     return ks
