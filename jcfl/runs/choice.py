@@ -216,7 +216,8 @@ def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
     ks = sorted({int(k) for k in ks})
     least = 3 if criterion == "distance" else 1
     if len(ks) < least:
-        raise InputError(f"ks: expected at least {least} different numbers for the criterion {criterion}, got {shown(ks)}")
+        told = f"ks: expected at least {least} different numbers for the criterion {criterion}"
+        raise InputError(f"{told}, got {shown(ks)}")
     outside = next((k for k in reversed(ks) if not 1 <= k <= clients), None)
     if outside is not None:
         raise InputError(f"ks: expected numbers from 1 to {clients}, the clients sampled, got {outside}")
