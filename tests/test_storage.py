@@ -322,11 +322,16 @@ def test_a_configuration_that_is_gone_is_taken_from_a_checkpoint(made, cut):
     assert yaml.safe_load((cut / "config.yaml").read_text())["train"]["lr"] == 0.1
 
 
-def test_another_federation_is_refused(whole):
+def test_another_federation_is_refused(whole, monkeypatch):
     other = tiny.federation()
     other = other.replace(x=np.where(np.arange(len(other.x))[:, None, None, None] == 7, other.x + 0.5, other.x))
-    with pytest.raises(InputError, match=f"{whole} was made with another federation"):
+    with pytest.raises(InputError, match=f"{whole} was made with another federation.* files of the dataset"):
         walked(whole, other, resume=True, **SEEDS)
+    now = environment.version
+    monkeypatch.setattr(environment, "version", lambda package: "9.9" if package == "jcfl" else now(package))
+    for given in ({}, {"allow_versions": True}):  # which may have drawn the clients otherwise
+        with pytest.raises(InputError, match=r"another federation.* by other versions: jcfl was .*, got 9\.9"):
+            walked(whole, other, resume=True, **given, **SEEDS)
 
 
 def test_other_versions_are_refused_or_noted(whole, monkeypatch):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,8 +99,8 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
     changed = differences(settings(completed(old["config"])), settings(new["config"]))
     if changed:
         raise InputError(f"{what} was made by another configuration: {'; '.join(changed)} (rounds may change)")
-    refuse_other_federation(what, old["federation"], new["federation"])
     versions = differences(packages(old), packages(new))
+    refuse_other_federation(what, old["federation"], new["federation"], versions)
     if versions and not allow_versions:
         raise InputError(
             f"{what} was made by other versions: {'; '.join(versions)}; install those, or continue with "
@@ -108,12 +108,18 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
         )
 
 
-def refuse_other_federation(what: str, old: str, new: str) -> None:
-    """Refuse to go on with another federation than that of a fingerprint, or of its first characters."""
+def refuse_other_federation(what: str, old: str, new: str, versions: Sequence[str] = ()) -> None:
+    """Refuse to go on with another federation than that of a fingerprint, or of its first characters.
+
+    Args:
+        versions: the versions of packages that differ, in words, one of which may have drawn the clients otherwise.
+    """
     if not new.startswith(old):
+        cause = "have the files of the dataset, or the source of jcfl, changed?"
+        if versions:
+            cause = f"have its files changed, or was it drawn otherwise by other versions: {'; '.join(versions)}?"
         raise InputError(
-            f"{what} was made with another federation: the same configuration gave the clients other examples; "
-            "have the files of the dataset changed?"
+            f"{what} was made with another federation: the same configuration gave the clients other examples; {cause}"
         )
 
 
