@@ -144,6 +144,29 @@ def test_folders_that_cannot_be_made_are_refused_before_planning(out, call, monk
         experiment.run("quickstart", out=out)
 
 
+@pytest.mark.parametrize(
+    ("name", "holds", "other", "how"),
+    [
+        ("sweep.yaml", "a sweep", "run", "jcfl sweep --resume it"),
+        ("tune.json", "a search", "run", "the jcfl tune command that began it"),
+        ("config.yaml", "a run", "sweep", "jcfl run --resume it"),
+    ],
+)
+def test_what_a_folder_holds_is_said_with_the_command_that_goes_on(
+    tmp_path, monkeypatch, capsys, name, holds, other, how
+):
+    monkeypatch.chdir(tmp_path)
+    Path("it").mkdir()
+    Path("it", name).write_text("{}")
+    for words, said in (
+        (("run", "quickstart", "--out", "it"), f"it already holds {holds}; go on with it by {how}"),
+        ((other, "--resume", "it"), f"holds no {other} to resume"),
+        ((other, "--resume", "it"), f"it holds {holds}; go on with it by {how}"),
+    ):
+        assert cli.status([*words]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_words_may_be_long(call):
     """They are looked for as files, which a name of more than 255 bytes cannot be."""
     labels = ", ".join(f"{{name: fedavg, label: {'x' * 30}{i}}}" for i in range(11))

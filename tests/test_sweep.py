@@ -281,7 +281,7 @@ def test_folders_are_those_of_runs(tmp_path):
     rows = list(csv.DictReader((out / "sweep.csv").open()))
     assert [float(row["method.drift"]) for row in rows] == [0, 2]
     assert float(rows[1]["accuracy_micro_std"]) == pytest.approx(summary["accuracy_micro"]["std"])
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already holds a sweep"):
         swept_walk({"method.drift": [0.0, 2.0]}, out=out)
     longer = experiment.run(
         tiny.federation(), method={"name": "walk", "drift": 2.0}, model=tiny.task(), rounds=8, evaluate_every=2,

@@ -136,6 +136,25 @@ def holder(folder: Path) -> str:
         return "another process"
 
 
+def contents(folder: Path) -> str:
+    """What a folder holds and how to go on with it, in words; empty if that is not known."""
+    resumed = f"--resume {as_argument(folder)} (in Python by resume=True)"
+    for name, what, how in (
+        ("sweep.yaml", "a sweep", f"jcfl sweep {resumed}"),
+        ("tune.json", "a search", "the jcfl tune command that began it"),
+        ("config.yaml", "a run", f"jcfl run {resumed}"),
+    ):
+        if (folder / name).exists():
+            return f"{what}; go on with it by {how}"
+    return ""
+
+
+def but_holds(folder: Path) -> str:
+    """The end of a line that says what a folder does not hold: what it holds instead."""
+    found = contents(folder)
+    return f"; it holds {found}" if found else ""
+
+
 def is_left(place: Path) -> bool:
     """Whether a file is there, or a folder with files in it.
 
@@ -152,7 +171,6 @@ def refuse_taken(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; expected a folder")
         if any(is_left(folder / name) for name in NAMES):
-            go_on = f"go on with it by --resume {as_argument(folder)} (in Python by resume=True)"
-            raise InputError(f"{folder} already holds a run; {go_on}, or choose another folder")
+            raise InputError(f"{folder} already holds {contents(folder) or 'a run'}, or choose another folder")
     with prepared(folder):  # only the file system knows whether it can be
         pass

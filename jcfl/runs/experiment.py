@@ -24,7 +24,7 @@ from jcfl.nested import flat
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import place_of
-from jcfl.results.writer import refuse_taken
+from jcfl.results.writer import but_holds, refuse_taken
 from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
 from jcfl.runs.compiled import begun, compiled_ahead, compiled_to_fit, replan
 from jcfl.runs.config import Config, read
@@ -189,7 +189,7 @@ def configuration(folder: Path) -> Config:
     """
     home, file, kept = Folder(folder), folder / "config.yaml", saved(folder)
     if kept is None and not file.exists():
-        raise InputError(f"{folder} holds no run to resume: there is no config.yaml in it")
+        raise InputError(f"{folder} holds no run to resume: there is no config.yaml in it{but_holds(folder)}")
     try:
         home.content("config.yaml")
     except Damaged as error:

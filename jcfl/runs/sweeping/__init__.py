@@ -19,6 +19,7 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import place_of
 from jcfl.results.history import with_pandas
+from jcfl.results.writer import but_holds
 from jcfl.runs import bars, loop
 from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
@@ -182,7 +183,7 @@ def refuse_score(by: str) -> None:
 def refuse_other(folder: Path) -> None:
     """Refuse to resume in a folder that holds no sweep."""
     if not (folder / "sweep.yaml").is_file():
-        raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it")
+        raise InputError(f"{folder} holds no sweep to resume: there is no sweep.yaml in it{but_holds(folder)}")
 
 
 def carried_out(
