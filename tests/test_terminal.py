@@ -175,7 +175,14 @@ def test_help_keeps_defaults_and_says_how_to_begin(call):
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"), [("jcfl run stocfl_rotated_c", "stocfl_rotated_cifar"), ("jcfl l", "list")]
+    ("typed", "offered"),
+    [
+        ("jcfl run stocfl_rotated_c", "stocfl_rotated_cifar"),
+        ("jcfl sweep qui", "quickstart"),
+        ("jcfl tune qui", "quickstart"),
+        ("jcfl show qui", "quickstart"),
+        ("jcfl l", "list"),
+    ],
 )
 def test_shells_complete(monkeypatch, capsys, typed, offered):
     words = {"_JCFL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}

@@ -152,7 +152,11 @@ def sweep(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE|CONFIG|PRESET", help="The configuration to sweep over, or a sweep's file."),
+        typer.Argument(
+            metavar="FILE|CONFIG|PRESET",
+            help="The configuration to sweep over, or a sweep's file.",
+            autocompletion=preset_names,
+        ),
     ] = None,
     over: Annotated[
         list[str] | None,

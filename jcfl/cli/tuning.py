@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Stopped, Track, app, begin_work
-from jcfl.cli.arguments import configured, destination, once, option_overrides, separated
+from jcfl.cli.arguments import configured, destination, once, option_overrides, preset_names, separated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,11 @@ def tune(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIG|PRESET", help="The configuration to tune, with all methods in `compare`."),
+        typer.Argument(
+            metavar="CONFIG|PRESET",
+            help="The configuration to tune, with all methods in `compare`.",
+            autocompletion=preset_names,
+        ),
     ] = None,
     over: Annotated[
         list[str] | None,

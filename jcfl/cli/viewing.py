@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jcfl.cli.app import PLAIN, DataDir, Folders, Overrides, app
-from jcfl.cli.arguments import configured, destination, separated
+from jcfl.cli.arguments import configured, destination, preset_names, separated
 from jcfl.errors import InputError, unknown
 
 PRESETS, KEYS = "presets", "keys"
@@ -122,7 +122,11 @@ def entry(kind: str, name: str) -> dict[str, Any]:
 def show(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIG|PRESET [KEY=VALUE]...", help="The configuration with the federation."),
+        typer.Argument(
+            metavar="CONFIG|PRESET [KEY=VALUE]...",
+            help="The configuration with the federation.",
+            autocompletion=preset_names,
+        ),
     ] = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
