@@ -174,6 +174,15 @@ def test_long_titles_of_axes_are_inside_their_panels(tmp_path):
         assert any("\n" in axis.get_ylabel() for axis in axes)
 
 
+def test_six_panels_have_two_rows(tmp_path):
+    """As curves on validation examples, too; in one row, each was so narrow that a single round had a number."""
+    names = ("accuracy_micro", "f1_micro", "loss")
+    values = {name: np.ones((2, 4)) for own in names for name in (own, f"validation_{own}")}
+    shown = plotting.curves(folders.run(tmp_path / "run", **values))
+    assert [axis.get_visible() for axis in shown.axes] == [True] * 6
+    assert shown.axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 3)
+
+
 @pytest.mark.parametrize("name", ["model_similarity", "distances"])
 @pytest.mark.parametrize("clusters", [1, 3, 18])
 def test_models_have_room_in_a_column_of_a_paper(one, many_clusters, tmp_path, name, clusters):

@@ -177,15 +177,19 @@ def everybody_alone(run: History) -> bool:
     return len(np.unique(last)) == len(last) > 1
 
 
+IN_A_ROW = 4
+"""Panels that have room for numbers side by side on a page."""
+
+
 def panels(count: int, columns: int | None, height: float, width: float | None = None) -> tuple[Picture, list[Axes]]:
     """An empty figure of panels in rows.
 
     Args:
-        columns: panels in a row; all of them in one by default.
+        columns: panels in a row; by default at most `IN_A_ROW`, and as many in every row.
         height: inches of one row.
         width: inches of the figure; by default that of a column for one panel in a row, else that of a page.
     """
-    columns = min(count, columns or count)
+    columns = min(count, columns or math.ceil(count / math.ceil(count / IN_A_ROW)))
     rows = math.ceil(count / columns)
     shown = Picture(figsize=(width or (COLUMN if columns == 1 else PAGE), rows * height))
     axes = shown.subplots(rows, columns, squeeze=False).ravel()
