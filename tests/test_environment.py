@@ -60,3 +60,10 @@ def test_a_package_that_is_not_installed_has_this_version(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     assert environment.version("jcfl") == jcfl.__version__
+
+
+def test_settings_of_jax_that_change_results_are_noted():
+    assert "settings" not in environment.made_by()
+    with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
+        noted = environment.made_by()["settings"]
+    assert noted == {"jax_default_prng_impl": "rbg", "jax_threefry_partitionable": False}

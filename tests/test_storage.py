@@ -348,6 +348,15 @@ def test_other_versions_are_refused_or_noted(whole, monkeypatch):
     assert len(yaml.safe_load((whole / "config.yaml").read_text())["made_by"]["earlier"]) == 1
 
 
+def test_other_settings_of_jax_are_refused(whole):
+    """They change every random number, so the run would go on with other cohorts and batches."""
+    with (
+        jax.threefry_partitionable(False),
+        pytest.raises(InputError, match=r"other settings of JAX: jax_threefry_partitionable was True, got False"),
+    ):
+        walked(whole, resume=True, rounds=15, **SEEDS)
+
+
 def test_fingerprints_tell_federations_apart():
     one = tiny.federation()
     assert provenance.fingerprint(one) == provenance.fingerprint(jax.device_put(one))

@@ -9,11 +9,12 @@ import stat
 import threading
 import time
 
+import jax
 import pytest
 
 from jcfl import cli
 from jcfl.errors import InputError, Interrupted, TrainingError
-from jcfl.runs import searching, sweeping, workers
+from jcfl.runs import environment, searching, sweeping, workers
 from jcfl.runs.workers import Workers
 
 pytest.importorskip("submitit", reason="submitit is not installed")
@@ -134,6 +135,14 @@ def test_what_a_worker_cannot_do_ends_in_one_line(tmp_path, monkeypatch, call, e
     monkeypatch.setattr(workers, "TRIES", 1)
     with pytest.raises(error, match=said):
         workers.share_out({"one": call}, Workers(2), tmp_path, threading.Event())
+
+
+def test_workers_have_the_settings_of_jax_of_the_process_that_shares_out(tmp_path):
+    found = {}
+    with jax.threefry_partitionable(False):
+        tasks = {"one": environment.of_jax}
+        workers.share_out(tasks, Workers(1), tmp_path, threading.Event(), found.__setitem__)
+    assert found["one"]["jax_threefry_partitionable"] is False
 
 
 def test_there_are_no_more_workers_than_tasks(tmp_path, monkeypatch):

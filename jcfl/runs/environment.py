@@ -20,8 +20,18 @@ SHORTEST = 0.2
 """Programs that compile in fewer seconds than this are not kept on disk."""
 
 
+SETTINGS = {
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_enable_x64": False,
+    "jax_random_seed_offset": 0,
+    "jax_threefry_partitionable": True,
+}
+"""Settings of JAX that change results, such as random numbers, with their defaults."""
+
+
 def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """The versions, those of plug-ins too, and the device that a run's scores may depend on.
+    """The versions, those of plug-ins too, the device, and the settings of JAX that a run's scores may depend on.
 
     Args:
         before: what an earlier sitting of the same run said. Its command and its commit stay; its versions and its
@@ -30,10 +40,17 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
     devices = jax.local_devices()
     device = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
     now = {"versions": {"python": platform.python_version(), **versions()}, "device": device}
+    changed = {name: value for name, value in of_jax().items() if value != SETTINGS[name]}
+    now |= {"settings": changed} if changed else {}
     then = {key: before[key] for key in now if key in before}
     earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
     kept = {"earlier": earlier} if earlier else {}
     return now | kept | {key: before[key] for key in ("command", "commit") if key in before}
+
+
+def of_jax() -> dict[str, Any]:
+    """The settings of JAX that change results, as they are now."""
+    return {name: getattr(jax.config, name, default) for name, default in SETTINGS.items()}
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from jcfl.errors import InputError
 from jcfl.nested import flat, plain
 from jcfl.runs.config import FILLED_IN, Config, read
-from jcfl.runs.environment import versions
+from jcfl.runs.environment import SETTINGS, of_jax, versions
 from jcfl.runs.sections import FITTED
 from jcfl.types import Federation
 
@@ -62,9 +62,9 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common(config: Config) -> dict[str, Any]:
-    """What has to be the same on all hosts of a run before its federation is made: its settings and the versions."""
+    """What has to be the same on all hosts before the federation is made: configuration, versions, settings of JAX."""
     settings = {key: value for key, value in config.flat().items() if key != "data_dir"}
-    return settings | {f"the version of {name}": number for name, number in versions().items()}
+    return settings | {f"the version of {name}": number for name, number in versions().items()} | of_jax()
 
 
 def fingerprint(federation: Federation) -> str:
@@ -94,11 +94,17 @@ def refuse_other(what: str, old: Provenance, new: Provenance, allow_versions: bo
         allow_versions: whether other versions of packages may go on; Python's own may always.
 
     Raises:
-        InputError: the configuration, the federation or a version differs.
+        InputError: the configuration, the federation, a setting of JAX or a version differs.
     """
     changed = differences(settings(completed(old["config"])), settings(new["config"]))
     if changed:
         raise InputError(f"{what} was made by another configuration: {'; '.join(changed)} (rounds may change)")
+    others = differences(jax_settings(old), jax_settings(new))
+    if others:
+        raise InputError(
+            f"{what} was made with other settings of JAX: {'; '.join(others)}; they change random numbers or rounding, "
+            "so set them as they were"
+        )
     versions = differences(packages(old), packages(new))
     refuse_other_federation(what, old["federation"], new["federation"], versions)
     if versions and not allow_versions:
@@ -121,6 +127,11 @@ def refuse_other_federation(what: str, old: str, new: str, versions: Sequence[st
         raise InputError(
             f"{what} was made with another federation: the same configuration gave the clients other examples; {cause}"
         )
+
+
+def jax_settings(made: Provenance) -> dict[str, Any]:
+    """The settings of JAX on which results may depend; only those that are not at their defaults are stored."""
+    return {**SETTINGS, **made["config"].get("made_by", {}).get("settings", {})}
 
 
 def packages(made: Provenance) -> dict[str, str]:

@@ -15,7 +15,7 @@ import psutil
 
 from jcfl.errors import InputError, Interrupted, TrainingError, optional_package, shown, unknown
 from jcfl.results.files import writing
-from jcfl.runs.environment import use_cache
+from jcfl.runs.environment import of_jax, use_cache
 from jcfl.runs.yamltext import value_of
 
 TRIES = 3
@@ -49,9 +49,12 @@ class Task(NamedTuple):
     """A call that a worker makes. What it has written when its worker is killed is there when it is made again."""
 
     call: Callable[[], Any]
+    settings: Mapping[str, Any] = {}  # of JAX, as they are in the process that shares out
 
     def __call__(self) -> "Outcome":
         """What the call returned, or what it raised."""
+        for name, value in self.settings.items():
+            jax.config.update(name, value)
         use_cache()
         try:
             return Outcome(self.call())
@@ -143,7 +146,7 @@ def share_out(
                 name = waiting.popleft()
                 tries[name] += 1
                 try:
-                    running[number] = name, started(Task(tasks[name]), workers, number, logs)
+                    running[number] = name, started(Task(tasks[name], of_jax()), workers, number, logs)
                 except InputError:
                     if sum(tries.values()) == 1:  # nothing has begun, so nothing stays
                         shutil.rmtree(logs, ignore_errors=True)
