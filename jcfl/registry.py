@@ -30,6 +30,12 @@ KINDS = (
 INTERNAL = ("federation",)
 """Kinds that only jcfl registers: the options of all scenarios."""
 
+BESIDE_OPTIONS = {
+    "data": "data_dir", "scenario": "rng, dataset", "federation": "dataset, scenario", "model": "shape, classes",
+    "addon": "method", "track": "title, folder",
+}  # fmt: skip
+"""By kind, the arguments with which jcfl calls its functions besides options; functions of other kinds have none."""
+
 PASSED_ON = {"scenario": ("min_examples",)}
 """By kind, the options of all its pieces whose values a piece gets too if it has them."""
 
@@ -77,7 +83,8 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
 
     The function's keyword-only parameters are its options: their annotations are what `options` checks, the first
     line of its docstring is what `jcfl list` shows. A module can register its own function again, as a notebook does
-    when a cell is run twice. A method's function checks its options also where a user's program calls it.
+    when a cell is run twice. A method's function checks its options also where a user's program calls it. jcfl's own
+    pieces are registered first, so that their names stay theirs.
 
     Raises:
         InputError: the kind, the name, the function or an option is wrong, or another module has registered this name.
@@ -90,29 +97,35 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
         raise InputError(f"the name of a {kind}: expected text, got {shown(name)}")
 
     def put(function: Function) -> Function:
-        refuse_bare(f"{kind} {name!r}", function)
+        refuse_bare(kind, name, function)
+        if root(function.__module__) != __package__:
+            load(with_plugins=False)
         refuse_shared(kind, name, function)
         table = _TABLES.setdefault(kind, {})
         if name in table and table[name].__module__ != function.__module__:
             both = f"{origin(table[name])} and {origin(function)}"
-            _CONTESTED[kind, name] = f"{kind} {name!r} is registered twice, by {both}; rename or uninstall one of them"
-            raise InputError(_CONTESTED[kind, name])
+            told = f"{kind} {name!r} is registered twice, by {both}; rename or uninstall one of them"
+            if root(function.__module__) in _PACKAGES:  # its import fails, but other runs go on without the plug-in
+                _CONTESTED[kind, name] = told
+            raise InputError(told)
         table[name] = function
         return keywords_checked(function) if kind == "method" else function
 
     return put
 
 
-def refuse_bare(what: str, function: Callable[..., Any]) -> None:
-    """Refuse what cannot be called, an option without an annotation to check its values by, and positional fields.
+def refuse_bare(kind: str, name: str, function: Callable[..., Any]) -> None:
+    """Refuse what jcfl cannot call, an option without an annotation to check its values by, and positional fields.
 
     Raises:
         InputError: the line has an annotation that may fit, or says how the field becomes an option.
     """
+    what = f"{kind} {name!r}"
     if not callable(function):
         raise InputError(f"{what}: expected a function or a class, got {shown(function)}")
-    for option in inspect.signature(function).parameters.values():
-        if inspect.isclass(function) and option.kind is option.POSITIONAL_OR_KEYWORD:
+    given = inspect.signature(function).parameters.values()
+    for option in given:
+        if kind not in BESIDE_OPTIONS and inspect.isclass(function) and option.kind is option.POSITIONAL_OR_KEYWORD:
             raise InputError(f"{what}: field {option.name!r} is no option; use @dataclass(frozen=True, kw_only=True)")
         if option.kind is option.POSITIONAL_OR_KEYWORD and option.default is not option.empty:
             raise InputError(f"{what}: {option.name!r} is no option, because it has no * before it: …, *, {option})")
@@ -122,12 +135,14 @@ def refuse_bare(what: str, function: Callable[..., Any]) -> None:
             raise InputError(
                 f"{what}: option {option.name!r} needs an annotation, such as {option.name}: {like}{default}"
             )
+    own = [one.name for one in given if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    wanted = BESIDE_OPTIONS.get(kind, "")
+    if len(own) != len(wanted.split()) and all(one.kind != one.VAR_POSITIONAL for one in given):
+        raise InputError(f"{what}: expected the arguments ({wanted}) before its options, got ({', '.join(own)})")
 
 
 def refuse_shared(kind: str, name: str, function: Callable[..., Any]) -> None:
     """Refuse an option that all pieces of a kind have, if a piece with one of the same name would not get its value.
-
-    While jcfl's own pieces are registered, what all scenarios have is not known yet.
 
     Raises:
         InputError: the line names the option.
@@ -150,11 +165,12 @@ def provide(loader: Callable[[], object]) -> None:
     _LOADERS.append(loader)
 
 
-def load() -> None:
+def load(with_plugins: bool = True) -> None:
     """Register jcfl's own pieces and those of the installed plug-ins."""
     for loader in _LOADERS:
         loader()
-    plugins()
+    if with_plugins:
+        plugins()
 
 
 @cache

@@ -78,6 +78,54 @@ def test_what_is_registered_can_be_called():
 
 
 @pytest.mark.parametrize(
+    ("kind", "function", "said"),
+    [
+        ("data", lambda: None, r"data 'q': expected the arguments \(data_dir\) before its options, got \(\)"),
+        ("scenario", lambda dataset: None, r"arguments \(rng, dataset\) before its options, got \(dataset\)"),
+        ("model", lambda shape, classes, width: None, r"\(shape, classes\) .*, got \(shape, classes, width\)"),
+        ("addon", lambda: None, r"expected the arguments \(method\)"),
+        ("track", object, r"expected the arguments \(title, folder\)"),
+        ("method", lambda context: None, r"expected the arguments \(\) before its options, got \(context\)"),
+    ],
+)
+def test_arguments_that_jcfl_does_not_give_are_refused(kind, function, said):
+    with pytest.raises(InputError, match=said):
+        registry.register(kind, "q")(function)
+    assert "q" not in registry.names(kind)
+
+
+def test_a_tracker_may_be_a_class(monkeypatch):
+    class Own:
+        """Keeps what it is given."""
+
+        def __init__(self, title, folder, *, prefix: str = ""):
+            self.title = title
+
+    monkeypatch.setitem(registry._TABLES, "track", {})
+    registry.register("track", "own")(Own)
+    assert registry.options("track", "own", {}) == {"prefix": ""}
+
+
+def test_a_name_of_jcfl_stays_jcfls(monkeypatch):
+    """In a notebook, where the cell is then run again with another name."""
+    registry.load()
+    own = registry.find("data", "digits")
+    said = r"data 'digits' is registered twice, by jcfl\.data\.generated \(jcfl\) and tests\.test_registry"
+    with pytest.raises(InputError, match=said):
+        registry.register("data", "digits")(lambda data_dir: None)
+    assert registry.find("data", "digits") is own
+
+
+def test_ones_own_pieces_come_after_jcfls(monkeypatch):
+    """Else the import of jcfl's module would fail later, when a run looks for its pieces."""
+    calls = []
+    monkeypatch.setattr(registry, "_LOADERS", [lambda: calls.append("loaded")])
+    monkeypatch.setitem(registry._TABLES, "stop", {})
+    registry.register("stop", "q")(lambda: None)
+    assert calls == ["loaded"]
+
+
+@pytest.mark.parametrize(
     ("default", "example"),
     [(2, "k: int = 2"), (0.5, "k: float = 0.5"), ("a", "k: str = 'a'"), (None, "k: int | None = None")],
 )
