@@ -122,6 +122,25 @@ def unknown(what: str, got: object, known: Iterable[str], meant: str | None = No
     return InputError(f"unknown {what} {str(got)!r}{hint} Known: {', '.join(known)}")
 
 
+def lacks(thing: object, function: str) -> InputError:
+    """The error for an object whose class, which a user wrote, does not define a function that it has to define.
+
+    >>> class Shape:
+    ...     def area(self, unit): ...
+    >>> class Square(Shape):
+    ...     def aera(self, unit): ...
+    >>> str(lacks(Square(), "area"))
+    "Square: expected a function area(self, unit), as in every subclass of Shape; did you mean it by 'aera'?"
+    """
+    kind = type(thing)
+    base = next(one for one in kind.__mro__ if function in vars(one))
+    own = [name for one in kind.__mro__[: kind.__mro__.index(base)] for name in vars(one) if not name.startswith("__")]
+    near = difflib.get_close_matches(function, own, n=1)
+    wanted = f"{function}({', '.join(inspect.signature(getattr(base, function)).parameters)})"
+    hint = f"; did you mean it by {near[0]!r}?" if near else ""
+    return InputError(f"{kind.__name__}: expected a function {wanted}, as in every subclass of {base.__name__}{hint}")
+
+
 def optional_package(module: str, needed: str) -> Any:
     """A package that jcfl does not need for most of its work, imported.
 

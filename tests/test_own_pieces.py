@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -286,6 +287,44 @@ def test_a_registered_function_returns_its_piece(kind, given, said):
         jcfl.run(tiny.federation(), **({"method": "fedavg"} | RUN | given))
 
 
+class NoDescription(OfData):
+    """A description whose function has another name."""
+
+    def for_a_client(self, context):
+        return lambda memory, client, data: data.x.mean(0)
+
+
+class NoMetric(Distances):
+    """A comparison without a function."""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"describe": NoDescription()},
+            r"NoDescription: expected a function for_one_client\(self, context\), as in every subclass of OfData; "
+            "did you mean it by 'for_a_client'",
+        ),
+        (
+            {"compare": NoMetric()},
+            r"NoMetric: expected a function metric\(self, context, describe\), .* Distances$",
+        ),
+        (
+            {"aggregate": Aggregate(rule=lambda labels, weights, uploads, default: default)},
+            r"own: aggregate\.rule: expected an object with a function bind\(context\), .*got <function <lambda>",
+        ),
+        (
+            {"aggregate": Aggregate(server=optax.adam(0.1))},
+            r"own: aggregate\.server: expected .* function transformation\(\), .*got GradientTransformation",
+        ),
+    ],
+)
+def test_a_piece_that_lacks_a_function_is_refused_by_its_name(change, said):
+    with pytest.raises(InputError, match=said):
+        jcfl.run(tiny.federation(), **RUN, method=replace(ONCE, **change))
+
+
 @pytest.mark.parametrize(
     ("shape", "classes", "said"),
     [
@@ -351,6 +390,11 @@ DATASET = Dataset(
     *(Examples(np.random.default_rng(n).random((n, 3), np.float32), np.arange(n) % 3) for n in (120, 60)),
     classes=3,
 )
+
+
+def test_a_dataset_has_examples_in_both_halves():
+    with pytest.raises(InputError, match=r"mine: test: expected jcfl\.data\.Examples\(x, y\), got \(array"):
+        Dataset("mine", DATASET.train, (DATASET.test.x, DATASET.test.y), classes=3)
 
 
 @pytest.mark.parametrize(

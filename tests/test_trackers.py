@@ -92,6 +92,22 @@ def test_a_tracker_is_told_what_the_history_holds():
             assert records[round, seed] == found["accuracy_micro"][i, j]
 
 
+class Silent:
+    """A tracker that nobody tells how the run ends."""
+
+    begin = record = print
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [(lambda: None, r"got None, which has no begin and no record and no end"), (Silent, "which has no end")],
+)
+def test_what_is_no_tracker_is_refused_before_training(made, said):
+    registry.register("track", "diary")(lambda title, folder: made())
+    with pytest.raises(InputError, match=rf"track 'diary': expected .*begin, record and end .*{said}"):
+        walked(track=["diary"])
+
+
 def test_every_run_has_its_own_and_hears_how_it_ends(tmp_path):
     walked(track=["diary"], compare=[{"name": "walk", "drift": 2.0}])
     assert [told[1] for told in TOLD if told[0] == "begin"] == ["walk", "walk-2"]

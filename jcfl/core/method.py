@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from jcfl.core.terms import LossTerm, number
+from jcfl.errors import lacks
 from jcfl.types import Array, Federation, Grouping, Key, Models
 
 Source = Literal["nothing", "data", "losses", "upload"]
@@ -92,11 +93,11 @@ class Group(Piece):
 
     def slots(self, context: Any) -> int:
         """The number of cluster models to hold."""
-        raise NotImplementedError
+        raise lacks(self, "slots")
 
     def grouping(self, method: "Method", context: Any) -> Grouping:
         """The functions that group clients."""
-        raise NotImplementedError
+        raise lacks(self, "grouping")
 
     def keeps(self, method: "Method", context: Any) -> dict[str, Callable[[Any], Any]]:
         """What the server keeps of every client to group it by: each name's value before the first round.

@@ -11,7 +11,7 @@ from pydantic import Field
 from jcfl import metrics, trees
 from jcfl.core import returned
 from jcfl.core.method import Piece
-from jcfl.errors import InputError
+from jcfl.errors import InputError, lacks
 from jcfl.registry import register
 from jcfl.trees.rows import HostRows
 from jcfl.types import NEVER, Algorithm, Array, Federation, Key, State
@@ -35,7 +35,7 @@ class Stop(Piece):
             before: the state before the round.
             after: the state after it.
         """
-        raise NotImplementedError
+        raise lacks(self, "is_unchanged")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from jcfl.core.objective import (
     shared,
     sharing,
 )
+from jcfl.errors import lacks
 from jcfl.types import Task
 
 To = Literal["start", "shared", "mean"]
@@ -49,7 +50,7 @@ class LossTerm:
 
     def build(self, task: Task) -> Term:
         """The term as a function `(model, batch, broadcast) -> []`."""
-        raise NotImplementedError
+        raise lacks(self, "build")
 
     def __str__(self) -> str:
         """The term in words, for a table of methods."""

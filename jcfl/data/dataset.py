@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.errors import InputError, Notice, refuse_beyond_memory
+from jcfl.errors import InputError, Notice, refuse_beyond_memory, shown
 
 CLASSES = 2**31 - 1
 """How many classes there can be at most: labels are int32."""
@@ -47,6 +47,9 @@ class Dataset:
         """Refuse halves that are not of one task, and a number of classes that labels cannot have."""
         if not 1 <= self.classes <= CLASSES:
             raise InputError(f"{self.name}: {self.classes} classes; expected 1 to {CLASSES}")
+        for half in ("train", "test"):
+            if not isinstance(part := getattr(self, half), Examples):
+                raise InputError(f"{self.name}: {half}: expected jcfl.data.Examples(x, y), got {shown(part)}")
         one, other = ((part.x.dtype, part.x.shape[1:]) for part in (self.train, self.test))
         if one != other and len(self.train) and len(self.test):
             raise InputError(

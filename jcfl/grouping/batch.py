@@ -20,7 +20,7 @@ from jcfl.core.neutral import Every, grouping_of
 from jcfl.core.privacy import once_keys
 from jcfl.core.rounds import with_kept
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError
+from jcfl.errors import InputError, lacks
 from jcfl.grouping.compare import Cosine, Distances, PrincipalAngles, comparison, distances, representatives
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
 from jcfl.grouping.labels import aligned, first_labels, served, with_undescribed
@@ -55,7 +55,7 @@ class Clustering(Group):
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
         """The algorithm with its options, for descriptions compared by `compare`."""
-        raise NotImplementedError
+        raise lacks(self, "labels")
 
     def continues_from_models(self) -> bool:
         """Whether a later clustering of models begins at the cluster models as centres."""

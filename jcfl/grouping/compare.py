@@ -20,7 +20,7 @@ from jcfl.core.chain import chain
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_distance
 from jcfl.core.method import Compare, Describe
-from jcfl.errors import InputError
+from jcfl.errors import InputError, lacks
 from jcfl.grouping import kmeans, moments, subspace, svd
 from jcfl.grouping.describe import LabelCounts, OfData, Subspace, TrainedModel
 from jcfl.grouping.kernels import layer_distance
@@ -39,7 +39,7 @@ class Distances(Compare):
 
     def metric(self, context: Context, describe: Describe) -> Metric:
         """The metric for K-means: a name that it knows, or a function of points [n, d] and centres [k, d]."""
-        raise NotImplementedError
+        raise lacks(self, "metric")
 
     def distance(self, context: Context, describe: Describe) -> Distance:
         """`(points [a, ...], others [b, ...]) -> [a, b]`."""

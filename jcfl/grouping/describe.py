@@ -25,7 +25,7 @@ from jcfl.core.neutral import Once
 from jcfl.core.objective import Part as Represent
 from jcfl.core.objective import backbone, everything, head
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError
+from jcfl.errors import InputError, lacks
 from jcfl.grouping import moments, subspace
 from jcfl.grouping.kernels import convolutions
 from jcfl.registry import register
@@ -53,7 +53,7 @@ class OfData(Describe):
 
     def for_one_client(self, context: Context) -> Callable[[Any, Array, Clients], Array]:
         """The function `(memory, client [], its data) -> description [...]` for one client."""
-        raise NotImplementedError
+        raise lacks(self, "for_one_client")
 
     def for_clients(self, context: Context) -> DescribeClients:
         """The function for several clients, which describes them a chunk at a time."""
@@ -223,7 +223,7 @@ class OfUpload(Describe):
 
     def vectors(self, context: Context, sent: Models, models: Models) -> Array:
         """The descriptions of clients from the models sent to them and trained by them, [s, ...] each. [s, d]"""
-        raise NotImplementedError
+        raise lacks(self, "vectors")
 
 
 @register("describe", "model")

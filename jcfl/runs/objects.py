@@ -128,6 +128,17 @@ def checked_method(method: Method) -> Method:
                 f"{method.name}: aggregate.{part}: expected an object, such as one of jcfl.core.aggregates, got "
                 f"{shown(value)}"
             )
+    for part, function in {
+        "rule": "bind(context)",
+        "shared_rule": "bind(context)",
+        "server": "transformation()",
+    }.items():
+        value = getattr(method.aggregate, part)
+        if value is not None and not callable(getattr(value, function.partition("(")[0], None)):
+            raise InputError(
+                f"{method.name}: aggregate.{part}: expected an object with a function {function}, such as one of "
+                f"jcfl.core.aggregates, got {shown(value)}"
+            )
     return method
 
 

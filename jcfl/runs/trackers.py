@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from jcfl import registry
-from jcfl.errors import InputError, optional_package
+from jcfl.errors import InputError, optional_package, shown
 from jcfl.registry import register
 from jcfl.results.files import replace
 from jcfl.runs import hosts
@@ -84,11 +84,23 @@ def tracking(pieces: Sequence[Piece], title: str, folder: Path | None) -> Tracki
         folder: the run's folder, if it has one.
 
     Raises:
-        InputError: a package is missing, or a server does not answer.
+        InputError: a package is missing, a server does not answer, or a user's function returned no tracker.
     """
     if not hosts.is_first():
         return Tracking()
-    return Tracking([registry.find("track", piece.name)(title, folder, **piece.options) for piece in pieces])
+    return Tracking([opened(piece, title, folder) for piece in pieces])
+
+
+def opened(piece: Piece, title: str, folder: Path | None) -> Tracker:
+    """One tracker; what it lacks would be noticed only after the training."""
+    found = registry.find("track", piece.name)(title, folder, **piece.options)
+    lacking = [name for name in ("begin", "record", "end") if not callable(getattr(found, name, None))]
+    if lacking:
+        raise InputError(
+            f"track {piece.name!r}: expected an object with the functions begin, record and end "
+            f"(jcfl.runs.trackers.Tracker), got {shown(found)}, which has no {' and no '.join(lacking)}"
+        )
+    return found
 
 
 @register("track", "tensorboard")
