@@ -12,6 +12,7 @@ from jcfl.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jcfl import data as data
+    from jcfl import results as results
     from jcfl.results import History as History
     from jcfl.runs.choice import choose_k as choose_k
     from jcfl.runs.devices import use_cores as use_cores
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from jcfl.runs.experiment import run as run
     from jcfl.runs.searching import tune as tune
     from jcfl.runs.sweeping import sweep as sweep
+    from jcfl.view import plotting as plotting
     from jcfl.view.comparing.compared import compare as compare
     from jcfl.view.plotting.explaining import explain as explain
 
@@ -45,9 +47,9 @@ __all__ = [
     "data",
     "explain",
     "federation",
-    "plotting",  # pyright: ignore[reportUnsupportedDunderAll]
+    "plotting",
     "register",
-    "results",  # pyright: ignore[reportUnsupportedDunderAll]
+    "results",
     "run",
     "sweep",
     "tune",

@@ -41,6 +41,11 @@ def test_slow_tests_are_tests():
         assert re.search(rf"^def {re.escape(test.partition('[')[0])}\(", (ROOT / file).read_text("utf-8"), re.M), name
 
 
+def test_type_checkers_read_the_annotations():
+    """Without this file they take everything of an installed jcfl for Any (PEP 561)."""
+    assert (ROOT / "jcfl" / "py.typed").is_file()
+
+
 def test_citation_names_this_version():
     citation = read("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
