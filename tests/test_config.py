@@ -314,6 +314,12 @@ def test_an_option_without_its_section_is_offered_with_it(key, said):
         assert said in str(error.value)
 
 
+def test_a_dotted_key_is_offered_as_a_section():
+    """It is written so after --set, but not in a file or in Python, where it was taken for a misspelt section."""
+    with pytest.raises(InputError, match=r"unknown key 'train\.lr'; expected the section as a mapping: train: {lr: …}"):
+        config.read({**SMALL, "train.lr": 0.1})
+
+
 def test_the_folder_of_a_run_is_no_configuration(tmp_path):
     (tmp_path / "config.yaml").touch()
     with pytest.raises(InputError, match=r"is the folder of a run; expected .*config\.yaml, or --resume"):

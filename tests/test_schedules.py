@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from jcfl import registry
@@ -58,6 +59,11 @@ def test_a_sweep_goes_over_values_and_tables():
 def test_what_has_no_meaning_is_refused(words, said):
     with pytest.raises(InputError, match=said):
         config.read({"scenario": "iid", "method": "stocfl"}, [words])
+
+
+def test_a_schedule_of_optax_is_offered_values_by_round():
+    with pytest.raises(InputError, match=r"lr: expected a number, or values by round .*{0: 0\.1, .*, got <func"):
+        config.read({"scenario": "iid", "method": "fedavg", "train": {"lr": optax.cosine_decay_schedule(0.1, 10)}})
 
 
 def test_steps_by_which_clients_are_described_stay_the_same():

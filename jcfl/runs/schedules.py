@@ -32,7 +32,7 @@ def options(kind: str, name: str, given: Mapping[str, Any], *more: Any) -> dict[
     real = [one for one in registry.parameters(registry.find(kind, name)) if is_real(one)]
     numbers, fixed = {one.name for one in real}, {one.name for one in real if registry.entry(one).get(MARK)}
     for key in numbers & given.keys():
-        if isinstance(given[key], Mapping) and not is_table(given[key]):
+        if (isinstance(given[key], Mapping) and not is_table(given[key])) or callable(given[key]):
             raise InputError(
                 f"{key}: expected a number, or values by round from round 0 on such as {{0: 0.1, 50: 0.01}}, got "
                 f"{shown(given[key])}"
