@@ -318,6 +318,8 @@ def test_a_dotted_key_is_offered_as_a_section():
     """It is written so after --set, but not in a file or in Python, where it was taken for a misspelt section."""
     with pytest.raises(InputError, match=r"unknown key 'train\.lr'; expected the section as a mapping: train: {lr: …}"):
         config.read({**SMALL, "train.lr": 0.1})
+    with pytest.raises(InputError, match="unknown key '3'"):
+        config.read({**SMALL, 3: 0.1})
 
 
 def test_the_folder_of_a_run_is_no_configuration(tmp_path):

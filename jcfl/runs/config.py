@@ -168,7 +168,7 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 def unknown_key(key: str, settings: Mapping[str, Any]) -> InputError:
     """The error for an unknown key; an option of one of the pieces is offered with its section."""
     registry.load()
-    section, dot, option = key.partition(".")
+    section, dot, option = str(key).partition(".")
     if dot and section in SECTIONS:  # as in --set, but in a file or in Python
         return InputError(f"unknown key {key!r}; expected the section as a mapping: {section}: {{{option}: …}}")
     if key in (*KINDS, *OPTIONAL):
