@@ -12,7 +12,7 @@ import time
 import jax
 import pytest
 
-from jcfl import cli
+from jcfl import cli, registry
 from jcfl.errors import InputError, Interrupted, TrainingError
 from jcfl.runs import environment, searching, sweeping, workers
 from jcfl.runs.workers import Workers
@@ -123,6 +123,11 @@ def refused():
     ("call", "error", "said"),
     [
         (refused, InputError, "one: it is wrong"),
+        (
+            functools.partial(registry.find, "method", "of_a_notebook"),
+            InputError,
+            "one: unknown method 'of_a_notebook'.*; workers know your own pieces only if they come from an installed",
+        ),
         (functools.partial(operator.truediv, 1, 0), TrainingError, "one: a worker failed: ZeroDivisionError"),
         (
             functools.partial(os._exit, 9),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import psutil
 
-from jcfl.errors import InputError, Interrupted, TrainingError, optional_package, shown, unknown
+from jcfl.errors import InputError, Interrupted, TrainingError, Unregistered, optional_package, shown, unknown
 from jcfl.results.files import writing
 from jcfl.runs.environment import of_jax, use_cache
 from jcfl.runs.yamltext import value_of
@@ -32,6 +32,9 @@ DEAF = "trap '' INT"
 
 YEAR = 60 * 24 * 365
 """The minutes after which a process of this machine is ended."""
+
+KNOWN = "workers know your own pieces only if they come from an installed package (entry points jcfl.pieces)"
+"""Why a worker does not find a piece that the user's program has registered."""
 
 EXPECTED = (
     "expected a number of processes of this machine, such as 2, or of Slurm's jobs, such as slurm:8,partition=gpu"
@@ -58,6 +61,8 @@ class Task(NamedTuple):
         use_cache()
         try:
             return Outcome(self.call())
+        except Unregistered as error:  # the process that shares out knows it
+            return Outcome(refused=f"{error}; {KNOWN}")
         except InputError as error:
             return Outcome(refused=str(error))
         except Exception as error:
