@@ -74,7 +74,7 @@ def run(
         seed: the first seed of training: of initial models, sampled clients and batches. `scenario.seed` draws the
             federation; it is the same number unless given.
         seeds: the number of seeds: seed, seed + 1, …
-        compare: further methods to compare with the main one, by name or as mappings.
+        compare: further methods to compare with the main one, each as `method` takes it.
         out: the run's folder; without it nothing is written.
         resume: whether to continue the run in `out`. It trains as it began, to the same bits: `chunk`, `budget` and
             `autotune` have no effect then, and seeds stay side by side or one after another. On another kind of device,
