@@ -162,12 +162,16 @@ def test_rows_that_were_not_replaced_take_no_room():
     assert table.written.tolist() == [False, True, False] and int(kept.turn) == 1
 
 
-def test_means_over_parts_of_the_models_keep_dtypes_and_are_summed_as_floats(monkeypatch):
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+def test_means_over_parts_of_the_models_keep_dtypes_and_are_summed_as_floats(monkeypatch, wide):
+    """Running statistics of Flax stay in single precision if JAX is set to double precision."""
     monkeypatch.setattr(onhost, "AT_A_TIME", dict.fromkeys(onhost.AT_A_TIME, 1))
-    models = {"half": jnp.asarray([256, 1, 1, 1, 1, 2], jnp.bfloat16), "n": jnp.arange(6), "x": jnp.arange(6) / 2}
-    default = jax.tree.map(lambda leaf: leaf[:2], models)
-    group, one = jnp.array([0, 0, 0, 0, 0, 1]), jnp.ones(6)
-    clusters, mean = jax.jit(onhost.means)(group, one, one, models, default)
+    with jax.enable_x64(wide):
+        models = {"half": jnp.asarray([256, 1, 1, 1, 1, 2], jnp.bfloat16), "n": jnp.arange(6), "x": jnp.arange(6) / 2}
+        models["x"] = models["x"].astype(jnp.float32)
+        default = jax.tree.map(lambda leaf: leaf[:2], models)
+        group, one = jnp.array([0, 0, 0, 0, 0, 1]), jnp.ones(6)
+        clusters, mean = jax.jit(onhost.means)(group, one, one, models, default)
     dtypes = lambda tree: jax.tree.map(lambda leaf: leaf.dtype, tree)
     assert dtypes(clusters) == dtypes(mean) == dtypes(models)
     floats = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf, float), tree)

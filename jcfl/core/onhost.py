@@ -134,7 +134,8 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
     def add(sums: tuple[Models, Model], part: tuple[Array, ...]) -> tuple[tuple[Models, Model], None]:
         who, label, near, wide = part
         rows = trees.for_sums(trees.take(models, who))
-        clusters = jax.tree.map(lambda sum, leaf: sum + averaging.sum_by(label, near, leaf, k), sums[0], rows)
+        plus = lambda sum, leaf: (sum + averaging.sum_by(label, near, leaf, k)).astype(sum.dtype)
+        clusters = jax.tree.map(plus, sums[0], rows)
         return (clusters, jax.tree.map(jnp.add, sums[1], trees.mean(wide, rows))), None
 
     start = jax.tree.map(jnp.zeros_like, trees.for_sums((default, like)))
