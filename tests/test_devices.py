@@ -5,13 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jcfl.core.sharded import dealt
+from jcfl.core import rounds
+from jcfl.core.local import Local, adam
+from jcfl.core.sharded import dealt, needs_few_models
+from jcfl.methods.stocfl import stocfl
+from tests import tiny
 from tests.processes import CALM
 
 PROGRAM = """
@@ -86,6 +92,41 @@ def test_devices_get_clients_with_about_as_many_examples(data, shape):
     assert sorted(order.tolist()) == list(range(size.size))
     work = size[order].reshape(devices, -1).sum(1)
     assert np.ptp(work) <= size.max()
+
+
+class ToTheMean(Local):
+    """Local steps, and then half of the way to the mean of the clusters' models."""
+
+    def train(self, objective, start, sent, data, key):
+        """The model in the middle."""
+        after = Local.train(self, objective, start, sent, data, key)
+        return {**after, "params": optax.tree.scale(0.5, optax.tree.add(after["params"], sent.mean["params"]))}
+
+
+class Backwards(Local):
+    """Gradient ascent."""
+
+    is_linear = True
+
+    def train(self, objective, start, sent, data, key):
+        """The model after steps uphill."""
+        return Local.train(self._replace(lr=-self.lr), objective, start, sent, data, key)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "few"),
+    [
+        (Local(0.1, 1, None, 4, 0.0, 0.0), True),
+        (adam(), True),
+        (Backwards(0.1, 1, None, 4, 0.0, 0.0), True),
+        (ToTheMean(0.1, 1, None, 4, 0.0, 0.0), False),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_devices_get_the_models_of_all_clusters_where_a_trainer_may_look_at_them(trainer, few):
+    context = tiny.setting().with_context(trainer=trainer).context
+    state = jax.eval_shape(tiny.built("stocfl", tiny.Setting(context)).init, jax.random.key(0), tiny.federation())
+    assert needs_few_models(rounds.work_of(stocfl(), context, "both"), state) == few
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jcfl import trees
 from jcfl.core.chunks import are_many, chunked, device_mesh, divided, divided_axis, slots_in_batches
 from jcfl.core.engine import SENT, SERVER_SIDE, CohortTraining, Participants, Work, put_trained, trained_clusters
+from jcfl.core.local import keeps
 from jcfl.core.objective import Pull, own, shared
 from jcfl.types import Array, Federation, Key, Model, Models, State
 from jcfl.types.target import target
@@ -95,9 +96,11 @@ def dealt(size: Array, devices: int) -> Array:
 def needs_few_models(work: Work, state: State) -> bool:
     """Whether a device can do with the models of its clients' clusters, of many that devices divide among them.
 
-    It cannot where a loss term may look at all of them, or where the server keeps more for every cluster.
+    It cannot where a loss term, or a trainer's own way to train, may look at all of them, or where the server keeps
+    more for every cluster.
     """
     near = all(isinstance(term, Pull) and term.to in (own, shared) for term in work.terms)
+    near &= work.trainer.is_linear or keeps(work.trainer, "train", "resume")
     kept = any(name in SENT for name in state.server)
     return near and not kept and are_many(trees.count(state.clusters), state.labels.size)
 
