@@ -63,9 +63,9 @@ def on_host_at_all(state):
     return any(map(is_rows, jax.tree.leaves(state, is_leaf=is_rows)))
 
 
-def leaves(state):
-    """All arrays of a state of one seed, those on the host too. Lanes' axis is left out."""
-    whole = lambda leaf: leaf.table.read(0, np.arange(leaf.count)) if is_rows(leaf) else leaf[0]
+def leaves(state, seed=0):
+    """All arrays of a state of one of its seeds, those on the host too. Lanes' axis is left out."""
+    whole = lambda leaf: leaf.table.read(0, np.arange(leaf.count)) if is_rows(leaf) else leaf[seed]
     found = jax.tree.map(whole, state, is_leaf=is_rows)
     return jax.tree.leaves(found.replace(key=()))
 
@@ -102,6 +102,8 @@ def test_seeds_do_not_see_the_rows_of_those_before(tmp_path):
     both = run(CASES["ditto"], client_states="host", seeds=2)
     second = run(CASES["ditto"], client_states="host", seed=1)
     np.testing.assert_array_equal(both.scores["accuracy_macro"][1], second.scores["accuracy_macro"][0])
+    tiny.same(leaves(both.state, 1), leaves(second.state))
+    tiny.same(leaves(both.state, 0), leaves(on_device("ditto").state), 1e-6)  # whose rows the next seed has replaced
 
 
 def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):

@@ -79,7 +79,8 @@ class History:
     #: in seconds; where training failed, `failed` is the reason
     summary: dict[str, Any] = field(default_factory=dict)
     #: the final states, one `jcfl.types.State` with NumPy arrays, [seeds, ...] each; None for a run that was loaded or
-    #: that failed, for the runs in `others`, and for those of a sweep or a search
+    #: that failed, for the runs in `others`, and for those of a sweep or a search. With one seed and `client_states:
+    #: host`, what clients keep stays where it is, and its `arrays()` reads it
     state: Any = None
     others: dict[str, "History"] = field(default_factory=dict)  #: the methods compared with this one, by their names
     folder: Path | None = None  #: the folder of the run; None if nothing was written

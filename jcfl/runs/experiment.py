@@ -358,7 +358,8 @@ def holds_states(run: Run) -> bool:
     copies = 2 * seeds if seeds > 1 else int(not target().is_cpu)
     if copies * run.plan.needs.checkpoint <= room:  # a checkpoint holds at least one whole state
         return True
-    need = copies * state_bytes(run.algorithm, run.plan.federation).whole
+    size = state_bytes(run.algorithm, run.plan.federation)
+    need = copies * (size.whole + (size.rows if seeds > 1 else 0))  # one seed's rows stay where they are
     if need <= room:
         return True
     told = f"{run.name}: history.state will be None, because the final states of {seeds} seeds take {decimal(need)} of "

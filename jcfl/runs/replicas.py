@@ -19,6 +19,7 @@ from jcfl.runs.loop import Clock, LoopSettings, Progress
 from jcfl.runs.programs import Programs, Running
 from jcfl.runs.run import Run
 from jcfl.runs.watchdog import Watchdog
+from jcfl.trees.rows import HostRows
 from jcfl.types import State
 
 OnProgress = Callable[[Progress], None]
@@ -47,12 +48,13 @@ def train(
     """
     first = runs[0]
     config, states = first.plan.config, []
-    batch = len(first.batches()[0])
-    for seeds in first.batches():
+    batches, batch = first.batches(), len(first.batches()[0])
+    for seeds in batches:
         done = before + (seeds[0] - config.seed) * config.rounds * len(runs)
         watch = Reporter(runs, seeds, on_progress, done, total or config.rounds * config.seeds * len(runs))
         state = train_batch(runs, programs, seeds, watch, stop)
-        states.append(numpy(programs.joined(state), len(runs) * batch == 1) if keep else None)
+        single = len(runs) * batch == 1
+        states.append(numpy(programs.joined(state), single, len(batches) > 1) if keep else None)
     for index, run in enumerate(runs if keep else ()):
         own = [jax.tree.map(lambda leaf: leaf[index * batch : (index + 1) * batch], state) for state in states]
         run.state = own[0] if len(own) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)
@@ -171,12 +173,20 @@ class JointCheckpoints:
         return jax.tree.map(lambda leaf: leaf[pick], state)
 
 
-def numpy(state: Any, single: bool) -> Any:
-    """A state in NumPy with a leading axis of lanes, its keys as plain integers."""
+def numpy(state: Any, single: bool, several: bool = False) -> Any:
+    """A state in NumPy with a leading axis of lanes, its keys as plain integers.
+
+    Args:
+        state: of one lane or of several.
+        single: whether it is of one lane, and has no axis for it.
+        several: whether seeds train after this one, which replace the rows on the host. These are then copied.
+    """
 
     def leaf(value: Any) -> np.ndarray:
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = np.asarray(jax.random.key_data(value) if typed else value)
         return array[None] if single else array
 
-    return jax.tree.map(leaf, state)
+    is_rows = lambda part: isinstance(part, HostRows)
+    copied = lambda part: part.arrays() if several and is_rows(part) else part
+    return jax.tree.map(leaf, jax.tree.map(copied, state, is_leaf=is_rows))

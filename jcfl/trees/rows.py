@@ -128,6 +128,12 @@ class HostRows(struct.PyTreeNode):
         """How many rows there are."""
         return self.table.count
 
+    def arrays(self) -> Any:
+        """All rows in NumPy, as a tree of copies, which later writes do not change. [m, ...] each"""
+        everyone = np.arange(self.count)
+        copies = [np.array(self.table.column(index, everyone)) for index in range(len(self.table.arrays))]
+        return jax.tree.unflatten(jax.tree.structure(self.table.like), copies)
+
     def columns(self) -> Iterator[tuple[Any, Column]]:
         """The leaves of all rows, with their paths in a row's tree."""
         for index, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(self.table.like)):
