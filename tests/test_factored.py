@@ -254,6 +254,20 @@ def test_models_and_schedules(model, train):
     engines_agree(general, short)
 
 
+@pytest.mark.parametrize(("method", "engine"), [("ditto", "factored"), ("stocfl", "factored"), ("stocfl", "general")])
+def test_models_in_single_precision_stay_so_if_jax_is_set_to_double_precision(method, engine):
+    """As Flax makes them. A client has so many examples that its gradient at the anchor is taken in parts."""
+    data = tiny.federation((70, 9))
+    with jax.enable_x64(True):
+        module = nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(3), nn.tanh, nn.Dense(tiny.CLASSES)])
+        setting = tiny.setting(data=data).with_context(task=models.task(module, SHAPE, tiny.CLASSES), engine=engine)
+        algorithm = tiny.built(method, setting)
+        state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+        after = jax.eval_shape(algorithm.step, state, data)
+    kinds = [jax.tree.map(lambda leaf: leaf.dtype, one.clusters) for one in (state, after)]
+    assert kinds[0] == kinds[1] and set(jax.tree.leaves(kinds)) == {jnp.dtype("float32")}
+
+
 def test_single_precision():
     general, short = single()
     tiny.same(jax.tree.map(lambda leaf: leaf[1:], general.clusters), short.clusters, 1e-5)

@@ -241,7 +241,8 @@ def train_tiles(
         def close(clusters: Models, common: Model, sums: Upload, place: Array, share: Callable[[Model], Model]):
             layers = [first_layer(first, model) for model in models[:references]]
             mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
-            common = optax.tree.add(common, share(more)) if jax.tree.leaves(more) else common
+            if jax.tree.leaves(more):
+                common = jax.tree.map(lambda all_, one: (all_ + one).astype(all_.dtype), common, share(more))
             return with_model(clusters, place, mean), common
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.

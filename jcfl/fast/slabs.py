@@ -214,11 +214,12 @@ def sums_with_clients(
         row = tiles.row[turn]
         real = jnp.where(row < 0, 0.0, 1.0)[:, None, None]
         x, b = examples(federation, psi.who[row]).reshape(-1, d), (real * psi.b[row]).reshape(-1, h)
-        return total.at[tiles.label[turn]].add(jnp.matmul(x.T, b, precision=trees.EXACT), mode="drop")
+        product = jnp.matmul(x.T, b, precision=trees.EXACT).astype(total.dtype)
+        return total.at[tiles.label[turn]].add(product, mode="drop")
 
     used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles hold clients that are in no slot
     matrix = jax.lax.fori_loop(0, used, add, matrix)
-    total = {"params": optax.tree.add(others, rest)}
+    total = {"params": jax.tree.map(lambda sum, more: (sum + more).astype(sum.dtype), others, rest)}
     return with_first_layer(first, total, {**first_layer(first, total), "kernel": matrix})["params"]
 
 
@@ -237,7 +238,7 @@ def slab_of_gradients(
     def put(i: Array, out: Array) -> Array:
         part = jax.lax.dynamic_slice_in_dim(b[i], turn * width, width, 2)
         new = jnp.einsum("tnw,tnd->twd", part, examples(federation, who[i]))
-        return out.at[i - begin].set(new.reshape(psi.tile, -1))
+        return out.at[i - begin].set(new.reshape(psi.tile, -1).astype(out.dtype))
 
     return jax.lax.fori_loop(begin, jnp.clip(psi.used, begin, end), put, out)
 
