@@ -63,7 +63,7 @@ def huggingface(
     spans = [[Span(part.splitname, part.from_, part.to) for part in some] for some in (first, second)]
     for some in spans:
         refuse_repeated_rows(some, where)
-    tell_of_common_rows(*spans, where)
+    tell_of_common_rows(spans[0], spans[1], where)
     wanted = (*several(x), y, clients)
     tables = [taken(splits, some, features, wanted, where) for some in (first, second) if some]
     inputs = [examples(known, table, features, x, y, size, where) for table in tables]

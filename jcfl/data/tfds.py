@@ -151,7 +151,7 @@ def _opened(
     spans = [_spans(folder, builder, split) for split in splits]
     for some in spans:
         refuse_repeated_rows(some, folder)
-    tell_of_common_rows(*spans, folder)
+    tell_of_common_rows(spans[0], spans[1], folder)
     with reading(folder, "a prepared dataset"):
         sources = builder.as_data_source(split=splits, decoders=decoders, file_format=FORMAT)
     classes = builder.info.features[label].num_classes or 0
