@@ -29,9 +29,9 @@ from jcfl.runs.bench.work import (
     table_one,
     timed,
 )
-from jcfl.runs.compiling import round_options
 from jcfl.runs.environment import use_cache
 from jcfl.runs.plan import Plan, config_and_objects, planned
+from jcfl.runs.xla import round_options
 from jcfl.types import State
 
 Case = dict[str, Any]

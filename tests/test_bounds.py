@@ -15,7 +15,7 @@ from jcfl.core.local import Local
 from jcfl.data import load
 from jcfl.data.federation import federation
 from jcfl.grouping import kmeans
-from jcfl.runs import compiling, config, experiment, needs, plan
+from jcfl.runs import config, experiment, needs, plan, xla
 from jcfl.runs.loop import Interrupted
 from jcfl.runs.objects import Objects, config_of_federation
 from jcfl.runs.run import Run
@@ -152,7 +152,7 @@ def test_as_many_rounds_as_can_be_counted_begin_and_can_be_interrupted(tmp_path)
 
 def test_a_program_that_works_on_more_than_is_free_is_refused_and_leaves_no_file(tmp_path, monkeypatch):
     """Twice as many rows and columns as clients do not fit: what a round works on is known before it runs."""
-    monkeypatch.setattr(compiling, "free_memory", lambda: 1000)
+    monkeypatch.setattr(xla, "free_memory", lambda: 1000)
     with pytest.raises(InputError, match="a round or an evaluation would take"):
         experiment.run(tiny.federation(), method="majority", model="linear", rounds=1, out=tmp_path / "run")
     assert not list((tmp_path / "run").rglob("*.yaml"))

@@ -15,7 +15,7 @@ from jcfl import InputError
 from jcfl.core import context, onhost
 from jcfl.errors import Notice, TooLarge, Unwritable
 from jcfl.methods.ifca import ifca
-from jcfl.runs import compiling, disk, experiment, plan, reproducing
+from jcfl.runs import disk, experiment, plan, reproducing, xla
 from jcfl.trees import rows
 from jcfl.trees.rows import HostRows, HostTable
 from tests import tiny
@@ -118,10 +118,10 @@ def test_states_are_on_the_host_where_the_device_has_no_room(monkeypatch):
 def test_states_are_on_the_host_where_only_then_the_compiled_programs_fit(monkeypatch, tmp_path):
     """They fit the device, but not with what a round takes beside them, even of one client at a time."""
     before, go = on_device("fesem"), functools.partial(run, CASES["fesem"], budget=1, out=tmp_path)
-    monkeypatch.setattr(compiling, "free_memory", lambda: 0)
+    monkeypatch.setattr(xla, "free_memory", lambda: 0)
     with pytest.raises(TooLarge) as error:
         go(client_states="device")
-    monkeypatch.setattr(compiling, "free_memory", lambda: error.value.need - 1)
+    monkeypatch.setattr(xla, "free_memory", lambda: error.value.need - 1)
     found = go()
     assert on_host_at_all(found.state) and "client_states: host" in (tmp_path / "config.yaml").read_text()
     same(before, found, 1e-6)

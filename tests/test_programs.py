@@ -14,7 +14,7 @@ import pytest
 from flax import linen as nn
 
 from jcfl.core import chunks, memory, onhost
-from jcfl.runs import compiling, plan, programs
+from jcfl.runs import plan, programs, xla
 from jcfl.types.target import Target, compiling_for
 from tests import tiny
 
@@ -61,8 +61,8 @@ def test_a_lane_that_fails_keeps_pace_and_one_alone_stops():
 
 
 def test_what_was_compiled_and_traced_is_freed(monkeypatch):
-    monkeypatch.setattr(compiling, "TRACED", 3)
-    monkeypatch.setattr(compiling, "COMPILED", itertools.count(1))
+    monkeypatch.setattr(xla, "TRACED", 3)
+    monkeypatch.setattr(xla, "COMPILED", itertools.count(1))
     data = jax.device_put(tiny.federation())
     user = jax.jit(lambda x: x + 1)
     made, kept = tiny.built("majority", tiny.setting())._replace(evaluate=lambda state, data: {}), []
@@ -79,12 +79,12 @@ def test_what_was_compiled_and_traced_is_freed(monkeypatch):
 def test_rounds_of_little_work_have_options_of_their_own(monkeypatch):
     """Whatever their number: a run that is continued has the same program."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(compiling, "is_known", lambda name, value: True)
+    monkeypatch.setattr(xla, "is_known", lambda name, value: True)
     small = tiny.setting().context
     large = small._replace(population=small.population._replace(cohort=10**9))
     with compiling_for(Target("cpu", "cpu")):
-        assert compiling.round_options(large) is None
-        assert compiling.round_options(small) == compiling.LIGHT
+        assert xla.round_options(large) is None
+        assert xla.round_options(small) == xla.LIGHT
     used, compile = [], programs.compiled_at
     monkeypatch.setattr(programs, "cheap_options", lambda: None)
     monkeypatch.setattr(programs, "compiled_at", lambda part, own: used.append(own) or compile(part, None))
@@ -97,12 +97,12 @@ def test_rounds_of_little_work_have_options_of_their_own(monkeypatch):
 
 def test_a_gpu_takes_products_from_its_library_unless_the_user_says_otherwise(monkeypatch):
     context = tiny.setting().context
-    for platform, options in {"gpu": compiling.LIBRARY, "tpu": None}.items():
+    for platform, options in {"gpu": xla.LIBRARY, "tpu": None}.items():
         with compiling_for(Target(platform, platform)):
-            assert compiling.round_options(context) == compiling.cheap_options() == options
+            assert xla.round_options(context) == xla.cheap_options() == options
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
     with compiling_for(Target("gpu", "gpu")):
-        assert compiling.round_options(context) is None
+        assert xla.round_options(context) is None
 
 
 def test_products_come_from_the_library_that_was_chosen(monkeypatch):
@@ -110,30 +110,30 @@ def test_products_come_from_the_library_that_was_chosen(monkeypatch):
     context = tiny.setting().context
     chosen = context._replace(resources=context.resources._replace(products="eigen"))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(compiling, "is_known", lambda name, value: True)
+    monkeypatch.setattr(xla, "is_known", lambda name, value: True)
     with compiling_for(Target("cpu", "cpu")):
-        assert compiling.round_options(chosen) == compiling.LIGHT | compiling.EIGEN
-        assert compiling.products_are_free()
+        assert xla.round_options(chosen) == xla.LIGHT | xla.EIGEN
+        assert xla.products_are_free()
         monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
-        assert compiling.round_options(chosen) == compiling.LIGHT
-        assert not compiling.products_are_free()
+        assert xla.round_options(chosen) == xla.LIGHT
+        assert not xla.products_are_free()
     with compiling_for(Target("gpu", "gpu")):
-        assert not compiling.products_are_free()
+        assert not xla.products_are_free()
 
 
 def test_eigen_replaces_the_library_that_xla_chooses():
     product = jax.jit(lambda x, w: x @ w).lower(np.ones((32, 784), np.float32), np.ones((784, 200), np.float32))
     if "__ynn_fusion" not in product.compile().as_text():
         pytest.skip("XLA does not take products from YNNPACK here")
-    assert compiling.products_are_free()
-    assert "__ynn_fusion" not in product.compile(compiling.EIGEN).as_text()
+    assert xla.products_are_free()
+    assert "__ynn_fusion" not in product.compile(xla.EIGEN).as_text()
 
 
 def test_options_that_this_version_of_xla_does_not_know_are_left_out(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(compiling, "CHEAP", {"xla_of_another_version": True, "xla_backend_optimization_level": 1})
+    monkeypatch.setattr(xla, "CHEAP", {"xla_of_another_version": True, "xla_backend_optimization_level": 1})
     with compiling_for(Target("cpu", "cpu")):
-        assert compiling.cheap_options() == {"xla_backend_optimization_level": 1}
+        assert xla.cheap_options() == {"xla_backend_optimization_level": 1}
 
 
 def test_freed_memory_goes_back_to_the_system():

@@ -19,10 +19,10 @@ from jcfl.core.streams import Stream, stream
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
 from jcfl.errors import InputError, Notice
-from jcfl.runs.compiling import cheap_options
 from jcfl.runs.config import KINDS, Config
 from jcfl.runs.sections import Method
 from jcfl.runs.undecided import left_open, stored_values, value_at, with_values
+from jcfl.runs.xla import cheap_options
 from jcfl.types import Federation, Task
 
 CLIENTS, DIVISIONS, CHUNK = 200, 2, 16

@@ -9,9 +9,9 @@ import jax
 
 from jcfl.errors import TooLarge, Unwritable
 from jcfl.runs import disk, programs
-from jcfl.runs.compiling import round_options
 from jcfl.runs.plan import smaller
 from jcfl.runs.run import Run
+from jcfl.runs.xla import round_options
 
 AHEAD = 4
 """How many methods of a comparison are compiled side by side."""

@@ -11,8 +11,8 @@ import numpy as np
 from flax import struct
 
 from jcfl.core.evaluation import with_validation
-from jcfl.runs.compiling import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
 from jcfl.runs.devices import cores, keys_on_devices, on_every_device, placed_shapes, state_on_devices
+from jcfl.runs.xla import cheap_options, compiled_at, no_garbage_collection, one_at_a_time, refuse_too_large, tidy
 from jcfl.types import Algorithm, Array, Federation, State
 from jcfl.types.target import target
 

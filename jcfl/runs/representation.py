@@ -8,8 +8,8 @@ from jcfl.core import chunks, memory
 from jcfl.core.describing import anchor_gradient, normalised
 from jcfl.core.streams import Stream, stream
 from jcfl.data.summary import label_counts
-from jcfl.runs.compiling import cheap_options
 from jcfl.runs.plan import Plan
+from jcfl.runs.xla import cheap_options
 from jcfl.types import Federation, Task
 
 COMPARED = 1000

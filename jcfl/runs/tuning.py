@@ -32,13 +32,13 @@ from jcfl.fast.factored import REFERENCES, Factored, tile_size
 from jcfl.models.convolution import lowering
 from jcfl.results.files import replace
 from jcfl.runs import devices, hosts
-from jcfl.runs.compiling import no_garbage_collection, products_are_free, round_options, seconds_of
 from jcfl.runs.config import Config
 from jcfl.runs.environment import processor, versions
 from jcfl.runs.one_method import of_method
 from jcfl.runs.plan import Plan
 from jcfl.runs.sections import Tuned
 from jcfl.runs.spare import spare_devices
+from jcfl.runs.xla import no_garbage_collection, products_are_free, round_options, seconds_of
 from jcfl.types import Algorithm, Cohort, Federation, State
 from jcfl.types.target import target
 

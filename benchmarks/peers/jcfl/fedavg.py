@@ -30,9 +30,9 @@ def main() -> None:
     from jcfl.runs import devices, loop, programs
     from jcfl.runs.bench.compiled import estimate
     from jcfl.runs.bench.work import tried
-    from jcfl.runs.compiling import round_options
     from jcfl.runs.environment import use_cache
     from jcfl.runs.plan import config_and_objects, planned
+    from jcfl.runs.xla import round_options
     from jcfl.version import __version__
 
     use_cache()

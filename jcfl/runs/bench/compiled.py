@@ -22,9 +22,9 @@ from jcfl.fast import factored
 from jcfl.results import writing
 from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.cases import CASES, configuration, planned_for
-from jcfl.runs.compiling import round_options
 from jcfl.runs.devices import on_every_device, placed_shapes, state_on_devices
 from jcfl.runs.plan import Plan
+from jcfl.runs.xla import round_options
 from jcfl.types import Federation, State
 from jcfl.types.target import Target, at_hand, compiling_for
 

@@ -19,8 +19,8 @@ from jcfl.runs.bench.work import (
     table_one,
     tried,
 )
-from jcfl.runs.compiling import round_options
 from jcfl.runs.plan import Plan
+from jcfl.runs.xla import round_options
 from jcfl.types import State
 from jcfl.types.target import target
 

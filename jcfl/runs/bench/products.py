@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jcfl.runs.bench.work import Meaningless, medians_in_turn, seconds_of
-from jcfl.runs.compiling import EIGEN, products_are_free
+from jcfl.runs.xla import EIGEN, products_are_free
 from jcfl.types import Array
 
 SHAPES = ("10x784x200", "32x784x200", "320x784x200", "32x784x2048", "1024x1024x1024", "2400x20000x2400")

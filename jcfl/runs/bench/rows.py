@@ -33,9 +33,9 @@ from jcfl.runs.bench.work import (
     timed,
     tried,
 )
-from jcfl.runs.compiling import round_options
 from jcfl.runs.experiment import execute
 from jcfl.runs.plan import Plan, config_and_objects, planned
+from jcfl.runs.xla import round_options
 
 Figures = dict[str, Any]
 

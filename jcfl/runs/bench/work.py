@@ -13,8 +13,8 @@ from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
 from jcfl.errors import InputError
 from jcfl.runs import tuning
-from jcfl.runs.compiling import round_options, seconds_of
 from jcfl.runs.plan import Plan, config_and_objects, planned
+from jcfl.runs.xla import round_options, seconds_of
 from jcfl.types import Federation, Models, Split, State
 
 IMAGES = 60_000

@@ -16,7 +16,6 @@ from jcfl import metrics, results
 from jcfl.errors import InputError, Notice, TooLarge, TrainingError
 from jcfl.results import Folder, History, finished_history
 from jcfl.runs import automatic, trackers
-from jcfl.runs.compiling import round_options
 from jcfl.runs.config import Config
 from jcfl.runs.environment import made_by
 from jcfl.runs.plan import SMALL, Plan, algorithm_by_options, federation_of, planned, smaller, state_bytes
@@ -28,6 +27,7 @@ from jcfl.runs.run import Run
 from jcfl.runs.sections import FITTED
 from jcfl.runs.sweeping.alike import FEDERATION, differing_options, grouped, key_text, kind, real_options
 from jcfl.runs.sweeping.points import Point, Points
+from jcfl.runs.xla import round_options
 from jcfl.types import Federation
 
 ATTACKED = (*FEDERATION, "attack", "seed")
