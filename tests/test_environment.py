@@ -1,9 +1,12 @@
 """What a run depends on besides its configuration: the cache of compiled programs, and versions."""
 
 import importlib.metadata
+import subprocess
+from pathlib import Path
 
 import jax
 import pytest
+import yaml
 
 import jcfl
 from jcfl import cli
@@ -67,3 +70,25 @@ def test_settings_of_jax_that_change_results_are_noted():
     with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
         noted = environment.made_by()["settings"]
     assert noted == {"jax_default_prng_impl": "rbg", "jax_threefry_partitionable": False}
+
+
+def test_a_run_from_a_checkout_has_its_commit(monkeypatch, tmp_path):
+    """Two commits of one version can give other numbers, and a run can be resumed with another commit."""
+    made_by = lambda: yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))["made_by"]
+    monkeypatch.setattr(environment, "commit", lambda: "1a2b")
+    jcfl.run(SMALL, out=tmp_path / "run")
+    assert made_by()["commit"] == "1a2b" and "earlier" not in made_by()
+    monkeypatch.setattr(environment, "commit", lambda: "3c4d-dirty")
+    jcfl.run(SMALL, out=tmp_path / "run", resume=True)
+    assert made_by()["commit"] == "3c4d-dirty" and [one["commit"] for one in made_by()["earlier"]] == ["1a2b"]
+
+
+def test_the_commit_is_that_of_jcfls_own_checkout(tmp_path):
+    """Not that of a project whose virtual environment jcfl is installed in."""
+    place = Path(environment.__file__).parent
+    found = subprocess.run(
+        ["git", "-C", place, "ls-files", "environment.py"], capture_output=True, text=True, check=False
+    )
+    whole = subprocess.run(["git", "-C", place, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    commit = environment.commit().removesuffix("-dirty")
+    assert bool(commit) == bool(found.stdout) and whole.stdout.startswith(commit)

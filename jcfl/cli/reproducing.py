@@ -68,7 +68,7 @@ def reproduce(
     sharing = from_command(workers)
     begin_work()
     devices.split_cores()
-    made_by = {"command": shlex.join(context.obj), "commit": reproducing.commit()}
+    made_by = {"command": shlex.join(context.obj)}
     with bars.watched(bars.screen(stderr=True), quiet) as watch:
         settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing, add or ())
         try:

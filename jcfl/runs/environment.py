@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,21 +32,34 @@ SETTINGS = {
 
 
 def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """The versions, those of plug-ins too, the device, and the settings of JAX that a run's scores may depend on.
+    """The versions, those of plug-ins too, the commit, the device, and JAX's settings on which scores may depend.
 
     Args:
-        before: what an earlier sitting of the same run said. Its command and its commit stay; its versions and its
-            device become an entry of `earlier`, if they were other ones.
+        before: what an earlier sitting of the same run said. Its command stays; all else becomes an entry of `earlier`,
+            if something of it was another one.
     """
     devices = jax.local_devices()
     device = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
     now = {"versions": {"python": platform.python_version(), **versions()}, "device": device}
     changed = {name: value for name, value in of_jax().items() if value != SETTINGS[name]}
     now |= {"settings": changed} if changed else {}
+    now |= {"commit": commit()} if commit() else {}
     then = {key: before[key] for key in now if key in before}
     earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
     kept = {"earlier": earlier} if earlier else {}
-    return now | kept | {key: before[key] for key in ("command", "commit") if key in before}
+    return now | kept | {key: before[key] for key in ("command",) if key in before}
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the checkout that jcfl runs from, with `-dirty` where files differ; empty if it is none."""
+    here = Path(__file__)
+    git = lambda *words: subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
+    try:
+        git("ls-files", "--error-unmatch", here.name)
+        return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def of_jax() -> dict[str, Any]:

@@ -93,19 +93,14 @@ def measured_apart(row: str, case: str, quick: bool, data_dir: Path | None, thre
 
 def machine(load_before: float) -> dict[str, Any]:
     """The machine, the date and the versions of a measurement."""
-    from jcfl.runs.environment import PACKAGES, version
+    from jcfl.runs.environment import PACKAGES, commit, version
 
     known = Path("/proc/cpuinfo")
     lines = known.read_text("utf-8").splitlines() if known.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        commit = ""
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": commit or "unknown",
+        "commit": commit() or "unknown",
         "cores": os.cpu_count(),
         "processor": names[0] if names else platform.processor(),
         "python": platform.python_version(),

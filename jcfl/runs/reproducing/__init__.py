@@ -1,6 +1,5 @@
 """Papers' tables, run and judged: what is printed beside what is found here, with a verdict on every claim."""
 
-import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,7 +33,7 @@ class Settings(NamedTuple):
 
     runs: Path  # the folder of the runs, which several tables share
     data_dir: Path | None = None
-    made_by: Mapping[str, str] = {}  # the command, and the commit
+    made_by: Mapping[str, str] = {}  # the command
     allow_versions: bool = False
     on_progress: OnProgress = lambda progress: None
     workers: Workers | None = None  # who trains; None: this process
@@ -225,14 +224,3 @@ def ended_early(why: str) -> Judgement:
     Only divergence speaks against the paper. Other errors, such as too few slots for clusters, are of our settings.
     """
     return Judgement("not reproduced" if why.startswith(Diverged.BEGINNING) else "cannot be run here", why)
-
-
-def commit() -> str:
-    """The commit of the checkout that jcfl runs from, with `-dirty` where files differ; empty if it is none."""
-    here = Path(__file__).parent
-    git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True)
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""

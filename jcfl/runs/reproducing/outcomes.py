@@ -226,15 +226,16 @@ def made(key: Key, run: History, digest: str) -> dict[str, Any]:
     """What made a run: its settings, command, commit, device and versions, where known, its seeds and seconds."""
     by = results.settings(run).get("made_by") or {}
     device, versions = by.get("device"), by.get("versions") or {}
+    commits = [sitting["commit"] for sitting in (*by.get("earlier", []), by) if sitting.get("commit")]
     known = {
         "commands": by.get("command"),
-        "commits": by.get("commit"),
         "devices": device and f"{device['count']} x {device['kind']} ({device['platform']})",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
     return {
         "runs": [list(key)],
         "settings": [digest],
+        "commits": list(dict.fromkeys(commits)),
         **{name: [value] if value else [] for name, value in known.items()},
         "seeds": list(run.seeds),
         "seconds": run.summary.get("wall_s") or 0.0,

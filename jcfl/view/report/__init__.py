@@ -201,5 +201,6 @@ def how_configured(place: Path) -> dict[str, Any]:
         "config": text,
         "download": f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
         "versions": ", ".join(f"{name} {version}" for name, version in (by.get("versions") or {}).items()),
+        "commit": by.get("commit"),
         "device": f"{device['count']} x {device['kind']} ({device['platform']})" if device else "",
     }
