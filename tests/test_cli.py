@@ -96,7 +96,7 @@ def test_run_writes_a_folder_that_runs_again(call, tmp_path):
     assert call("run", "--resume", "again", "--quiet") == (0, "", "")
     assert call("run", *SMALL, *words, "--out", "again")[0] == 2
     (tmp_path / "again").rename(tmp_path / "two words")
-    assert "go on with it by --resume 'two words' (" in call("run", *SMALL, *words, "--out", "two words")[2]
+    assert "go on with it by jcfl run --resume 'two words' (" in call("run", *SMALL, *words, "--out", "two words")[2]
     (tmp_path / "two words").rename(tmp_path / "again")
     assert call("run", "--resume", "again", "--set", "method.name=fedavg")[0] == 2
     assert "majority: round 2/2, 2 seeds, accuracy" in call("run", *SMALL, *words, "--seeds", 2)[2]
