@@ -13,7 +13,7 @@ from benchmarks import compare
 from jcfl import cli
 from jcfl.errors import InputError
 from jcfl.fast import slabs
-from jcfl.runs import bench, compiling
+from jcfl.runs import bench, xla
 from jcfl.runs.bench import newcomers, products, rows, work
 from jcfl.view.plotting import benchmarks as charts
 
@@ -162,7 +162,7 @@ def test_plain_inner_products_are_those_of_pairs_of_parts(monkeypatch):
 
 def test_both_libraries_of_products_are_measured(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    if not compiling.products_are_free():
+    if not xla.products_are_free():
         pytest.skip("this version of XLA has one library of products")
     figures = json.loads(json.dumps(products.products("10x784x200", True, None)))
     rates = figures["as_XLA_chooses_GFLOP_a_second"], figures["Eigen_GFLOP_a_second"]
