@@ -28,6 +28,7 @@ from jcfl.runs.reproducing.tables import Table, shipped
 from jcfl.view import facts, plotting
 from jcfl.view.options import Option
 from jcfl.view.options import keys as described_keys
+from jcfl.view.reproduction import texts
 
 registry.load()
 ROOT = Path(__file__).parents[1]
@@ -253,10 +254,6 @@ def extras() -> str:
     return "\n".join(rows)
 
 
-VERDICTS = {"reproduced": "✓", "not reproduced": "✗", "not judged": "?", "cannot be run here": "–"}
-"""The verdicts on claims that were run or tried, with their signs on the pages of tables."""
-
-
 def verdicts() -> str:
     """The verdicts on the claims of the tables that have been run, with a bar for each kind of claim."""
     rows = ["| table | | numbers | orders | seeds |", "|---|---|---|---|---:|"]
@@ -271,12 +268,12 @@ def verdicts() -> str:
 
 def verdicts_of(counts: dict[str, int]) -> str:
     """A bar of the verdicts on the claims that were run, and how many claims have which."""
-    there = {verdict: counts[verdict] for verdict in VERDICTS if verdict in counts}
+    there = {verdict: counts[verdict] for verdict in texts.MARKS if verdict in counts and verdict != "not run"}
     parts = [f'<i class="{verdict.replace(" ", "-")}" style="flex: {n}"></i>' for verdict, n in there.items()]
     bar = f'<span class="verdicts" aria-hidden="true">{"".join(parts)}</span>' if parts else ""
-    texts = [f"{n}&nbsp;{VERDICTS[verdict]}" for verdict, n in there.items()]
-    texts += [f"{counts['not run']}&nbsp;not&nbsp;run"] if "not run" in counts else []
-    return f"{bar}{', '.join(texts)}"
+    words = [f"{n}&nbsp;{texts.MARKS[verdict]}" for verdict, n in there.items()]
+    words += [f"{counts['not run']}&nbsp;not&nbsp;run"] if "not run" in counts else []
+    return f"{bar}{', '.join(words)}"
 
 
 def doubts() -> str:

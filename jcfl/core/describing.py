@@ -125,7 +125,7 @@ def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
     def add(i: Array, total: Model) -> Model:
         part = jax.tree.map(lambda leaf: leaf[i], parts)
         share = part.size / jnp.maximum(data.size, 1)
-        return jax.tree.map(lambda sum, own: (sum + share * own).astype(sum.dtype), total, slope(part))
+        return trees.plus(total, jax.tree.map(lambda leaf: share * leaf, slope(part)))
 
     used = jnp.where(data.mask, jnp.arange(n) // rows + 1, 0).max()
     begin = optax.tree.zeros_like(trees.for_sums(anchor["params"]))

@@ -134,8 +134,7 @@ def means(group: Array, weights: Array, sizes: Array, models: Models, default: M
     def add(sums: tuple[Models, Model], part: tuple[Array, ...]) -> tuple[tuple[Models, Model], None]:
         who, label, near, wide = part
         rows = trees.for_sums(trees.take(models, who))
-        plus = lambda sum, leaf: (sum + averaging.sum_by(label, near, leaf, k)).astype(sum.dtype)
-        clusters = jax.tree.map(plus, sums[0], rows)
+        clusters = trees.plus(sums[0], jax.tree.map(lambda leaf: averaging.sum_by(label, near, leaf, k), rows))
         return (clusters, jax.tree.map(jnp.add, sums[1], trees.mean(wide, rows))), None
 
     start = jax.tree.map(jnp.zeros_like, trees.for_sums((default, like)))

@@ -242,7 +242,7 @@ def train_tiles(
             layers = [first_layer(first, model) for model in models[:references]]
             mean, more = sum_written_out(first, layers, sums.cluster), sum_written_out(first, layers, sums.shared)
             if jax.tree.leaves(more):
-                common = jax.tree.map(lambda all_, one: (all_ + one).astype(all_.dtype), common, share(more))
+                common = trees.plus(common, share(more))
             return with_model(clusters, place, mean), common
 
         # On a CPU this is a loop of one turn or none, because all else makes XLA copy the models of all clusters there.

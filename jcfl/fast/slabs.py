@@ -219,7 +219,7 @@ def sums_with_clients(
 
     used = tiles.used - -(-(slot < 0).sum() // tiles.row.shape[1])  # the last tiles hold clients that are in no slot
     matrix = jax.lax.fori_loop(0, used, add, matrix)
-    total = {"params": jax.tree.map(lambda sum, more: (sum + more).astype(sum.dtype), others, rest)}
+    total = {"params": trees.plus(others, rest)}
     return with_first_layer(first, total, {**first_layer(first, total), "kernel": matrix})["params"]
 
 

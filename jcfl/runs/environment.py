@@ -47,7 +47,8 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
     then = {key: before[key] for key in now if key in before}
     earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
     kept = {"earlier": earlier} if earlier else {}
-    return now | kept | {key: before[key] for key in ("command",) if key in before}
+    command = {"command": before["command"]} if "command" in before else {}
+    return now | kept | command
 
 
 @functools.cache

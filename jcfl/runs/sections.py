@@ -105,7 +105,7 @@ def without_given(settings: dict[str, Any], paths: Iterable[Sequence[str]]) -> d
     others = "compare" in heads and bool(settings.get("compare"))  # without them, the main method is as it was
     trains_otherwise = others or bool(heads.intersection(TRAINED))
     if trains_otherwise:
-        settings = settings | dict.fromkeys(key for key in FITTED if key in fitted_keys(settings))
+        settings = settings | dict.fromkeys(key for key in FITTED if key in fitted_keys(settings.get("fitted")))
     if "tuned" in given or not isinstance(settings.get("tuned"), Mapping):
         return settings
     if "autotune" in given or trains_otherwise:
@@ -125,15 +125,14 @@ def with_fitted(settings: dict[str, Any], given: Collection[str]) -> dict[str, A
     device = made_by.get("device") if isinstance(made_by, Mapping) else None
     if fitted is None and isinstance(device, Mapping) and device.keys() >= {"platform", "kind"}:
         fitted = {"platform": device["platform"], "kind": device["kind"], "keys": [*FITTED, "tuned"]}
-    if not isinstance(fitted, Mapping):
-        return settings
-    keys = [key for key in fitted_keys({"fitted": fitted}) if key not in given]
-    return settings | {"fitted": {**fitted, "keys": keys}}
+    keys = fitted_keys(fitted)
+    if not (isinstance(fitted, Mapping) and keys):
+        return settings  # what is wrong is refused where settings are checked
+    return settings | {"fitted": {**fitted, "keys": [key for key in keys if key not in given]}}
 
 
-def fitted_keys(settings: Mapping[str, Any]) -> Sequence[str]:
-    """The keys that `fitted` names in settings that are not checked: none where it is wrong, which is refused later."""
-    fitted = settings.get("fitted")
+def fitted_keys(fitted: Any) -> Sequence[str]:
+    """The keys that a value of `fitted`, not checked, names: none where it is wrong, which is refused later."""
     keys = fitted.get("keys") if isinstance(fitted, Mapping) else None
     return keys if isinstance(keys, list | tuple) else ()
 

@@ -73,6 +73,11 @@ def for_sums(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(sum_dtype(leaf)), tree)
 
 
+def plus(total: Any, more: Any) -> Any:
+    """The sum of two trees in the dtypes of `total`, which a loop has to keep; `more` may have wider ones."""
+    return jax.tree.map(lambda one, other: (one + other).astype(one.dtype), total, more)
+
+
 def rounded(value: Array, kept: Any) -> Array:
     """A mean in the dtype of the leaf `kept`; it is rounded if that dtype is not a float's."""
     whole = not jnp.issubdtype(kept.dtype, jnp.floating)
