@@ -515,18 +515,20 @@ def test_no_client_in_all_of_them_is_no_reason_to_fail(tmp_path):
     assert all("nan" not in cell.text for grid in tables.grids(result) for line in grid.rows for cell in line)
 
 
-def test_costs_are_those_of_the_rounds_that_were_trained(tmp_path):
-    """Of 8 rounds 4 are a warm-up, which costs as FedAvg's; one seed ended training after round 5."""
-    more = {"warmup_rounds": 4}
+@pytest.mark.parametrize("runs", [1, 2])
+def test_costs_are_those_of_the_rounds_that_were_trained(runs, tmp_path):
+    """Of 8 rounds 4 are a warm-up, which costs as FedAvg's in each run; one seed ended training after round 5."""
+    more = {"warmup_rounds": 4} | ({"warmup_communication": runs, "warmup_computation": runs} if runs > 1 else {})
     trained = [[2, 4, 6, 8], [2, 4, 5, 5]]
     write(tmp_path / "a_b", 0.9, [0, 1], costs=more, trained_rounds=trained)
     write(tmp_path / "local", 0.8, [0, 1])
     ours, local = found(tmp_path / "a_b", tmp_path / "local", target=0.65)["metrics"][0]["federations"][0]["rows"]
-    after = (2 * 8 - 4) / 4  # computation, after the warm-up, so that the mean over all rounds is 2
-    assert ours["passes"] == 15 * np.mean([4 + after * 4, 4 + after * 1]) and local["passes"] == 15 * 2 * 8
-    late = (4000 * 8 - 2000 * 4) / 4  # bytes; a model has 1000, and goes down and up
-    assert ours["bytes"] == 15 * np.mean([2000 * 4 + late * 4, 2000 * 4 + late])
-    assert ours["to_target"]["rounds"] == 4 and ours["to_target"]["passes"] == 15 * 4
+    early = 4 * runs
+    after = (2 * 8 - early) / 4  # computation, after the warm-up, so that the mean over all rounds is 2
+    assert ours["passes"] == 15 * np.mean([early + after * 4, early + after]) and local["passes"] == 15 * 2 * 8
+    late = (4000 * 8 - 2000 * early) / 4  # bytes; a model has 1000, and goes down and up
+    assert ours["bytes"] == 15 * np.mean([2000 * early + late * 4, 2000 * early + late])
+    assert ours["to_target"]["rounds"] == 4 and ours["to_target"]["passes"] == 15 * early
     (run,) = plotting.histories([tmp_path / "a_b"])
     assert numbers.total(run) == ours["bytes"]
 

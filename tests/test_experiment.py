@@ -154,7 +154,7 @@ def test_costs_are_averages_over_the_run_and_in_bytes(rounds, communication, com
             "download_bytes": round(communication * size),
             "communication_bytes": round(2 * communication * size),
         }
-        | ({"warmup_rounds": min(4, rounds)} if rounds else {})
+        | ({"warmup_rounds": min(4, rounds), "warmup_communication": 1, "warmup_computation": 1} if rounds else {})
     )
 
 

@@ -554,6 +554,15 @@ def test_costs_of_ifca_with_cam_are_the_theses(warmup, communication):
     assert costs["communication"] == pytest.approx(communication, abs=1e-9)
 
 
+@pytest.mark.parametrize(("other", "more"), [({}, 8), ({"method": "fedavg"}, 1)])
+def test_every_run_that_votes_has_its_own_warmup(other, more):
+    """Ma 2023, Table 7.6: with 30 of 100 rounds of warm-up IFCA-CAM costs 8, and a round of warm-up 1 for each run."""
+    extras = [{"name": "cam", "warmup": 30}, {"name": "voting", **other}]
+    algorithm = tiny.built("ifca", tiny.setting(data=tiny.federation((6,) * 10), extras=extras), clusters=10)
+    assert average(algorithm, 10, 100)["communication"] == pytest.approx(8 + more, abs=1e-9)
+    assert average(algorithm, 10, 30)["communication"] == pytest.approx(2, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "ifca"])
 def test_private_layers_are_not_counted_as_sent(name):
     """Collins et al. 2021: the body alone is sent, so that FedAvg's unit shrinks by the head's share of parameters."""

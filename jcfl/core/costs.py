@@ -12,7 +12,8 @@ from jcfl.core.method import Method
 from jcfl.types import Algorithm, Task
 
 NAMES = (
-    *("storage", "communication", "computation", "warmup_rounds", "flop"),
+    *("storage", "communication", "computation", "flop"),
+    *("warmup_rounds", "warmup_communication", "warmup_computation"),
     *("model_bytes", "storage_bytes", "download_bytes", "communication_bytes"),
 )
 """The names of all costs in a run's summary, which has those that are known of its method."""
@@ -68,24 +69,42 @@ def without_votes(method: Method, clusters: float) -> dict[str, float]:
     }
 
 
-def average(algorithm: Algorithm, clusters: float, rounds: int) -> dict[str, float]:
-    """A client-round's costs averaged over a run whose rounds of warm-up cost as FedAvg's (Ma 2023, Table 7.6).
+def average(algorithm: Algorithm, clusters: float, rounds: int, task: Task | None = None) -> dict[str, float]:
+    """A client-round's costs averaged over rounds, of which those of a warm-up cost as FedAvg's (Ma 2023, Table 7.6).
 
-    What is stored does not shrink: a client needs room for the dearest round.
+    Of runs that vote together each has its own warm-up. What is stored does not shrink: a client needs room for the
+    dearest round.
 
     Args:
         clusters: the clusters that a client may be sent the models of.
-        rounds: of the whole run.
+        rounds: the rounds from the first one on.
+        task: as for `costs`.
     """
-    costs = algorithm.costs(clusters)
-    share = warmup(algorithm, rounds) / rounds if rounds else 0.0
-    mixed = ("communication", "computation")
-    return {name: share + (1 - share) * cost if name in mixed else cost for name, cost in costs.items()}
+    found = algorithm.costs(clusters)
+    less = spared(found, algorithm.method, clusters, rounds, task) if algorithm.method is not None and rounds else {}
+    return {name: cost - less.get(name, 0.0) for name, cost in found.items()}
 
 
-def warmup(algorithm: Algorithm, rounds: int) -> int:
+def spared(
+    found: dict[str, float], method: Method, clusters: float, rounds: int, task: Task | None
+) -> dict[str, float]:
+    """By how much warm-up lowers the costs `found` of a method's client-round, averaged over `rounds` rounds."""
+    mixed = [name for name in ("communication", "computation") if name in found]
+    vote = method.answer.vote
+    if vote is None:
+        share = warmup(method, rounds) / rounds
+        return {name: share * (found[name] - 1) for name in mixed}
+    alone = method.with_answer(vote=None)
+    other = alone if vote.method is None else vote.method
+    more = costs(other, clusters, task)
+    own = {name: found[name] - vote.copies * more[name] for name in mixed}
+    ours, theirs = spared(own, alone, clusters, rounds, task), spared(more, other, clusters, rounds, task)
+    return {name: ours[name] + vote.copies * theirs[name] for name in mixed}
+
+
+def warmup(method: Method | None, rounds: int) -> int:
     """How many of a run's rounds are those before the method's own, which cost as FedAvg's."""
-    phases = algorithm.method.before if algorithm.method is not None else ()
+    phases = method.before if method is not None else ()
     return min(sum(phase.rounds for phase in phases), rounds)
 
 

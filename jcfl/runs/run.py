@@ -306,16 +306,18 @@ class Run:
         """What the run took; of several side by side, its share."""
         clock, model = self.clock, jax.eval_shape(self.plan.context.task.init, jax.random.key(0))
         speed, rounds = clock.rounds / clock.training if clock.training else None, self.plan.config.rounds
-        costs = average(self.algorithm, self.clusters(), rounds)
+        context, method, clusters = self.plan.context, self.algorithm.method, self.clusters()
+        costs = average(self.algorithm, clusters, rounds, context.task)
         size = trees.parameters(model) * 4
-        context, method = self.plan.context, self.algorithm.method
         trainer = context.trainer if method is None else trainer_of(method, context)
         federation = self.plan.federation
         one = operations(context, trainer, np.asarray(federation.train.size)[~np.asarray(federation.held_out)])
         flop = {"flop": costs["computation"] * one} if "computation" in costs else {}
-        warm = warmup(self.algorithm, rounds)
+        warm = warmup(method, rounds)
         sampled = client_rounds(context, federation, rounds) / max(rounds, 1)  # in a round, on average
-        phases = {"warmup_rounds": warm} if warm else {}
+        early = average(self.algorithm, clusters, warm, context.task)
+        phases = {f"warmup_{name}": early[name] for name in ("communication", "computation") if name in early}
+        phases = {"warmup_rounds": warm} | phases if warm else {}
         return {
             "method": self.method,
             "engine": self.algorithm.engine,

@@ -202,9 +202,10 @@ def spent(run: History, cost: str) -> np.ndarray:
     # The mean number of clients in a round; of all rounds together, their number is a whole one.
     cohort = round(clients / speed * rounds) / rounds if rounds else 0.0
     if cost == "communication_bytes":
-        early = 2 * costs["model_bytes"]  # in a round of warm-up
+        early = 2 * costs["model_bytes"] * costs.get("warmup_communication", 1)  # in a round of warm-up
     else:
-        early = costs[cost] / costs["computation"] if costs["computation"] else 0.0
+        each = costs[cost] / costs["computation"] if costs["computation"] else 0.0
+        early = each * costs.get("warmup_computation", 1)
     late = (costs[cost] * rounds - early * warm) / max(rounds - warm, 1)
     return cohort * (early * np.minimum(trained, warm) + late * np.maximum(trained - warm, 0))
 
