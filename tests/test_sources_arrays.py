@@ -369,6 +369,27 @@ def test_labels_without_a_zero_are_noticed_unless_the_number_of_classes_is_given
         from_arrays(X, Y)
 
 
+def test_a_test_set_that_is_the_training_set_is_told_of_once(tmp_path):
+    said = "the test set is the training set"
+    apart = {"x_test": X, "y_test": Y, "clients_test": CLIENTS}
+    np.savez(tmp_path / "mine.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
+    with pytest.warns(Notice, match=f"^mine: {said}") as caught:
+        federation(load("arrays", tmp_path, path="mine.npz"), "iid", clients=2)
+    assert len(caught) == 1
+    with pytest.warns(Notice, match=f"^arrays: {said}") as caught:
+        from_clients(X, Y, CLIENTS, **apart)
+    assert len(caught) == 1
+    np.save(tmp_path / "x.npy", X)
+    with pytest.warns(Notice, match=said):
+        from_clients(np.load(tmp_path / "x.npy", mmap_mode="r"), Y, CLIENTS, **apart)
+    other = X.copy()
+    other[-1, -1, -1, -1] ^= 1
+    with warnings.catch_warnings(action="error"):
+        from_clients(X, Y, CLIENTS, **apart | {"x_test": other})
+        from_clients(X, Y, CLIENTS, **apart | {"y_test": (Y + 1) % 3})
+        federation(from_arrays(X, Y), "iid", clients=2, min_examples=(1, 0))
+
+
 def test_clients_without_training_or_test_examples_are_named():
     with pytest.raises(
         InputError, match=r"1 without training examples, such as 'eve', 3 without test examples, such as 'ann'"

@@ -298,6 +298,9 @@ def test_rows_to_train_and_to_test_on_should_differ(root):
     more = {"path": "letters.parquet", "y": "character"}
     with pytest.warns(Notice, match="rows 6 to 7 of train are both trained on and tested on"):
         load("huggingface", root, train="train[:8]", test="train[6:]", **more)
+    with pytest.warns(Notice, match="^letters: the test set is the training set") as caught:
+        federation(load("huggingface", root, train="train", test="train", **more), "iid", clients=1)
+    assert len(caught) == 1
     assert len(load("huggingface", root, train="train[:6]", test="train[6:]", **more).test) == 6
     with pytest.raises(InputError, match="rows 0 to 11 of train are given twice"):
         load("huggingface", root, train="train+train", share=0.5, **more)
