@@ -50,13 +50,25 @@ def test_no_number_has_the_base_60(text):
         config.read("quickstart", [f"seed={text}"])
 
 
+@pytest.mark.parametrize("text", ["010", "-010", "+017", "007", "00", "08", "0_10"])
+def test_no_number_has_the_base_8_for_its_zeros_in_front(text):
+    """YAML 1.1 has such numbers, and 010 rounds were 8. As text, an option that takes a number reads it as decimal."""
+    assert value_of(text, "") == text
+
+
+def test_zeros_in_front_change_no_option():
+    words = ["rounds=010", "train.lr=010", "scenario.arrivals={012: 0.5}"]
+    found = config.read("quickstart", words)
+    assert (found.rounds, found.train.lr, dict(found.scenario.arrivals)) == (10, 10.0, {12: 0.5})
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("12", 12), ("-1_000", -1000), ("0x1F", 31), ("0b11", 3), ("010", 8), ("+7", 7), ("0", 0), ("1e-3", "1e-3"),
+        ("12", 12), ("-1_000", -1000), ("0x1F", 31), ("0b11", 3), ("+7", 7), ("0", 0), ("1e-3", "1e-3"),
         ("1.0e-3", 0.001), ("1.5", 1.5), (".5", 0.5), ("-.5", "-.5"), ("1.", 1.0), ("-1.5E+3", -1500.0),
         ("1_0.5", 10.5), (".inf", float("inf")), ("-.inf", -float("inf")), ("true", True), ("null", None),
-        ("a:b", "a:b"), ("{1:30: x}", {"1:30": "x"}), ("!!int 1:30", 90),
+        ("a:b", "a:b"), ("{1:30: x}", {"1:30": "x"}), ("!!int 1:30", 90), ("!!int 010", 8),
     ],
 )  # fmt: skip
 def test_other_numbers_are_what_they_were(text, value):

@@ -1,5 +1,6 @@
 """Settings in YAML: plain values, of a size that can be worked with, every key there once."""
 
+import re
 from typing import Any
 
 import yaml
@@ -19,11 +20,15 @@ MERGED = 1000
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 """What PyYAML calls a number."""
 
+OTHER_BASES = re.compile(r".*:.*|[-+]?0[0-7_]+", re.DOTALL)
+"""What only YAML 1.1 reads as a number, of the base 60 or 8: `1:30:00` would be 5400, and `010` would be 8."""
+
 
 class Loader(yaml.SafeLoader):
     """Reads plain values. A key that is there twice is refused, where YAML would take the last one.
 
-    `1:30:00` is text: only YAML 1.1 has numbers of the base 60, and nobody means 5400 by it.
+    `1:30:00` and `010` are text, as `08` is in YAML 1.1: nobody means 5400 and 8 by them. An option that takes a number
+    reads `010` as 10, and one that takes a name or a path keeps it.
     """
 
     def __init__(self, text: str):
@@ -33,7 +38,7 @@ class Loader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
         """The type of a value that does not say its own."""
         found = super().resolve(kind, value, implicit)
-        return self.DEFAULT_SCALAR_TAG if found in NUMBERS and ":" in value else found
+        return self.DEFAULT_SCALAR_TAG if found in NUMBERS and OTHER_BASES.fullmatch(value) else found
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put what `<<` names into a mapping, after a look at the keys of its own."""
