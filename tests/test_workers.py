@@ -68,6 +68,20 @@ def test_a_sweep_is_the_same_when_a_worker_is_killed(tmp_path):
     assert again.compilations == 0 and again.rows() == found.rows()
 
 
+def test_logs_of_workers_go_when_the_rest_of_a_sweep_is_trained_without_them(tmp_path, monkeypatch):
+    def killed(task, there, number, logs):
+        logs.mkdir(parents=True)
+        raise TrainingError("3 workers ended before it was done")
+
+    given, over, out = GIVEN | {"rounds": 1}, {"train.lr": [0.05]}, tmp_path / "out"
+    monkeypatch.setattr(workers, "started", killed)
+    with pytest.raises(TrainingError, match="3 workers ended"):
+        sweeping.sweep(given, over, out=out, workers=1)
+    assert (out / "workers").exists(), "they say why"
+    sweeping.sweep(given, over, out=out, resume=True)
+    assert not (out / "workers").exists()
+
+
 SBATCH = """#!/bin/bash
 export SLURM_JOB_ID=$$ script=$(cat "$1")
 (bash -c "$script"; echo "$SLURM_JOB_ID|FAILED|here" >> "$ENDED") > /dev/null 2>&1 &

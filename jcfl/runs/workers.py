@@ -144,7 +144,7 @@ def share_out(
     workers = workers._replace(at_once=min(workers.at_once, len(tasks)))
     waiting, tries = deque(tasks), dict.fromkeys(tasks, 0)
     running: dict[int, tuple[str, Any]] = {}  # by the worker's number
-    logs = folder.resolve() / "workers"
+    logs = logs_of(folder)
     try:
         while waiting or running:
             for number in sorted(set(range(workers.at_once)) - running.keys())[: len(waiting)]:
@@ -154,7 +154,7 @@ def share_out(
                     running[number] = name, started(Task(tasks[name], of_jax()), workers, number, logs)
                 except InputError:
                     if sum(tries.values()) == 1:  # nothing has begun, so nothing stays
-                        shutil.rmtree(logs, ignore_errors=True)
+                        remove_logs(folder)
                     raise
             if stop.wait(POLL):
                 raise Interrupted
@@ -171,7 +171,17 @@ def share_out(
                     raise TrainingError(f"{name}: {TRIES} workers ended before it was done; their logs: {logs}")
     finally:
         end([job for _, job in running.values()], workers)
-    shutil.rmtree(logs, ignore_errors=True)
+    remove_logs(folder)
+
+
+def logs_of(folder: Path) -> Path:
+    """Where calls and logs of workers are kept until all is done."""
+    return folder.resolve() / "workers"
+
+
+def remove_logs(folder: Path) -> None:
+    """Remove the calls and logs of workers, also those of an earlier sitting whose workers failed or were killed."""
+    shutil.rmtree(logs_of(folder), ignore_errors=True)
 
 
 def started(task: Task, workers: Workers, number: int, logs: Path) -> Any:

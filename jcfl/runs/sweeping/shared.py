@@ -10,14 +10,19 @@ from jcfl.runs.loop import Progress
 from jcfl.runs.sweeping.alike import differing_options, grouped, kind
 from jcfl.runs.sweeping.groups import Training, batches
 from jcfl.runs.sweeping.points import Point, Points
-from jcfl.runs.workers import Workers, share_out
+from jcfl.runs.workers import Workers, remove_logs, share_out
 
 
 def train(training: Training, workers: Workers | None, stop: threading.Event) -> None:
-    """Train every point that is not complete, by workers if there are some."""
+    """Train every point that is not complete, by workers if there are some.
+
+    The logs of workers are removed when all points are complete, also those of an earlier sitting that had workers.
+    """
     if workers is not None:
         share(training, workers, stop)
     training.train(stop)
+    if training.folder is not None:
+        remove_logs(training.folder)
 
 
 def share(training: Training, workers: Workers, stop: threading.Event) -> None:
