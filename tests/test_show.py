@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+import jcfl
 from jcfl import cli
-from jcfl.data import describe, summary
+from jcfl.data import describe, label_counts, summary
 from jcfl.runs import config, plan
 from jcfl.view import show
 from tests import tiny
@@ -60,6 +61,20 @@ def test_guesses_are_counted(call):
     top = np.bincount(federation.y[federation.train.rows]).argmax()
     assert facts["guess_one"] == pytest.approx((federation.y[federation.test.rows] == top).mean())
     assert facts["guess_one"] < facts["all"]["guess_micro"]
+
+
+def test_guesses_are_those_of_the_method_majority_where_clients_are_held_out(call):
+    """A client that never trains is in none of the accuracies of a run, so it is in no guess either."""
+    words = "{name: dirichlet, clients: 10, alpha: 0.5, held_out: 0.4}"
+    federation = plan.federation_of(config.read("quickstart", [f"scenario={words}"]))
+    run, facts, out = jcfl.run(federation, method="majority", rounds=0), show.facts(federation), federation.held_out
+    assert facts["all"]["guess_micro"] == pytest.approx(run["accuracy_micro"][0, -1])
+    assert facts["all"]["guess_macro"] == pytest.approx(run["accuracy_macro"][0, -1])
+    counts, test = (label_counts(federation, split)[~out].sum(0) for split in ("train", "test"))
+    assert facts["guess_one"] == pytest.approx(test[counts.argmax()] / test.sum())
+    assert facts["all"]["test"]["total"] > test.sum()
+    assert any("trains" in line for line in show.remarks(facts)) and "trains" in summary(federation)
+    assert not any("trains" in line for line in show.remarks(show.facts(tiny.federation())))
 
 
 def test_groups_beyond_the_most_are_counted():

@@ -1,6 +1,7 @@
 """A federation in numbers: sizes, classes per client, and the accuracy of guessing."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,9 @@ def describe(federation: Federation) -> dict[str, Any]:
         `groups`: the same facts for every group, -1 being the group of clients whose group is not known. The facts:
         `group` (None for all), `clients`, `held_out`, `train` and `test` ({min, median, max, total} of the clients'
         sizes), `classes_per_client` ({min, median, max}), `labels` (those trained on), and `guess_micro` and
-        `guess_macro`: the accuracy on test examples if every client predicts the most frequent class of its own
-        training data, weighted by size and as mean over clients; NaN where nobody has test examples.
+        `guess_macro`: the accuracy on test examples if every client that trains predicts the most frequent class of
+        its own training data, weighted by size and as mean over clients, as the method `majority` has it; NaN where
+        none of these clients has test examples.
     """
     counts = label_counts(federation), label_counts(federation, "test")
     groups = np.asarray(federation.groups)
@@ -88,11 +90,14 @@ def summary(federation: Federation, most: int = 20) -> str:
         table.insert(-1, f"... and {left_out} more groups")
     shape = " x ".join(str(length) for length in facts["shape"])
     title = f"{facts['name']}: {facts['examples']} examples of {shape}, {facts['classes']} classes"
-    note = (
-        "train, test, classes: smallest/median/largest of the group's clients; "
-        "guess: accuracy if each client predicts its most frequent class"
-    )
+    note = f"train, test, classes: smallest/median/largest of the group's clients; {guess_note(facts)}"
     return "\n".join([title, *table, note])
+
+
+def guess_note(facts: Mapping[str, Any]) -> str:
+    """What the column `guess` holds, in words; `facts` are those of `describe`."""
+    who = "each client that trains" if facts["all"]["held_out"] else "each client"
+    return f"guess: accuracy if {who} predicts its most frequent class"
 
 
 def percent(share: float) -> str:
@@ -107,7 +112,7 @@ def percent(share: float) -> str:
 def _facts(train: np.ndarray, test: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
     sizes = test.sum(1)
     right = test[np.arange(len(test)), train.argmax(1)]  # [m]
-    tested = sizes > 0
+    scored = (sizes > 0) & ~held_out  # as in the accuracies of a run, see `jcfl.metrics.are_scored`
     return {
         "clients": len(train),
         "held_out": int(held_out.sum()),
@@ -115,8 +120,8 @@ def _facts(train: np.ndarray, test: np.ndarray, held_out: np.ndarray) -> dict[st
         "test": _spread(sizes) | {"total": int(test.sum())},
         "classes_per_client": _spread((train > 0).sum(1)),
         "labels": np.flatnonzero(train.sum(0)).tolist(),
-        "guess_micro": float(right.sum() / sizes.sum()) if tested.any() else math.nan,
-        "guess_macro": float((right[tested] / sizes[tested]).mean()) if tested.any() else math.nan,
+        "guess_micro": float(right[scored].sum() / sizes[scored].sum()) if scored.any() else math.nan,
+        "guess_macro": float((right[scored] / sizes[scored]).mean()) if scored.any() else math.nan,
     }
 
 

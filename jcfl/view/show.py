@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jcfl.data.summary import describe, label_counts, percent, shared
+from jcfl.data.summary import describe, guess_note, label_counts, percent, shared
 from jcfl.types import NEVER, Federation
 
 MOST = 20
@@ -24,12 +24,13 @@ def facts(federation: Federation) -> dict[str, Any]:
 
     Returns:
         the result of `describe`, and: `arrivals`, `departures` and `drift`, the number of clients that arrive, leave or
-        exchange their data, by round; `shared`, the result of `jcfl.data.summary.shared`; `guess_one`, the accuracy on
-        all test examples if every client predicts the class that is most frequent in all training data; NaN without
-        test examples.
+        exchange their data, by round; `shared`, the result of `jcfl.data.summary.shared`; `guess_one`, the accuracy if
+        every client predicts the class that is most frequent in all training data; NaN without test examples. Clients
+        that are held out count in no guess.
     """
-    test = label_counts(federation, "test").sum(0)
-    top = int(label_counts(federation).sum(0).argmax())
+    trains = ~np.asarray(federation.held_out)
+    test = label_counts(federation, "test")[trains].sum(0)
+    top = int(label_counts(federation)[trains].sum(0).argmax())
     moments = {"arrivals": np.asarray(federation.arrive), "departures": np.asarray(federation.depart)}
     turnover = {
         name: {int(round): int((when == round).sum()) for round in np.unique(when[(when > 0) & (when < NEVER)])}
@@ -103,7 +104,7 @@ def remarks(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"examples that several clients have: {train} to train on, {test} to test on"
         yield f"clients that are exact copies of another one: {copies} of {found['all']['clients']}"
     micro, macro, one = (percent(share) for share in guesses(found))
-    yield f"guess: accuracy if each client predicts its most frequent class; {micro} by size, {macro} mean over clients"
+    yield f"{guess_note(found)}; {micro} by size, {macro} mean over clients"
     yield f"accuracy if all clients predict the same class: {one}"
 
 
