@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from jcfl.data import skew
 from jcfl.data.federation import federation
 from jcfl.data.summary import label_counts
 from jcfl.errors import InputError
@@ -78,6 +79,22 @@ def test_too_many_groups_are_refused_before_they_are_made():
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 2**20, "the labels of 100,000 groups take more"
+
+
+def test_more_clients_than_labels_have_examples_for_are_refused_before_they_are_shared_out(monkeypatch):
+    monkeypatch.setattr(skew, "_own_labels", lambda *given: pytest.fail("shared out"))
+    with pytest.raises(InputError, match=r"10 clients share label 0, .* 60 training .* than 10 each \(100\)"):
+        federation(DATA, "selected_classes", clients=100, groups=100)
+    with pytest.raises(InputError, match=r"11 clients share label 0, .* 20 test .* than 2 each \(22\)"):
+        federation(DATA, "selected_classes", clients=101, groups=100, min_examples=(1, 2))
+
+
+def test_examples_are_shared_out_with_the_same_numbers_in_blocks_of_any_size(monkeypatch):
+    sets = {"label_sets": [[0, 1, 2], [2, 3, 4, 5], [0, 2]], "clients": 9, "tests": "all", "min_examples": (1, 1)}
+    whole = federation(DATA, "pathological", **sets)
+    monkeypatch.setattr(skew, "BLOCK", 7)
+    made = federation(DATA, "pathological", **sets)
+    assert np.array_equal(whole.train.rows, made.train.rows) and np.array_equal(whole.test.rows, made.test.rows)
 
 
 def test_rotated_pathological_has_eight_groups():

@@ -167,14 +167,16 @@ def random_owners(rng: np.random.Generator, cell: np.ndarray, trains: np.ndarray
         the owner of every example, -1 for none. [N] int32
     """
     owner, before, drawn = np.full(len(cell), NOBODY, np.int32), 0, shares.sum(1) > 0
+    by_cell = [half[np.argsort(cell[half], kind="stable")] for half in map(np.flatnonzero, (trains, ~trains))]
+    cells = [cell[half] for half in by_cell]
     for index in np.unique(cell[(cell >= 0) & (cell < len(shares))]):
         rng.random(2 * np.count_nonzero(drawn[before:index]))  # cells without examples also take a number for each half
         before = index + 1
         if not drawn[index]:
             continue
         edges = np.cumsum(shares[index])
-        for half in (trains, ~trains):
-            found = rng.permutation(np.flatnonzero((cell == index) & half))
+        for half, ordered in zip(by_cell, cells, strict=True):
+            found = rng.permutation(half[slice(*np.searchsorted(ordered, (index, index + 1)))])
             points = (np.arange(len(found)) + rng.random()) / max(len(found), 1)
             points = np.minimum(points, np.nextafter(1.0, 0.0))  # rounding must not go beyond the last client
             owner[found] = np.searchsorted(edges / edges[-1], points, side="right")

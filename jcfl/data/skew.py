@@ -43,6 +43,9 @@ Alpha = Annotated[
 FOUR_SETS = ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))
 """The label sets of Pathological MNIST in Zeng et al."""
 
+BLOCK = 2**17
+"""How many random numbers are drawn at a time to share out examples among groups."""
+
 DRAWS = 1000
 """How often group shares are drawn before a request is refused."""
 
@@ -78,14 +81,25 @@ def pathological(
 
 @register("scenario", "selected_classes")
 def selected_classes(
-    rng: np.random.Generator, dataset: Dataset, *, clients: Count = 10, groups: Groups = 2, sizes: Sizes = "equal"
+    rng: np.random.Generator,
+    dataset: Dataset,
+    *,
+    clients: Count = 10,
+    groups: Groups = 2,
+    sizes: Sizes = "equal",
+    min_examples: Least = (10, 2),
 ) -> Partition:
     """Groups with contiguous shares of the labels, c/k each (Bhattacharya and Aridi, eq. 5).
 
     If k does not divide c, the first groups have one label more. Of more groups than labels each has one, and group g
     shares the examples of label g with group g + c.
+
+    Raises:
+        InputError: of more groups than labels, those with one label have more clients than it has examples for.
     """
     group = client_groups(clients, groups, sizes)  # first, because it refuses what would take long
+    if groups > dataset.classes:
+        _refuse_scarce_labels(dataset, group % dataset.classes, min_examples)
     classes = np.resize(np.arange(dataset.classes), max(groups, dataset.classes))
     label_sets = tuple(tuple(labels) for labels in np.array_split(classes, groups))
     return _own_labels(rng, pool(dataset), dataset.classes, label_sets, group)
@@ -232,6 +246,18 @@ def grouped_n_class(
     return _by_class(rng, dataset, _chosen(rng, of_group[group], b).T.astype(float), group)
 
 
+def _refuse_scarce_labels(dataset: Dataset, label: np.ndarray, least: tuple[int, int]) -> None:
+    """Refuse clients that have one `label` [m] each if a label has too few examples for those that share it."""
+    sharing = np.bincount(label, minlength=dataset.classes)
+    for kind, half, number in zip(("training", "test"), (dataset.train, dataset.test), least, strict=True):
+        there = np.bincount(half.y, minlength=dataset.classes)
+        for scarce in np.flatnonzero(there < number * sharing)[:1]:
+            raise InputError(
+                f"clients: {sharing[scarce]} clients share label {scarce}, which has {there[scarce]} {kind} examples, "
+                f"fewer than {number} each ({number * sharing[scarce]}): use fewer clients or a smaller min_examples"
+            )
+
+
 def _own_labels(
     rng: np.random.Generator,
     examples: Pool,
@@ -252,14 +278,15 @@ def _own_labels(
         raise InputError(f"label_sets: expected sets of which none is empty, got {list(label_sets)}")
     if max(labels) >= classes:
         raise InputError(f"label_sets: label {max(labels)} does not exist, the labels are 0 to {classes - 1}")
-    holds = np.array([np.isin(np.arange(classes), own) for own in label_sets])  # [s, c]
-    among = holds.T[examples.y]  # [N, s]
-    if tests_all:
-        among = among | ~examples.trains[:, None]
-    mine = among.argmax(1)
-    several = among.sum(1) > 1
-    mine[several] = (among[several] * rng.random((several.sum(), len(label_sets)))).argmax(1)
-    cell = np.where(among.any(1), examples.part * len(label_sets) + mine, NOBODY)
+    sets = np.zeros((classes + 1, len(label_sets)), bool)
+    sets[labels, np.repeat(np.arange(len(label_sets)), [len(own) for own in label_sets])] = True
+    sets[-1] = True  # of examples that are dealt among all sets
+    line = np.where(tests_all & ~examples.trains, classes, examples.y)  # [N]
+    mine, number = sets.argmax(1)[line], sets.sum(1)[line]
+    several = np.flatnonzero(number > 1)
+    for part in np.split(several, range(step := max(1, BLOCK // len(label_sets)), len(several), step)):
+        mine[part] = (sets[line[part]] * rng.random((len(part), len(label_sets)))).argmax(1)
+    cell = np.where(number > 0, examples.part * len(label_sets) + mine, NOBODY)
     if balanced:
         cell = np.where(_equally_many(rng, cell * classes + examples.y, cell, examples.trains), cell, NOBODY)
     owner = random_owners(rng, cell, examples.trains, group_shares(groups))
