@@ -100,6 +100,17 @@ def test_shifts_that_are_the_same_are_told():
         federation(from_arrays(X, np.arange(40) % 3), "shifted", clients=4)
 
 
+@pytest.mark.parametrize("scenario", ["rotated", "crowd", "rotated_pathological"])
+def test_angles_that_are_the_same_are_told_once(scenario):
+    images = Examples(RNG.integers(0, 255, (60, 4, 4, 1), np.uint8), np.arange(60) % 10)
+    data = Dataset("images", images, Examples(images.x[::-1], images.y[::-1]), 10)
+    with pytest.warns(Notice, match=f"^{scenario}: some of the angles 0, 90, -270 are the same") as caught:
+        federation(data, scenario, clients=12, angles=[0, 90, -270], min_examples=(1, 0))
+    assert len(caught) == 1
+    with warnings.catch_warnings(action="error"):
+        federation(data, scenario, clients=12, angles=[0, 90, 180], min_examples=(1, 0))
+
+
 def test_a_large_label_takes_no_time_and_draws_as_many_small_ones_do():
     """Cells that have no examples draw as before, so that federations of datasets without some classes are the same."""
     few, trains = np.arange(60) % 3, RNG.random(60) < 0.8

@@ -1,10 +1,12 @@
 """Images turned about their centre."""
 
+import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, Notice
 
 Interpolation = Literal["linear", "nearest"]
 
@@ -38,3 +40,10 @@ def rotated_images(
     if quarters % 2 and x.shape[1] != x.shape[2]:
         raise InputError(f"a rotation by {angle:g} degrees needs square images, got {x.shape[1]} by {x.shape[2]}")
     return np.rot90(x, int(quarters), axes=(1, 2))
+
+
+def tell_of_equal_angles(scenario: str, angles: Sequence[float]) -> None:
+    """Say in a notice that a scenario turns several groups by the same angle."""
+    if len({angle % 360 for angle in angles}) < len(angles):
+        told = f"{scenario}: some of the angles {', '.join(f'{angle:g}' for angle in angles)} are the same"
+        warnings.warn(f"{told}, so that groups have the same task; set scenario.angles", Notice, stacklevel=3)

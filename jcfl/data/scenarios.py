@@ -30,7 +30,7 @@ from jcfl.data.partition import (
     pool,
     random_owners,
 )
-from jcfl.data.rotation import Interpolation, rotated_images
+from jcfl.data.rotation import Interpolation, rotated_images, tell_of_equal_angles
 from jcfl.errors import InputError, Notice, refuse_beyond_memory
 from jcfl.registry import register
 
@@ -90,6 +90,7 @@ def rotated(
     group = client_groups(clients, k, sizes)
     steps = k if spacing == "circle" else k + 1
     turns = angles if angles is not None else tuple(360 * index / steps for index in range(k))
+    tell_of_equal_angles("rotated", turns)
     turned = partial(rotated_images, interpolation=interpolation, outside=outside)
     versions = [partial(turned, angle=angle) for angle in turns]
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
@@ -121,6 +122,7 @@ def crowd(
         raise InputError(f"examples: {dataset.name} has no test examples to draw from; set examples=[{examples[0]}, 0]")
     refuse_beyond_memory(f"the draws of {clients} clients", 3 * 4 * clients * sum(examples), "use fewer clients")
     groups = client_groups(clients, len(angles), sizes)
+    tell_of_equal_angles("crowd", angles)
     parts = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     whole, part = len(dataset.train) + len(dataset.test), len(dataset.train)
     first = groups.astype(np.int32)[:, None] * whole

@@ -28,7 +28,7 @@ from jcfl.data.partition import (
     pool,
     random_owners,
 )
-from jcfl.data.rotation import rotated_images
+from jcfl.data.rotation import rotated_images, tell_of_equal_angles
 from jcfl.errors import InputError
 from jcfl.registry import register
 
@@ -122,6 +122,7 @@ def rotated_pathological(
     Raises:
         InputError: a label that does not exist, or an empty set; images that cannot be rotated.
     """
+    tell_of_equal_angles("rotated_pathological", angles)
     turned = copied(dataset, [partial(rotated_images, angle=angle) for angle in angles])
     groups = client_groups(clients, len(angles) * len(label_sets), sizes)
     return _own_labels(rng, turned, dataset.classes, label_sets, groups)
