@@ -13,7 +13,7 @@ from jcfl.data.files import data_folder, exists
 from jcfl.data.generated import true_parameters
 from jcfl.data.mapped import mapped, write_gaussian
 from jcfl.data.partition import random_owners
-from jcfl.errors import InputError, Notice
+from jcfl.errors import Absent, InputError, Notice
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype(np.float32)
@@ -24,6 +24,19 @@ def test_a_folder_that_may_not_be_read(tmp_path):
     (tmp_path / "locked").mkdir(mode=0)
     with pytest.raises(InputError, match=r"cannot read .*Permission denied"):
         load("mnist", tmp_path / "locked")
+
+
+@pytest.mark.parametrize(("name", "path"), [("arrays", "mine.npz"), ("leaf", "mine"), ("huggingface", "mine.parquet")])
+def test_files_that_are_not_there_are_looked_for_in_whole_paths_and_an_option_names_another_folder(
+    tmp_path, monkeypatch, name, path
+):
+    if name == "huggingface":
+        pytest.importorskip("datasets", reason="datasets is not installed")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Absent) as error:
+        load(name, "data", path=path)
+    said = str(error.value)
+    assert f"{tmp_path / 'data'}" in said and f" {tmp_path}" in said and "a folder elsewhere: --data-dir" in said
 
 
 def test_names_that_the_system_does_not_take():

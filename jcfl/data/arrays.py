@@ -24,9 +24,9 @@ from jcfl.data.dataset import (
     random_share,
     whole_numbers,
 )
-from jcfl.data.files import exists
+from jcfl.data.files import ELSEWHERE, exists
 from jcfl.data.texts import numbered
-from jcfl.errors import InputError, shown
+from jcfl.errors import Absent, InputError, shown
 from jcfl.registry import register
 
 NAMES = {  # the names an array may have in a file, by its argument in `from_arrays`
@@ -58,8 +58,8 @@ def arrays(
     """
     place = next((place for place in (data_dir / path, Path.cwd() / path) if exists(place)), None)
     if place is None:
-        raise InputError(
-            f"no file {path} in {data_dir} or {Path.cwd()}; expected an .npz file or a folder of .npy files"
+        raise Absent(
+            f"no file {path} in {data_dir} or {Path.cwd()}; expected an .npz file or a folder of .npy files {ELSEWHERE}"
         )
     if place.suffix == ".npy":
         place = place.parent

@@ -22,6 +22,10 @@ OBJECTS = {b",": 44, b"[": 104, b"{": 450, b":": 120, b'"': 32}
 """Bytes of Python's objects for each of these characters in JSON, at most: number, list, object, entry, text."""
 
 
+ELSEWHERE = "(a folder elsewhere: --data-dir, or, where data_dir is not set, the environment variable JCFL_DATA)"
+"""How to name another folder: a configuration may have a relative one, of another working directory."""
+
+
 def data_folder(data_dir: Path | str | None = None) -> Path:
     """The folder of datasets: `data_dir`, else what the environment variable JCFL_DATA names, else ./data."""
     if not isinstance(data_dir, str | Path | None):
@@ -242,5 +246,5 @@ def missing(name: str, folders: Sequence[Path], files: Sequence[str], commands: 
     return Absent(
         f"dataset {name!r} not found: searched {', '.join(map(str, dict.fromkeys(folders)))} for {', '.join(files)}. "
         f"Fetch it with: {'  or: '.join(commands)}  "
-        "(a folder elsewhere: --data-dir, or the environment variable JCFL_DATA)"
+        f"{ELSEWHERE}"
     )

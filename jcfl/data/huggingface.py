@@ -11,7 +11,7 @@ from pydantic import Field
 from jcfl.data.arrays import from_arrays
 from jcfl.data.arrow import ENDS, Split, lists, local, pictures, scalars, side_by_side
 from jcfl.data.dataset import Dataset
-from jcfl.data.files import exists, reading
+from jcfl.data.files import ELSEWHERE, exists, reading
 from jcfl.data.overlaps import Span, refuse_repeated_rows, tell_of_common_rows
 from jcfl.errors import Absent, InputError, optional_package, unknown
 from jcfl.registry import register
@@ -94,7 +94,8 @@ def found(data_dir: Path, path: Path) -> Path:
     places = [data_dir / path, Path.cwd() / path]
     place = next((place for place in places if exists(place)), None)
     if place is None:
-        raise Absent(f"no {' or '.join(map(str, places))}; expected a {' or '.join(ENDS)} file, or a folder of them")
+        expected = f"expected a {' or '.join(ENDS)} file, or a folder of them"
+        raise Absent(f"no {' or '.join(map(str, places))}; {expected} {ELSEWHERE}")
     return place
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.dataset import Dataset, Examples, counted, examples, labels, plain, random_share
-from jcfl.data.files import corrupt, entry, is_folder, missing, parsed, reading
+from jcfl.data.files import ELSEWHERE, corrupt, entry, is_folder, missing, parsed, reading
 from jcfl.data.images import pictures
-from jcfl.errors import InputError
+from jcfl.errors import Absent, InputError
 from jcfl.registry import register
 
 Share = Annotated[
@@ -70,11 +70,12 @@ def leaf(
     test: Share = 0.1,
 ) -> Dataset:
     """Any LEAF dataset of numbers or of image files, split by user."""
-    root = next((place for place in (data_dir / path, Path.cwd() / path) if is_folder(place)), None)
+    places = [data_dir / path, Path.cwd() / path]
+    root = next((place for place in places if is_folder(place)), None)
     if root is None or _files(root) is None:
-        raise InputError(
-            f"no LEAF files in {root or data_dir / path}; expected train/*.json and test/*.json, or all_data*.json"
-        )
+        where = " or ".join(map(str, places if root is None else [root]))
+        expected = "expected train/*.json and test/*.json, or all_data*.json"
+        raise Absent(f"no LEAF files in {where}; {expected} {ELSEWHERE}")
     folder = None if images is None else _images(root, images)
     return from_leaf(path.name, root, test=test, classes=classes, shape=shape, pixels=pixels, images=folder, size=size)
 
