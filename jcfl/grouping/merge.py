@@ -48,7 +48,10 @@ class Merge(Clustering):
         Literal["greedy", "single_pass"],
         Field(description="the most similar pair first, or all similar pairs once in a round"),
     ] = "greedy"
-    start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current"
+    start: Annotated[
+        Literal["current", "initial", "nearest"],
+        Field(description="first model of a new cluster: ω, the initial model, or a copy of the most similar cluster's"),
+    ] = "current"
     capacity: Annotated[int | None, Field(ge=1, description="largest number of clusters at a time")] = None
 
     def slots(self, context: Context) -> int:

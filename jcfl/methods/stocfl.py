@@ -29,9 +29,14 @@ def stocfl(
     mu: Annotated[float, Field(ge=0, description="weight of ω's own proximal term: FedProx as G")] = 0.0,
     similarity: Annotated[Literal["plain", "noise_corrected"], Field(description="how a cosine is formed")] = "plain",
     merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters are merged")] = "greedy",
-    start: Annotated[Literal["current", "initial", "nearest"], Field(description="a new cluster's model")] = "current",
+    start: Annotated[
+        Literal["current", "initial", "nearest"],
+        Field(description="first model of a new cluster: ω, the initial model, or a copy of the most similar cluster's"),
+    ] = "current",
     anchor: Annotated[dict[str, Any] | None, Field(description="another anchor model: {name, …}")] = None,
-    anchor_steps: Annotated[int | None, Field(ge=1, description="local steps for Ψ instead of a gradient")] = None,
+    anchor_steps: Annotated[
+        int | None, Field(ge=1, description="Ψ is the change of the anchor in so many local steps; none: a gradient")
+    ] = None,
     shared_update: SharedUpdate = "parallel",
     clustering_only: Annotated[bool, Field(description="group the clients and train nothing (Fig. 3)")] = False,
     sketch: Annotated[
