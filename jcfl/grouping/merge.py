@@ -50,7 +50,7 @@ class Merge(Clustering):
     ] = "greedy"
     start: Annotated[
         Literal["current", "initial", "nearest"],
-        Field(description="first model of a new cluster: ω, the initial model, or a copy of the most similar cluster's"),
+        Field(description="first model of a new cluster: ω, the initial one, or a copy of the most similar cluster's"),
     ] = "current"
     capacity: Annotated[int | None, Field(ge=1, description="largest number of clusters at a time")] = None
 

@@ -31,7 +31,7 @@ def stocfl(
     merge: Annotated[Literal["greedy", "single_pass"], Field(description="how similar clusters are merged")] = "greedy",
     start: Annotated[
         Literal["current", "initial", "nearest"],
-        Field(description="first model of a new cluster: ω, the initial model, or a copy of the most similar cluster's"),
+        Field(description="first model of a new cluster: ω, the initial one, or a copy of the most similar cluster's"),
     ] = "current",
     anchor: Annotated[dict[str, Any] | None, Field(description="another anchor model: {name, …}")] = None,
     anchor_steps: Annotated[
