@@ -14,13 +14,16 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("slow.txt")
 
-SHARE = 1 / 3
+SHARE = 1 / 8
 """The most time that the tests take which are not slow, as a share of the time of all. It does not depend on the speed
 of the machine, as a number of seconds would."""
 
 KEPT = (
     "test_contract.py::test_scan_vmap_and_padding_change_nothing[ifca-None]",
     "test_contract.py::test_scan_vmap_and_padding_change_nothing[stocfl-None]",
+    "test_experiment.py::test_seeds_side_by_side_equal_seeds_one_by_one",
+    "test_identities.py::test_ifca_with_one_cluster_is_fedavg",
+    "test_identities.py::test_stocfl_that_never_merges_is_ditto",
     "test_layout.py::test_every_arrow_stands_in_the_table",
     "test_notebooks.py::test_runs_from_top_to_bottom_and_shows_pictures[quickstart]",
     "test_pairs.py::test_a_method_keeps_its_promises_with_everything_that_it_takes[fedavg]",
@@ -28,7 +31,7 @@ KEPT = (
     "test_pairs.py::test_a_method_keeps_its_promises_with_everything_that_it_takes[stocfl]",
     "test_readme.py::test_python_example_is_short_runs_and_shows_what_it_says",
 )
-"""Tests that always run: one or some of each large table, the structure, and what README shows."""
+"""Tests that always run: one or some of each large table and of the papers' identities, the structure, and README."""
 
 
 def listed() -> set[str]:

@@ -2,7 +2,6 @@
 
 import base64
 import importlib.util
-import itertools
 import re
 import runpy
 import shutil
@@ -34,29 +33,18 @@ def path(request) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """The notebooks as they come out of a run from top to bottom, by path.
+    """A function that gives a notebook as it comes out of a run from top to bottom, each in a kernel of its own.
 
-    One kernel runs all of them, to start only once, and forgets every name before each. It collects less garbage, as
-    `conftest` has it, shares its compiled programs, and takes no user's settings.
+    Only notebooks whose tests run are executed. Their kernels collect less garbage, as `conftest` has it, share their
+    compiled programs, and take no user's settings.
     """
     folder, refresh = tmp_path_factory.mktemp("fresh"), runpy.run_path(str(FOLDER / "refresh.py"))
     first = folder / "profile_default" / "startup" / "first.py"
     first.parent.mkdir(parents=True)
     first.write_text("import gc, jcfl\ngc.set_threshold(50_000, 20, 20)\njcfl.use_cache()\n", "utf-8")
-    notebooks = {path: nbformat.read(path, as_version=4) for path in PATHS}
-    for notebook in notebooks.values():
-        notebook.cells[1].source = "%reset -f\n" + notebook.cells[1].source
-    whole = nbformat.read(PATHS[0], as_version=4)
-    whole.cells = [cell for notebook in notebooks.values() for cell in notebook.cells]
-    for number, cell in enumerate(whole.cells):
-        cell.id = f"cell-{number}"
-    nbformat.write(whole, folder / "whole.ipynb")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(folder))
-        cells = iter(refresh["executed"](folder / "whole.ipynb").cells)
-    for notebook in notebooks.values():
-        notebook.cells = list(itertools.islice(cells, len(notebook.cells)))
-    return {path: refresh["kept"](notebook) for path, notebook in notebooks.items()}
+        yield lambda path: refresh["kept"](refresh["executed"](path))
 
 
 def test_there_are_six():
@@ -66,7 +54,7 @@ def test_there_are_six():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are started as on POSIX")
 def test_runs_from_top_to_bottom_and_shows_pictures(path, fresh):
-    stored, now = nbformat.read(path, as_version=4), fresh[path]
+    stored, now = nbformat.read(path, as_version=4), fresh(path)
     nbformat.validate(now)
     assert len(pictures(now)) == len(pictures(stored)) > 0
     for cell, again in zip(stored.cells, now.cells, strict=True):
