@@ -136,6 +136,21 @@ def test_a_run_that_ended_is_not_evaluated_again_and_goes_on_as_it_ended(stoppin
         np.testing.assert_array_equal(resumed[name], stopping[name])
 
 
+def test_models_are_compared_after_a_round_that_comes_after_the_end_of_training():
+    """They are those of the last round trained, as the metrics are. Before, all cosines were zero."""
+    stopped = with_stop(tiny.built("fedavg", tiny.setting().with_context(models_at=(2, 5))), Converged())
+    data = jax.device_put(tiny.federation())
+
+    @jax.jit
+    def cosines(round, ended):
+        state = stopped.init(jax.random.key(0), data)
+        state = state.replace(round=round, stopping=state.stopping.replace(round=ended))
+        return stopped.evaluate(state, data)["model_cosine"]
+
+    for round, ended, is_compared in [(5, NEVER, True), (5, 3, True), (5, 1, True), (3, NEVER, False), (3, 5, False)]:
+        assert (cosines(round, ended) != 0).all() == is_compared, (round, ended)
+
+
 def test_rounds_after_the_end_cost_no_privacy():
     config = {**QUICK, **ROTATED, "method": "fedavg", "privacy": {"clip": 0.001, "noise": 1.0}}
     ended = jcfl.run(config, stop={"name": "converged", "rounds": 2, "change": 0.5})

@@ -74,7 +74,8 @@ def measures(
             found["partial_diversity"] = jnp.max(partial_diversities(context, client, known, federation))
             found["squared_gradient_shared"] = squared_gradient_shared(context, known, federation)
     if context.models_at:
-        inside = jnp.isin(state.round, jnp.array(context.models_at))
+        # After a stop condition has ended training, the models of the last round trained stand for those of later ones.
+        inside = jnp.isin(state.round, jnp.minimum(jnp.array(context.models_at), state.ended))
         compare = lambda: comparison(method, context, client, state, federation)
         empty = lambda: jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(compare))
         found |= jax.lax.cond(inside, compare, empty)
