@@ -151,6 +151,19 @@ def test_models_are_compared_after_a_round_that_comes_after_the_end_of_training(
         assert (cosines(round, ended) != 0).all() == is_compared, (round, ended)
 
 
+@pytest.mark.parametrize(("trained", "accuracy"), [(3, 0.75), (6, 1.0)])
+def test_a_client_that_departs_after_the_end_of_training_stays_in_the_metrics(trained, accuracy):
+    """All metrics after the end are those of the last round trained. The client that departs has a wrong model."""
+    federation, counts = two_groups((3,) * 4, tests=2, depart={0: 4}), np.zeros((1, 4, 3, 4), int)
+    counts[..., 1:, 0] = 2
+    counts[0, 1:, 0, 0] = 2
+    found = {"labels": np.zeros((1, 4), int), "counts": counts, "losses": np.ones((1, 4)), "seen": np.ones((1, 4), bool)}
+    found |= {"unanswered": np.zeros((1, 4), int), "trained_rounds": np.array([trained])}
+    (record,) = loop.records(found, federation, loop.LoopSettings([0], 6, [6], loop.Clock()), 6)
+    assert record.round == 6
+    assert record.scores["accuracy_micro"] == accuracy
+
+
 def test_rounds_after_the_end_cost_no_privacy():
     config = {**QUICK, **ROTATED, "method": "fedavg", "privacy": {"clip": 0.001, "noise": 1.0}}
     ended = jcfl.run(config, stop={"name": "converged", "rounds": 2, "change": 0.5})

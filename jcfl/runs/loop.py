@@ -234,8 +234,9 @@ def records(
         InputError: a score that the user has registered cannot be computed.
     """
     outcomes = ({name: value[i] for name, value in found.items()} for i in range(len(settings.seeds)))
+    trained = lambda outcome: int(outcome.get("trained_rounds", round))  # fewer if a stop condition ended training
     try:
-        measured = [metrics.measured(outcome, federation, round) for outcome in outcomes]
+        measured = [metrics.measured(outcome, federation, trained(outcome)) for outcome in outcomes]
     except metrics.Unmeasured as error:
         raise InputError(str(error)) from error.__cause__
     return [Record.of(seed, round, part) for seed, part in zip(settings.seeds, measured, strict=True)]
