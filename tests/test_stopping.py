@@ -157,8 +157,8 @@ def test_a_client_that_departs_after_the_end_of_training_stays_in_the_metrics(tr
     federation, counts = two_groups((3,) * 4, tests=2, depart={0: 4}), np.zeros((1, 4, 3, 4), int)
     counts[..., 1:, 0] = 2
     counts[0, 1:, 0, 0] = 2
-    found = {"labels": np.zeros((1, 4), int), "counts": counts, "losses": np.ones((1, 4)), "seen": np.ones((1, 4), bool)}
-    found |= {"unanswered": np.zeros((1, 4), int), "trained_rounds": np.array([trained])}
+    found = {"labels": np.zeros((1, 4), int), "counts": counts, "losses": np.ones((1, 4))}
+    found |= {"seen": np.ones((1, 4), bool), "unanswered": np.zeros((1, 4), int), "trained_rounds": np.array([trained])}
     (record,) = loop.records(found, federation, loop.LoopSettings([0], 6, [6], loop.Clock()), 6)
     assert record.round == 6
     assert record.scores["accuracy_micro"] == accuracy
