@@ -54,7 +54,6 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_CONTESTED", {})
     monkeypatch.setattr(registry, "_PACKAGES", {})
     registry.plugins.cache_clear()
-    before = set(sys.modules)
 
     def put(**modules: str) -> None:
         for module, code in modules.items():
@@ -63,8 +62,13 @@ def installed(tmp_path, monkeypatch):
 
     yield put
     registry.plugins.cache_clear()
-    for name in set(sys.modules) - before:
+    for name in [name for name, module in sys.modules.items() if lies_in(module, tmp_path)]:
         del sys.modules[name]
+
+
+def lies_in(module, folder: Path) -> bool:
+    """Whether a module was imported from a folder. A test forgets only such ones: others know each other's classes."""
+    return Path(getattr(module, "__file__", None) or "").is_relative_to(folder)
 
 
 def test_a_users_package_is_listed_run_resumed_swept_and_plotted(installed, tmp_path, monkeypatch, capsys):
