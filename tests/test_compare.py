@@ -247,15 +247,21 @@ def test_clients_alone_in_their_clusters_are_not_best_by_clusters(tmp_path):
 
 
 def test_clients_weigh_what_they_hold_in_the_last_round(tmp_path):
-    """Where data drift, that is not what they hold at first; who has left then weighs nothing."""
+    """Where data drift, that is not what they hold at first; who has left then weighs nothing.
+
+    The last seed ends training before that.
+    """
     turned = np.roll(np.arange(folders.CLIENTS), 1)
     held = folders.federation() | {"drift_rounds": np.array([7]), "drift_holds": np.stack([np.sort(turned), turned])}
     held["depart"][3] = 7
     held["test"][:, 0] = np.arange(folders.CLIENTS)
-    (one,) = plotting.histories(write(tmp_path / "fedavg", 0.5, held=held))
+    trained = [[2, 4, 6, 8]] * 5 + [[2, 4, 6, 6]]
+    (one,) = plotting.histories(write(tmp_path / "fedavg", 0.5, held=held, trained_rounds=trained))
     expected = held["test"].sum(1)[turned]
     expected[[3, 5]] = 0  # 5 is held out
-    np.testing.assert_array_equal(matching.entry(one).examples[0], expected)
+    examples = matching.entry(one).examples
+    np.testing.assert_array_equal(examples[0], expected)
+    np.testing.assert_array_equal(examples[5], np.where(np.arange(folders.CLIENTS) == 5, 0, held["test"].sum(1)))
 
 
 def test_seeds_of_one_method_may_be_in_several_folders(two, tmp_path):

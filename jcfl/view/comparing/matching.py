@@ -119,8 +119,9 @@ def entry(run: History) -> Entry:
     for name in ("train", "test", "groups", "held_out"):
         sha.update(held[name].astype(np.int64).tobytes())
     sha.update(run.summary.get("federation", "").encode())  # of the examples, which the arrays only count
-    last = int(run.rounds[-1])
-    tested = results.after_drift(held, last)["test"].sum(1)
+    # After a stop condition has ended training, metrics stay those of the last round trained, which differs by seed.
+    last = run.scores.get("trained_rounds", np.full((len(run.seeds), 1), run.rounds[-1]))[:, -1].astype(int)
+    tested = np.stack([examples_of_tested(held, round) for round in last])
     search = config.get("chosen_by") or {}
     return Entry(
         str(run.summary.get("method", run.name)),
@@ -136,11 +137,16 @@ def entry(run: History) -> Entry:
         run.seeds,
         run.scores,
         run.accuracy_clients[:, -1],
-        np.tile(np.where(results.present(held, last), tested, 0), (len(run.seeds), 1)),
-        np.tile(held.get("hostile", np.zeros(len(tested), bool)), (len(run.seeds), 1)),
+        tested,
+        np.tile(held.get("hostile", np.zeros(tested.shape[1], bool)), (len(run.seeds), 1)),
         *(spent(run, cost) for cost in ("communication_bytes", "computation", "flop")),
         alone=everybody_alone(run),
     )
+
+
+def examples_of_tested(held: Mapping[str, np.ndarray], round: int) -> np.ndarray:
+    """Test examples of the clients that metrics are taken over after so many rounds; 0 of the others. [m] int"""
+    return np.where(results.present(held, round), results.after_drift(held, round)["test"].sum(1), 0)
 
 
 def federation_name(config: Mapping[str, Any]) -> str:
