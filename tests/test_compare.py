@@ -509,6 +509,22 @@ def test_each_of_several_federations_has_its_own_tested_clients(tmp_path):
     assert low < (local - ours).mean() < high
 
 
+def test_federations_of_several_sizes_count_equally_in_the_interval_over_clients(tmp_path):
+    """As in the difference, which is a mean over seeds; the clients of the larger federation would decide alone."""
+    held = folders.federation()
+    for seed, examples in ((0, 1), (1, 100)):
+        for name, level in (("a_b", 0.9), ("local", 0.8)):
+            more = {"test": np.full_like(held["test"], examples), "train": held["train"] + seed}
+            drawn(tmp_path / f"{name}-{seed}" / name, level, seed, **more)
+    places = [tmp_path / f"{name}-{seed}" / name for seed in (0, 1) for name in ("a_b", "local")]
+    runs = plotting.histories(places)
+    for run in runs:  # `local` is better in the small federation, and worse by as much in the large one
+        run.accuracy_clients[0, -1] = 0.5 + 0.25 * (run.name == "local") * (-1) ** run.seeds[0]
+    (federation,) = comparing.comparison(runs)["metrics"][0]["federations"]
+    low, high = federation["rows"][1]["difference"]["clients"]
+    assert low < 0 < high
+
+
 def test_no_client_in_all_of_them_is_no_reason_to_fail(tmp_path):
     held = folders.federation() | {"held_out": np.ones(folders.CLIENTS, bool)}
     for name, level in (("a_b", 0.9), ("local", 0.8)):

@@ -191,7 +191,7 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
     entries = {one.method: one for one in block.entries}
     held, base = clients(block), entries.pop(baseline)
     gaps = {method: one.scores[name][:, -1] - base.scores[name][:, -1] for method, one in entries.items()}
-    weights = WEIGHTS[name](of_clients(block, base.examples)) if name in WEIGHTS else None
+    weights = of_clients(block, shares(block, name, base.examples)) if name in WEIGHTS else None
     return {
         method: {
             "mean": float(gaps[method].mean()),
@@ -205,6 +205,16 @@ def differences(block: Block, name: str, baseline: str) -> dict[str, dict[str, A
         }
         for method, (one, p) in tests(block, name, baseline).items()
     }
+
+
+def shares(block: Block, name: str, examples: np.ndarray) -> np.ndarray:
+    """What the tested clients weigh in a metric of `WEIGHTS`; 1 together in each seed, as seeds count equally.
+
+    Args:
+        examples: for testing. [seeds, m]
+    """
+    weights = np.where(tested(block), WEIGHTS[name](examples), 0)
+    return np.asarray(weights / np.maximum(weights.sum(1, keepdims=True), 1))
 
 
 def tested(block: Block) -> np.ndarray:
