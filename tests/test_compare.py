@@ -576,6 +576,15 @@ def test_rounding_of_scores_breaks_no_ties():
     assert statistics.ranks(np.array([[*means, 0.5], [*means[::-1], 0.5]])).mean.tolist() == [1.5, 1.5, 3]
 
 
+def test_rounding_of_means_keeps_no_method_off_the_pareto_front(tmp_path):
+    scores = [0.1, 0.2, 0.3]
+    for name, last in (("a_b", scores), ("local", scores[::-1])):
+        folders.run(tmp_path / name, range(3), name, accuracy_micro=[[one] * 4 for one in last])
+    rows = found(tmp_path / "a_b", tmp_path / "local")["metrics"][0]["federations"][0]["rows"]
+    assert rows[0]["mean"] != rows[1]["mean"], "they differ in the last digit"
+    assert [row["pareto"] for row in rows] == [True, True]
+
+
 def test_a_federation_from_python_has_its_own_name(tmp_path):
     settings = {"data": {"name": "given"}, "scenario": {"name": "given", "federation": "hospitals"}}
     for name in ("a_b", "other"):

@@ -103,7 +103,8 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     means = np.array([values.mean() for values in last.values()])
     competes = np.array([may_be_best(name, one.alone) for one in block.entries])
-    worth = np.where(competes, sign(name) * means, -np.inf)
+    equal = statistics.exact(means, float(np.abs(means).max()))  # without rounding errors, which would beat a method
+    worth = np.where(competes, sign(name) * equal, -np.inf)
     rivals = {method: values for (method, values), competed in zip(last.items(), competes, strict=True) if competed}
     best = statistics.best(rivals, sign(name)) if rivals and len(block.entries[0].seeds) > 1 else set()
     apart = differences(block, name, baseline)
