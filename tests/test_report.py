@@ -105,6 +105,17 @@ def test_scores_are_means_and_deviations_with_the_best_marked(comparison, text):
     assert [cells[column][1] for _, cells in table["rows"]] == [title == titles[1] for title in titles]
 
 
+def test_a_score_that_some_seeds_do_not_have_says_of_how_many_it_is(tmp_path):
+    """As accuracy after local steps that diverge: without a word, the other seeds would stand for all of them."""
+    place = folders.run(tmp_path / "a", [0, 1, 2], accuracy_micro=[[0.5] * 4, [0.6] * 4, [np.nan] * 4])
+    table = numbers.scores([results.load(place)], ["a"])
+    ((_, cells),) = table["rows"]
+    shown = {title: text for title, (text, _) in zip(table["columns"], cells, strict=True)}
+    assert shown["accuracy"] == "55.00 ± 7.07 % (2 of 3 seeds)" and "seeds" not in shown["purity"]
+    summary = json.loads((place / "summary.json").read_text())
+    assert summary["accuracy_micro"]["seeds"] == 2 and "seeds" not in summary["purity"]
+
+
 def test_nothing_is_bold_where_no_run_is_significantly_worse(comparison):
     """Neither a difference with a large p, nor one seed; and clients that train alone win no purity."""
     runs = copy.deepcopy(comparison)

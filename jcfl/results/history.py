@@ -318,6 +318,9 @@ def final(history: History, evaluations: int = 1) -> dict[str, Any]:
 
     Args:
         evaluations: a seed's score is the mean of its values at so many last evaluations.
+
+    Returns:
+        By score its `mean` and `std`; if some seeds have it and others do not, `seeds` is the number of those that do.
     """
     table: dict[str, Any] = {}
     for score, values in history.scores.items():
@@ -325,6 +328,7 @@ def final(history: History, evaluations: int = 1) -> dict[str, Any]:
         last = last.mean(1) if last.size else np.full(len(values), np.nan)
         known = last[~np.isnan(last)]
         table[score] = {"mean": float(known.mean()) if known.size else math.nan, "std": float(deviation(known))}
+        table[score] |= {"seeds": known.size} if 0 < known.size < last.size else {}
     return table
 
 
@@ -333,13 +337,16 @@ def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str
 
     >>> cell("accuracy_micro", {"mean": 0.5, "std": 0.01}, 3), cell("clusters", {"mean": 4.0, "std": 0.0}, 1)
     ('50.00 ± 1.00 %', '4')
+    >>> cell("accuracy_micro", {"mean": 0.5, "std": 0.01, "seeds": 2}, 3)  # of one seed it is not defined
+    '50.00 ± 1.00 % (2 of 3 seeds)'
     """
     one, mean = metrics.score(name), None if value is None else value["mean"]
     if value is None or mean is None or math.isnan(mean):
         return "–"
     digits, std = one.digits + (seeds > 1 and one.digits == 0), value["std"]
     spread = "" if seeds < 2 or std is None or math.isnan(std) else f" ± {written(std * one.scale, digits)}"
-    return f"{written(mean * one.scale, digits)}{spread}{one.suffix}"
+    part = f" ({value['seeds']} of {seeds} seeds)" if "seeds" in value else ""
+    return f"{written(mean * one.scale, digits)}{spread}{one.suffix}{part}"
 
 
 def written(value: float, digits: int) -> str:
