@@ -71,6 +71,15 @@ def test_deviation_is_over_seeds_and_clients_count_by_what_they_hold():
     assert (found.k, found.confidence) == (3, 1.0)
 
 
+def test_rounding_errors_do_not_choose_between_equal_accuracies():
+    """Accuracies of clients are float32: two right predictions of seven sum to more or less, by the clients' sizes."""
+    sizes, right = np.array([3, 4]), np.array([[1, 1], [2, 0]])
+    values = (right / sizes).astype(np.float32)[:, None]
+    assert values[0, 0] @ sizes < values[1, 0] @ sizes
+    found = choice_from(np.random.default_rng(0), [2, 4], values, sizes, "accuracy")
+    assert (found.k, found.margin) == (2, 0)
+
+
 def test_knee_is_where_the_fall_ends_at_any_scale():
     ks, falling = [1, 2, 3, 4, 6, 9], np.array([100.0, 70.0, 40.0, 10.0, 9.0, 7.0])
     for scores in (falling, falling * 1e-6 + 3, falling + 1e4):

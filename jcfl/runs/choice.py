@@ -32,6 +32,9 @@ USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)
 MOST = 100_000
 """The longest list of numbers of clusters to choose from."""
 
+DIGITS = 6
+"""Decimals of accuracies that are not rounding errors of float32."""
+
 RESAMPLES = 1000
 """How often clients and seeds are drawn again to see whether they lead to the same choice."""
 
@@ -142,11 +145,11 @@ def choice_from(
 def merits(scores: np.ndarray, ks: Sequence[int], criterion: Criterion) -> np.ndarray:
     """A number for every k, of which the largest is chosen. [..., k]
 
-    For accuracies it is the score itself. For distances it is how far the score is below the line from the first to the
-    last point, with both axes scaled to [0, 1].
+    For accuracies it is the score itself, without rounding errors, so that equal ones are equal. For distances it is
+    how far the score is below the line from the first to the last point, with both axes scaled to [0, 1].
     """
     if criterion == "accuracy":
-        return scores
+        return np.round(scores, DIGITS)
     along = (np.asarray(ks) - ks[0]) / (ks[-1] - ks[0])
     drop = scores[..., :1] - scores[..., -1:]
     left = (scores - scores[..., -1:]) / np.where(drop > 0, drop, np.inf)
