@@ -683,6 +683,22 @@ def test_runs_that_tables_share_have_one_configuration():
                     assert found == config, f"{first} and {table.name} have other runs in {'/'.join(place)}"
 
 
+def test_more_rounds_than_a_run_has_do_not_contradict_that_a_method_needs_more():
+    table, slow, fast = (
+        TABLES["T-text"],
+        "Figure 3.6: rounds until the clusters stand still, K=3",
+        "Figure 3.5: rounds until",
+    )
+    (fast,) = (row for row in table.given.printed.rows if row.startswith(fast))
+    order = tables.Order(above=slow, below=fast)
+    table = table._replace(given=table.given.model_copy(update={"orders": (order,)}))
+    cells = dict(table.cells())
+    missed = judging.Judgement("not reproduced", "not within 20 rounds with 1 of 2 seeds")
+    (found,) = outcomes.judged_orders(table, cells, {cell: np.ones(2) for cell in cells} | {(slow, "value"): missed})
+    said = f"the one that the paper prints as higher has no number: {missed.why}"
+    assert (found["verdict"], found["why"]) == ("not judged", said)
+
+
 def test_an_order_can_be_about_some_columns_alone():
     """T7.6 prints costs beside accuracies, and its text compares accuracies."""
     table = TABLES["T7.6"]

@@ -192,10 +192,11 @@ def judged_orders(
             if gap <= 0:
                 continue
             above, below = (ours[cell] for cell in pair)
-            if isinstance(above, Judgement):
-                found, judgement = None, above
+            if isinstance(above, Judgement):  # more rounds than were run are no contradiction
+                counts_rounds = table.part(pair[0]).until is not None
+                found, judgement = None, without(above, "higher") if counts_rounds else above
             elif isinstance(below, Judgement):
-                found, judgement = None, without_lower(below)
+                found, judgement = None, without(below, "lower")
             else:
                 found, judgement = spread(above - below), judging.order(list(above - below), gap)
             yield {
@@ -209,11 +210,16 @@ def judged_orders(
             }
 
 
-def without_lower(below: Judgement) -> Judgement:
-    """What is said of an order whose lower number is missing: that it is missing does not contradict the order."""
-    if below.verdict != "not reproduced":
-        return below
-    return Judgement("not judged", f"the one that the paper prints as lower has no number: {below.why}")
+def without(missing: Judgement, which: str) -> Judgement:
+    """What is said of an order where one number is missing, and that it is missing does not contradict the order.
+
+    Args:
+        missing: why it is missing.
+        which: `higher` or `lower`, the one that it is in the paper.
+    """
+    if missing.verdict != "not reproduced":
+        return missing
+    return Judgement("not judged", f"the one that the paper prints as {which} has no number: {missing.why}")
 
 
 def counts(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
