@@ -69,6 +69,17 @@ def test_training_ends_where_a_plain_loop_ends_and_nothing_changes_after_it(unst
     tiny.same(stopped.replace(round=(), stopping=()), jax.tree.map(lambda leaf: leaf[trained], plain.replace(round=())))
 
 
+def test_a_share_of_clients_that_move_is_compared_exactly():
+    """Rounded in single precision, 3 of 30 clients would be more than a tenth, and 9 of 11 more than nine elevenths."""
+    still = {"params": {"w": jnp.ones((1, 3))}}
+    state = lambda labels: SimpleNamespace(clusters=still, shared=trees.take(still, 0), labels=labels)
+    near = jax.jit(lambda old, new, moves: Converged(moves=moves).is_unchanged(state(old), state(new)))
+    for moved, clients in ((3, 7), (9, 11), (3, 15), (3, 30)):
+        new = (np.arange(clients) < moved).astype(np.int32)
+        assert near(np.zeros_like(new), new, moved / clients)
+        assert not near(np.zeros_like(new), new, (moved - 0.5) / clients)
+
+
 @pytest.mark.parametrize(("growth", "is_near"), [(0.0, True), (1.0, False)])
 def test_only_parameters_converge(growth, is_near):
     """A counter of training steps grows in every round, and the larger it is, the less a change of parameters shows."""

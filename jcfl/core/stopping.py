@@ -63,7 +63,8 @@ class Converged(Stop):
         used = (metrics.sizes(after.labels, gaps.size) > 0) | (gaps > 0)
         squared = lambda rows, rest: jnp.where(used, rows, 0.0).sum() + trees.row_squares(trees.stack(rest, 1))[0]
         near = squared(gaps, change["shared"]) <= self.change**2 * squared(lengths, old["shared"])
-        return near & ((after.labels != before.labels).mean() <= self.moves)
+        moved = after.labels != before.labels
+        return near & (moved.sum() <= trees.number_of(self.moves, moved.size))  # a mean would be rounded
 
 
 class Stopping(struct.PyTreeNode):
