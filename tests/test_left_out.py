@@ -75,6 +75,14 @@ def test_clients_that_meet_no_sound_model_end_the_run_also_with_a_geometric_medi
         )
 
 
+def test_half_of_the_uploads_may_be_no_models_with_a_geometric_median():
+    """The search begins among the sound ones; with a median of all it could not leave what is far away or NaN."""
+    bad = [np.nan, np.inf, 1e30]
+    labels, rows = np.repeat(np.arange(3), 2), np.array([row for far in bad for row in ([1.0, 2.0], [far, far])])
+    found = robust.geometric_median(jnp.asarray(labels), jnp.ones(6), jnp.asarray(rows, jnp.float32), jnp.zeros((3, 2)))
+    np.testing.assert_array_equal(found, [[1.0, 2.0]] * 3)
+
+
 @pytest.mark.parametrize(
     "defence", [{"name": "robust", "rule": "median"}, {"name": "exclude"}], ids=lambda one: one["name"]
 )
