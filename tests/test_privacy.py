@@ -175,6 +175,18 @@ def test_a_long_update_in_half_precision_is_scaled_down():
     assert cut.dtype == jnp.float16 and np.linalg.norm(np.asarray(cut, np.float64)) == pytest.approx(1, rel=0.01)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_update_in_half_precision_is_rounded_to_more_than_its_clip(dtype, sign):
+    """0.51 steps of the numbers near 1 would be rounded to a whole one: an update nearly twice as long as the clip."""
+    step = float(jnp.finfo(dtype).eps)
+    start = {"params": {"w": sign * jnp.ones(100, dtype)}}
+    model = {"params": {"w": start["params"]["w"] + jnp.asarray(4 * sign * step, dtype)}}
+    clip = 0.51 * step * 10
+    whole = [np.asarray(one["params"]["w"], np.float64) for one in (Privacy(clip=clip).clipped(model, start), start)]
+    assert np.linalg.norm(whole[0] - whole[1]) <= clip
+
+
 def test_descriptions_are_clipped_and_noised_and_a_client_always_sends_the_same():
     privacy = Privacy(description_clip=2.0, description_noise=0.25)
     rows = jnp.zeros((3, 20000)).at[1].set(1.0)

@@ -81,9 +81,9 @@ class Privacy(Piece):
 
     def clipped(self, model: Model, start: Model) -> Model:
         """The model itself where its update is no longer than `clip`, else the start and the update scaled down."""
-        update = optax.tree.sub(model["params"], start["params"])
-        cut = optax.tree.add(start["params"], shortened(update, self.clip))
-        is_short = optax.tree.norm(trees.for_sums(update)) <= self.clip
+        update = optax.tree.sub(*map(trees.for_sums, (model["params"], start["params"])))
+        cut = jax.tree.map(moved, start["params"], shortened(update, self.clip))
+        is_short = optax.tree.norm(update) <= self.clip
         return {**model, "params": jax.tree.map(lambda a, b: jnp.where(is_short, a, b), model["params"], cut)}
 
 
@@ -99,6 +99,18 @@ def shortened(tree: Any, limit: Any) -> Any:
     scale = jnp.minimum(1, limit / jnp.maximum(length, 1e-30))
     cut = lambda leaf: jnp.where(jnp.isfinite(length), scale * leaf, 0.0).astype(leaf.dtype)
     return jax.tree.map(cut, tree)
+
+
+def moved(start: Array, change: Array) -> Array:
+    """`start` plus a change, in the dtype of `start`. No number moves by more than its change in half precision.
+
+    Rounded to the nearest numbers, an update could be twice as long as its clip, which the noise is made for.
+    """
+    end = (start + change).astype(start.dtype)
+    if start.dtype == change.dtype:
+        return end
+    is_longer = jnp.abs(end.astype(change.dtype) - start.astype(change.dtype)) > jnp.abs(change)
+    return jnp.where(is_longer, jnp.nextafter(end, start), end)
 
 
 def noisy(key: Key, tree: Any, deviation: Any) -> Any:
