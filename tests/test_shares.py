@@ -203,6 +203,13 @@ def test_control_variates_and_partial_work_count_the_steps_of_the_share(size):
     assert (int(done), int(whole)) == ({20: 9, 4: 1 + 1}[size], 2 * -(-size // 4))
 
 
+@pytest.mark.parametrize("size", [1e-18, 1e-20, 1e-25, 0.0])
+def test_a_description_is_of_length_one_or_zero(size):
+    """The squares of small numbers are too small for single precision."""
+    length = np.linalg.norm(describing.normalised({"w": jnp.full(4, size, jnp.float32)})["w"])
+    assert length == pytest.approx(1.0 if size == 1e-18 else 0.0)
+
+
 def test_a_displacement_from_the_anchor_is_one_on_a_share():
     setting = tiny.setting(batch_size="full", share=0.5)
     describe = describing.displacement(setting.task, setting.context.trainer, 1)
