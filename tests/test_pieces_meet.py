@@ -19,7 +19,7 @@ from jcfl.core.method import Aggregate, Mean, Train
 from jcfl.core.neutral import Once
 from jcfl.core.stopping import Converged
 from jcfl.core.terms import Distillation, LossTerm, Proximal
-from jcfl.errors import InputError, Notice
+from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.grouping import kmeans
 from jcfl.grouping.compare import Cosine, DecomposedCosine, KullbackLeibler, PrincipalAngles
 from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace, Update
@@ -30,7 +30,7 @@ from jcfl.runs import config
 from jcfl.runs.objects import checked_method
 from jcfl.runs.plan import config_and_objects, planned
 from tests import plain, tiny
-from tests.groups import at, paths, settings, split_as, two_groups, vectors
+from tests.groups import at, paths, run, settings, split_as, two_groups, vectors
 
 TURNS = 3
 
@@ -281,6 +281,15 @@ def test_models_that_are_not_finite_group_nobody():
     (path,) = paths([federation], "oneshot_kmeans", train=train, on_divergence="drop_client", **ONESHOT)
     assert sound(at(path, 1))
     assert split_as(at(path, 1).labels[1:], federation.groups[1:])
+
+
+def test_models_whose_squares_overflow_group_nobody():
+    """One step leaves a finite model, to which no distance can be computed."""
+    federation = two_groups(scale={0: 1e25})
+    (path,) = paths([federation], "oneshot_kmeans", on_divergence="drop_client", **ONESHOT | {"rounds": 1})
+    assert split_as(at(path, 1).labels[1:], federation.groups[1:])
+    with pytest.raises(TrainingError, match="the description of a client is not finite, or too large"):
+        run(federation, "oneshot_kmeans", **ONESHOT)
 
 
 def test_clients_that_are_left_out_do_not_group():

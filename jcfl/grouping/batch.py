@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core import aggregates, averaging, chunks, clients, engine, faults, parts, returned, server
+from jcfl.core import aggregates, averaging, chunks, clients, engine, faults, parts, returned, robust, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -218,7 +218,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             if attack.forges:
                 models = faults.forged_together(attack, key, Cohort(everyone, here), federation, to_all, models)
             if leaves_out:
-                here &= trees.finite(models)
+                here &= robust.is_sound(models)
             models = trees.select(here, models, to_all)  # which may not be finite elsewhere
             models = privacy.models(once_keys(state.key, everyone), sent, models)
             if exclude is not None:  # nobody has a cluster yet

@@ -68,10 +68,12 @@ def with_overflow(state: State, over: Array) -> State:
 
 
 def with_undescribed(state: State, points: Array, present: Array) -> State:
-    """The state, marked as failed in this round if the description of a client is not finite.
+    """The state, marked as failed in this round if the description of a client, or its square, is not finite.
+
+    Distances to a description whose square overflows are NaN, and then all clients get arbitrary clusters.
 
     Args:
         points: descriptions. [s, ...]
         present: the clients whose descriptions are used. [s] bool
     """
-    return with_failure(state, (present & ~trees.finite(points)).any(), UNDESCRIBED)
+    return with_failure(state, (present & ~jnp.isfinite(trees.row_squares(points))).any(), UNDESCRIBED)

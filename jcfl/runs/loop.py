@@ -260,8 +260,8 @@ def failure(seed: int, round: int, cluster: int, for_room: str = "") -> Training
         return TrainingError(f"{found}; {for_room}" if for_room else found)
     if cluster == UNDESCRIBED:
         return TrainingError(
-            f"in round {round + 1} (seed {seed}) the description of a client is not finite, so clients cannot be "
-            "grouped; lower train.lr, or correct the description if it is your own"
+            f"in round {round + 1} (seed {seed}) the description of a client is not finite, or too large to be "
+            "compared, so clients cannot be grouped; lower train.lr, or correct the description if it is your own"
         )
     others = {VOTER: "a model of a run that votes beside it", GLOBAL: "the global model"}
     model = others.get(cluster, f"the model of cluster {cluster}")
