@@ -52,8 +52,8 @@ def geometric_median(
 ) -> Models:
     """The model with the least sum of distances to a cluster's uploads, by smoothed Weiszfeld steps, unweighted.
 
-    Pillutla et al. 2022 (RFA), Alg. 2, https://arxiv.org/abs/1912.13445. The steps begin at the coordinate-wise median of
-    the uploads with finite squares, which a few far ones do not move; the paper begins at the mean of all.
+    Pillutla et al. 2022 (RFA), Alg. 2, https://arxiv.org/abs/1912.13445. The steps begin at the coordinate-wise median
+    of the uploads with finite squares, which a few far ones do not move; the paper begins at the mean of all.
 
     Args, Returns:
         as for `averaging.weighted_mean`. `smoothing` is the least distance that counts.
