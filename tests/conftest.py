@@ -6,6 +6,7 @@ import os
 import pathlib
 import zlib
 
+import hypothesis
 import pytest
 
 import jcfl
@@ -26,6 +27,9 @@ for versions, flags in QUICKLY.items():
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # 1/20 of a test's time went into naming source lines
 gc.set_threshold(50_000, 20, 20)  # JAX makes so many objects while it traces that collecting garbage took 1/4 of it
+# An example may take longer than Hypothesis's 200 ms: the first one imports or compiles, and machines differ.
+hypothesis.settings.register_profile("jcfl", parent=hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("jcfl")
 jcfl.use_cache()  # the test processes share the programs that they compile; a later run finds them too
 
 collect_ignore = ["plugin"]  # a user's package: importing it here would register its pieces for every test
