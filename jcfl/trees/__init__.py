@@ -175,7 +175,7 @@ def finite(stacked: Models) -> Array:
     return jnp.stack(flags).all(0)
 
 
-def number_of(share: Array | float, n: Array) -> Array:
+def number_of(share: Array | float, n: Array | int) -> Array:
     """⌊share · n⌋, where rounding may leave the product just below the whole number that it should be. int32"""
     slack = 1 + 4 * jnp.finfo(jnp.result_type(float)).eps
     return jnp.floor(share * n * slack).astype(jnp.int32)
