@@ -77,6 +77,16 @@ def test_other_numbers_are_what_they_were(text, value):
     assert np.isnan(value_of(".nan", ""))
 
 
+@pytest.mark.parametrize("key", ["x", "learning_rate"])
+def test_the_first_of_merged_mappings_wins_and_own_keys_before_all(key):
+    """As YAML says. In PyYAML 6.0.4 the last one wins."""
+    text = f"a: &a {{{key}: 1}}\nb: &b {{{key}: 2, more: 3}}\nc: {{<<: [*a, *b]}}\nd: {{{key}: 4, <<: *b}}\n"
+    found = value_of(text, "it is no YAML")
+    assert (found["c"], found["d"]) == ({key: 1, "more": 3}, {key: 4, "more": 3})
+    with pytest.raises(InputError, match="<< expects a mapping or a list of mappings, got a scalar"):
+        value_of("a: {<<: [1]}", "it is no YAML")
+
+
 def test_merges_that_grow_are_refused():
     base = "a0: &a0 {" + ", ".join(f"k{i}: 0" for i in range(500)) + "}\n"
     more = "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 9))

@@ -20,6 +20,9 @@ MERGED = 1000
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 """What PyYAML calls a number."""
 
+MERGE = "tag:yaml.org,2002:merge"
+"""What PyYAML calls the key `<<`."""
+
 OTHER_BASES = re.compile(r".*:.*|[-+]?0[0-7_]+", re.DOTALL)
 """What only YAML 1.1 reads as a number, of the base 60 or 8: `1:30:00` would be 5400, and `010` would be 8."""
 
@@ -41,7 +44,11 @@ class Loader(yaml.SafeLoader):
         return self.DEFAULT_SCALAR_TAG if found in NUMBERS and OTHER_BASES.fullmatch(value) else found
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put what `<<` names into a mapping, after a look at the keys of its own."""
+        """Put what `<<` names into a mapping, after a look at the keys of its own.
+
+        The first of several mappings wins, as YAML says (https://yaml.org/type/merge.html). PyYAML also merges, but in
+        its version 6.0.4 the last one wins, so that the version would decide what is trained.
+        """
         if id(node) in self.flat:
             return
         self.flat.add(id(node))
@@ -51,9 +58,21 @@ class Loader(yaml.SafeLoader):
                 said = f"the key {key.value!r} is there twice"
                 raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
             own.add((key.tag, key.value))
-        super().flatten_mapping(node)
-        if len(node.value) > max(MERGED, len(own)):
-            raise yaml.constructor.ConstructorError(None, None, f"more than {MERGED} keys", node.start_mark)
+        merged: list[tuple[yaml.Node, yaml.Node]] = []
+        rest: list[tuple[yaml.Node, yaml.Node]] = []
+        for key, value in node.value:
+            if key.tag != MERGE:
+                rest.append((key, value))
+                continue
+            for one in reversed(value.value if isinstance(value, yaml.SequenceNode) else [value]):
+                if not isinstance(one, yaml.MappingNode):
+                    said = f"<< expects a mapping or a list of mappings, got a {one.id}"
+                    raise yaml.constructor.ConstructorError(None, None, said, one.start_mark)
+                self.flatten_mapping(one)
+                merged += one.value  # of equal keys the last one counts, so the first mapping comes last
+                if len(merged) + len(rest) > MERGED:
+                    raise yaml.constructor.ConstructorError(None, None, f"more than {MERGED} keys", node.start_mark)
+        node.value = merged + rest
 
 
 def parsed(text: str, what: str) -> dict[str, Any]:
