@@ -135,4 +135,4 @@ def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
 def normalised(tree: Model, dot: Dot = optax.tree.vdot) -> Model:
     """A tree divided by its norm; zero where the numbers are so small that their squares are 0."""
     squared = dot(tree, tree)
-    return optax.tree.scale(jnp.where(squared == 0, 0.0, 1 / jnp.maximum(jnp.sqrt(squared), 1e-30)), tree)
+    return optax.tree.scale(jnp.where(squared == 0, 0.0, 1 / jnp.sqrt(squared)), tree)

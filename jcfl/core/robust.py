@@ -71,7 +71,8 @@ def geometric_median(
         return trees.select(sizes(here, k) > 0, mean_by(here, pull, real, like), center)
 
     sound = sizes(jnp.where(sane, group, k), k) > 0
-    begin = median(labels, jnp.where(sane, weights, 0.0), real, like)  # of all it may be where no step leads away
+    # The median of all uploads may be one of the others, or so far away that no step leads back.
+    begin = median(labels, jnp.where(sane, weights, 0.0), real, like)
     center = jax.lax.fori_loop(0, iterations, step, begin)
     center = trees.select(sound, center, jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), center))
     center = jax.tree.map(trees.rounded, center, default)

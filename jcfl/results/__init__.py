@@ -149,6 +149,11 @@ def present(held: Mapping[str, np.ndarray], round: int) -> np.ndarray:
     return are_scored(held["held_out"], held["arrive"], held["depart"], round)
 
 
+def trained_rounds(history: History) -> np.ndarray:
+    """Rounds trained until each evaluation: fewer than its round if a stop condition ended training. [seeds, e]"""
+    return history.scores.get("trained_rounds", np.tile(history.rounds, (len(history.seeds), 1)))
+
+
 def models(history: History, seed: int, round: int) -> dict[str, np.ndarray]:
     """How alike the models of clients and clusters were after a round: see `jcfl.core.measuring.comparison`.
 

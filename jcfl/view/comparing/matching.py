@@ -120,8 +120,7 @@ def entry(run: History) -> Entry:
         sha.update(held[name].astype(np.int64).tobytes())
     sha.update(run.summary.get("federation", "").encode())  # of the examples, which the arrays only count
     # After a stop condition has ended training, metrics stay those of the last round trained, which differs by seed.
-    last = run.scores.get("trained_rounds", np.full((len(run.seeds), 1), run.rounds[-1]))[:, -1].astype(int)
-    tested = np.stack([examples_of_tested(held, round) for round in last])
+    tested = np.stack([examples_of_tested(held, int(round)) for round in results.trained_rounds(run)[:, -1]])
     search = config.get("chosen_by") or {}
     return Entry(
         str(run.summary.get("method", run.name)),

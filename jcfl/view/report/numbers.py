@@ -193,7 +193,7 @@ def spent(run: History, cost: str) -> np.ndarray:
     Returns:
         The costs, NaN where they are not known. [seeds, e]
     """
-    trained = np.asarray(run.scores.get("trained_rounds", np.tile(run.rounds, (len(run.seeds), 1))), float)
+    trained = np.asarray(results.trained_rounds(run), float)
     costs: Mapping[str, float] = run.summary.get("costs") or {}
     clients, speed = (run.summary.get(f"{what}_per_s") or 0.0 for what in ("clients", "rounds"))
     if not speed or cost not in costs:
