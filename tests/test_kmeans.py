@@ -126,6 +126,21 @@ def test_long_vectors_are_multiplied_once():
     assert not any(50 in value.aval.shape for loop in loops for value in loop.invars)
 
 
+@pytest.mark.parametrize(("metric", "width"), [("euclidean", D), ("euclidean", M + 1), ("l1", D)])
+def test_a_point_whose_square_overflows_changes_no_other_label(metric, width):
+    rng = np.random.default_rng(3)
+    points, weights = jnp.array(blobs(rng, d=width), jnp.float32), jnp.ones(M)
+    far = points.at[4].set(1e25)
+    fit = jax.jit(functools.partial(kmeans.fit, k=K, iterations=5, restarts=3, metric=metric))
+    alone, beside = fit(jax.random.key(0), points, weights.at[4].set(0)), fit(jax.random.key(0), far, weights)
+    others = np.arange(M) != 4
+    assert len(np.unique(beside.labels[others])) == K
+    np.testing.assert_array_equal(beside.labels[others], alone.labels[others])
+    np.testing.assert_array_equal(beside.centres, alone.centres)
+    again = lloyd()(far, weights, alone.centres, 5, 0.0)
+    np.testing.assert_array_equal(again.centres, lloyd()(points, weights.at[4].set(0), alone.centres, 5, 0.0).centres)
+
+
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_a_centre_far_away_does_not_eat_the_digits(k):
     """Such as the model of a hostile client, or of one whose training diverges."""

@@ -56,7 +56,7 @@ def fit(
 
     Args:
         key: from which the seeds are drawn.
-        points: one finite vector per client. [m, d] float
+        points: one finite vector per client; one whose square overflows does not count. [m, d] float
         weights: every client's weight; a client of weight 0 gets a label, but influences nothing. [m] float
         k: number of clusters.
         iterations: the most updates of the centres in one run.
@@ -70,6 +70,7 @@ def fit(
     Returns:
         what the best run found; centres are NaN, and distances infinite, if no run ended with a finite inertia.
     """
+    weights = counted_weights(points, weights)
     options: Any = {"iterations": iterations, "restarts": restarts, "seeding": seeding, "trim": trim, "refill": refill}
     if metric == "euclidean" and centre == "mean" and points.shape[0] < min(points.shape[1], OFTEN * restarts):
         # Means are weighted sums of points, so runs need the points' inner products alone, which are found once. A
@@ -114,7 +115,12 @@ def lloyd(
     Returns:
         the last centres, and the assignment to them.
     """
-    return runner(points, weights, iterations, metric, centre, trim, refill)(centres)
+    return runner(points, counted_weights(points, weights), iterations, metric, centre, trim, refill)(centres)
+
+
+def counted_weights(points: Array, weights: Array) -> Array:
+    """The weights [m], 0 for a point whose square overflows: it is infinitely far from all centres, as a member too."""
+    return jnp.where(jnp.isfinite((points**2).sum(1)), weights, 0)
 
 
 def runner(
@@ -183,6 +189,8 @@ def distance_to_sums(points: Array, weights: Array) -> Distance:
         add up to one.
     """
     points = points - steady_mean(points, weights > 0)  # see `euclidean`
+    # A product that overflows, such as that of a point without weight, would make a sum of it with weight 0 NaN.
+    points = jnp.where(jnp.isfinite((points**2).sum(1, keepdims=True)), points, 0)
     products = jnp.matmul(points, points.T, precision=EXACT)  # [m, m]
 
     def distance(units: Array, sums: Array) -> Array:
@@ -270,12 +278,13 @@ def refilled(labels: Array, present: Array, own: Array, k: int) -> Array:
     """Labels [m] after every empty cluster, in turn, was given the client that is farthest from its old centre.
 
     The client leaves its own cluster. Nobody leaves a cluster that would be empty then, or a centre that it coincides
-    with; a cluster for which nobody can be found stays empty, and so keeps its centre.
+    with, and nobody whose distance overflows; a cluster for which nobody can be found stays empty, and so keeps its
+    centre.
     """
 
     def fill(cluster: Array, labels: Array) -> Array:
         size = jax.ops.segment_sum(present.astype(jnp.int32), labels, k)
-        spare = jnp.where(present & (size[labels] > 1), own, 0)
+        spare = jnp.where(present & (size[labels] > 1) & jnp.isfinite(own), own, 0)
         farthest = spare.argmax()
         move = (size[cluster] == 0) & (spare[farthest] > 0)
         return labels.at[farthest].set(jnp.where(move, cluster, labels[farthest]).astype(labels.dtype))
