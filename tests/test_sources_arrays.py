@@ -382,12 +382,24 @@ def test_a_test_set_that_is_the_training_set_is_told_of_once(tmp_path):
     np.save(tmp_path / "x.npy", X)
     with pytest.warns(Notice, match=said):
         from_clients(np.load(tmp_path / "x.npy", mmap_mode="r"), Y, CLIENTS, **apart)
-    other = X.copy()
-    other[-1, -1, -1, -1] ^= 1
     with warnings.catch_warnings(action="error"):
-        from_clients(X, Y, CLIENTS, **apart | {"x_test": other})
+        from_clients(X, Y, CLIENTS, **apart | {"x_test": X ^ 1})
         from_clients(X, Y, CLIENTS, **apart | {"y_test": (Y + 1) % 3})
         federation(from_arrays(X, Y), "iid", clients=2, min_examples=(1, 0))
+
+
+@pytest.mark.parametrize(("same", "said"), [(20, "100%.*say nothing"), (10, "50%.*say less"), (1, None)])
+def test_test_examples_that_are_trained_on_are_told_of_in_any_order(same, said):
+    x = np.random.default_rng(0).integers(256, size=(20, 4, 4), dtype=np.uint8)
+    y, clients = np.arange(20) % 2, np.arange(20) % 3
+    x_test = np.concatenate([x[:same], 255 - x[same:]])
+    given = {"x_test": x_test[::-1], "y_test": y[::-1], "clients_test": clients}
+    if said is None:
+        with warnings.catch_warnings(action="error"):
+            from_clients(x, y, clients, **given)
+    else:
+        with pytest.warns(Notice, match=f"^arrays: {said} of new data"):
+            from_clients(x, y, clients, **given)
 
 
 def test_clients_without_training_or_test_examples_are_named():

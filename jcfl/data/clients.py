@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from jcfl.data.arrays import from_arrays
 from jcfl.data.dataset import Dataset, channelled, features, joined, of_clients, owners
 from jcfl.data.federation import federation
-from jcfl.data.overlaps import tell_of_equal_sets
+from jcfl.data.overlaps import tell_of_common_examples
 from jcfl.errors import InputError, Notice, shown
 from jcfl.types import Federation
 from jcfl.types.host import whole_map
@@ -91,7 +91,7 @@ def from_clients(
         where=name,
         series=series,
     )
-    tell_of_equal_sets(whole)
+    tell_of_common_examples(whole)
     with warnings.catch_warnings(category=Notice, action="ignore"):  # clients that are left out are an error here
         made = federation(whole, "natural", min_examples=min_examples, **options)
     if len(made.groups) < len(names):

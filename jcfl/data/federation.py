@@ -14,7 +14,7 @@ from jcfl.data import scenarios as scenarios
 from jcfl.data.dataset import Dataset, Examples, channelled, examples, redivided, whole_numbers
 from jcfl.data.drift import with_drift
 from jcfl.data.mixing import with_mixing
-from jcfl.data.overlaps import tell_of_equal_sets
+from jcfl.data.overlaps import tell_of_common_examples
 from jcfl.data.partition import NOBODY, Draws, Least, Partition, packed
 from jcfl.data.soundness import checked, sound
 from jcfl.data.topping import topped_up
@@ -112,7 +112,7 @@ def federation(
         raise InputError(f"expected a dataset or a list of them, got {shown(dataset)}")
     datasets = [_shaped(one) for one in datasets]
     for one in datasets:
-        tell_of_equal_sets(one)
+        tell_of_common_examples(one)
     make = registry.find("scenario", scenario)
     own = _own_options(scenario, make, options, common)
     classes = max((one.classes for one in datasets), default=1)

@@ -1,15 +1,21 @@
-"""Examples that are given twice: parts of a dataset's splits that overlap, or a test set that is the training set."""
+"""Examples that are given twice: parts of a dataset's splits that overlap, or test examples that are trained on."""
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jcfl.data.dataset import CHECKED, Dataset
+from jcfl.data.dataset import CHECKED, Dataset, Examples
 from jcfl.errors import InputError, Notice
+
+HASHED = 2**30
+"""The most bytes of examples that are compared one with another, whatever their order; this takes about two seconds."""
+
+COMMON = 0.1
+"""The least share of test examples among the training examples that is told of."""
 
 
 class Span(NamedTuple):
@@ -30,7 +36,7 @@ def refuse_repeated_rows(spans: Sequence[Span], where: Path) -> None:
 def tell_of_common_rows(first: Sequence[Span], second: Sequence[Span], where: Path) -> None:
     """Say in a notice that rows are both in the part to train on and in the part to test on.
 
-    If the two parts are the same, `tell_of_equal_sets` says so.
+    If the two parts are the same, `tell_of_common_examples` says so.
     """
     if [*first] == [*second]:
         return
@@ -47,12 +53,34 @@ def common_rows(one: Span, two: Span) -> str:
     return f"rows {start} to {end - 1} of {one.name}" if one.name == two.name and start < end else ""
 
 
-def tell_of_equal_sets(dataset: Dataset) -> None:
-    """Say in a notice that a dataset has the same examples to train and to test on, in the same order."""
+def tell_of_common_examples(dataset: Dataset) -> None:
+    """Say in a notice that examples of a dataset, with their labels, are there both to train and to test on.
+
+    A test set that is the training set in the same order is found at any size. Apart from that, sets beyond `HASHED`
+    bytes are not compared, and less than `COMMON` of the test examples is no news: many datasets repeat a few.
+    """
     train, test = dataset.train, dataset.test
     if len(test) and np.array_equal(train.y, test.y) and _equal(train.x, test.x):
-        told = f"{dataset.name}: the test set is the training set, so test metrics say nothing of new data"
+        share, found = 1.0, "the test set is the training set"
+    else:
+        share = _common_share(train, test)
+        found = f"{share:.0%} of the test examples are training examples"
+    if share >= COMMON:
+        told = f"{dataset.name}: {found}, so test metrics say {'nothing' if share == 1 else 'less'} of new data"
         warnings.warn(f"{told}; give other examples to test on", Notice, stacklevel=3)
+
+
+def _common_share(train: Examples, test: Examples) -> float:
+    """The share of test examples that are among the training examples; 0 where they are not compared."""
+    if not len(test) or train.x.shape[1:] != test.x.shape[1:] or train.x.nbytes + test.x.nbytes > HASHED:
+        return 0.0
+    known = set(_hashes(train))
+    return sum(one in known for one in _hashes(test)) / len(test)
+
+
+def _hashes(examples: Examples) -> Iterator[int]:
+    """A number of 64 bits for every example and its label, which differs between different ones."""
+    return (hash((label, row.tobytes())) for label, row in zip(examples.y.tolist(), examples.x, strict=True))
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
