@@ -157,11 +157,14 @@ def starts(context: typer.Context, starts: Annotated[int, typer.Option(min=2)] =
 
 
 @app.command()
-def rates(context: typer.Context, warmup: int = 12) -> None:
-    """How fast the squared gradient shrinks with rounds, beside the thesis's rates; `rounds` begin after a warm-up."""
-    from rates import answer
+def rates(context: typer.Context, warmup: int = 12, by_horizon: bool = False) -> None:
+    """How fast the squared gradient shrinks with rounds, beside the thesis's rates; `rounds` begin after a warm-up.
 
-    answer(context.obj(rounds=100), warmup)
+    With `--by-horizon` each number of rounds is a training of its own, with a learning rate in proportion to 1/√rounds.
+    """
+    from rates import answer, answer_by_horizon
+
+    (answer_by_horizon if by_horizon else answer)(context.obj(rounds=100), warmup)
 
 
 @app.command()

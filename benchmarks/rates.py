@@ -4,11 +4,12 @@
     python benchmarks/rates.py benchmarks/figures/question-rates.json
 
 The first command trains, and writes the JSON file and the figure beside it; the second one draws the figure again.
+With `--by-horizon` each number of rounds T is a training of its own, with a learning rate in proportion to 1/√T.
 
 The theorems bound means over rounds and local steps, beginning with the initial models. Here the gradient is taken once
 in a round, after it, at the server's models; that of the initial models, for which there are no clusters yet, is not in
-the mean. The learning rate is fixed. For WeCFL the bound then does not reach 0, and for CAM the thesis takes a rate
-that depends on the number of rounds. So the slopes are no test of the theorems.
+the mean. Where the learning rate is fixed, WeCFL's bound does not reach 0, and for CAM the thesis takes a rate that
+depends on the number of rounds. So the slopes of one training are no test of the theorems.
 """
 
 from collections.abc import Mapping
@@ -18,13 +19,17 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from inputs import read, run_script
-from study import Study, drawing, heading, row
+from study import TRAIN, Study, drawing, heading, row
 
 from jcfl.results import History
+from jcfl.types import Federation
 from jcfl.view.plotting.style import COLOURS, DASHES, PAGE
 
 RATES = {"WeCFL": -1.0, "WeCFL, CAM": -0.5, "IFCA, CAM": -0.5}
 """The power of the number of rounds with which the thesis lets the mean shrink: Remark 3.4.15 and Theorem 7.3.6."""
+
+MOMENTS = (1, 3, 10, 30, 100, 300)
+"""The numbers of rounds in a table, up to those of the run."""
 
 FROM = 10
 """The first number of rounds of which the slope is taken."""
@@ -32,25 +37,61 @@ FROM = 10
 
 def answer(study: Study, warmup: int) -> None:
     """Print the mean over rounds of the squared gradient in each theorem, and its slope in both logarithms."""
-    cam = {"addons": [{"name": "cam", "warmup": warmup}]}
-    rows = {title: {"name": title.split(",")[0].lower(), "clusters": study.groups} for title in RATES}
-    rows = study.chosen({title: one | (cam if "CAM" in title else {}) for title, one in rows.items()})
-    moments = [t for t in (1, 3, 10, 30, 100, 300) if t <= study.rounds]
+    rows, federations = trained(study, warmup), study.federations("grouped_dirichlet", groups=study.groups)
+    moments = [t for t in MOMENTS if t <= study.rounds]
     found: dict[str, Any] = {title: [] for title in rows}
-    federations = study.federations("grouped_dirichlet", groups=study.groups)
     print(heading(["method", *(f"{t} rounds" for t in moments), "slope", "in the thesis"]), flush=True)
     for title, method in rows.items():
         for seed, federation in enumerate(federations):
-            before = warmup if "CAM" in title else 0
-            given = {"rounds": before + study.rounds, "evaluate_every": 1, "evaluate_quality": True}
-            history, _ = study.run(federation, method=method, seed=seed, **given)
-            found[title].append(means(bounded(history), history.rounds > before).tolist())
+            found[title].append(measured(study, federation, title, method, warmup, seed, study.rounds).tolist())
             study.saved(found)
         mean = np.mean(found[title], 0)
         cells = [f"{mean[t - 1]:.3f}" for t in moments]
         print(row(title, [*cells, f"{slope(mean):.2f}", f"{RATES[title]:g}"]), flush=True)
     if study.out is not None:
         draw(found, study.out.with_suffix(".png"))
+
+
+def answer_by_horizon(study: Study, warmup: int) -> None:
+    """Print the same means where each number of rounds T is a training of its own, and their slope.
+
+    Its learning rate is that of the other studies times √(rounds/T), so that the longest training has the same one.
+    """
+    rows, federations = trained(study, warmup), study.federations("grouped_dirichlet", groups=study.groups)
+    horizons = [t for t in MOMENTS if FROM <= t <= study.rounds]
+    if len(horizons) < 2:
+        raise typer.BadParameter(f"a slope needs two numbers of rounds of {MOMENTS}, from {FROM} on: raise --rounds")
+    found: dict[str, Any] = {title: [] for title in rows}
+    print(heading(["method", *(f"{t} rounds" for t in horizons), "slope", "in the thesis"]), flush=True)
+    for title, method in rows.items():
+        for seed, federation in enumerate(federations):
+            last = {}
+            for rounds in horizons:
+                train = TRAIN | {"lr": TRAIN["lr"] * (study.rounds / rounds) ** 0.5}
+                curve = measured(study, federation, title, method, warmup, seed, rounds, train=train)
+                last[rounds] = float(curve[-1])
+            found[title].append(last)
+            study.saved(found)
+        mean = np.mean([list(last.values()) for last in found[title]], 0)
+        power = float(np.polyfit(np.log(horizons), np.log(mean), 1)[0])
+        print(row(title, [*(f"{value:.3f}" for value in mean), f"{power:.2f}", f"{RATES[title]:g}"]), flush=True)
+
+
+def trained(study: Study, warmup: int) -> dict[str, Any]:
+    """The methods that were asked for, by their titles."""
+    cam = {"addons": [{"name": "cam", "warmup": warmup}]}
+    rows = {title: {"name": title.split(",")[0].lower(), "clusters": study.groups} for title in RATES}
+    return study.chosen({title: one | (cam if "CAM" in title else {}) for title, one in rows.items()})
+
+
+def measured(
+    study: Study, federation: Federation, title: str, method: Any, warmup: int, seed: int, rounds: int, **given: Any
+) -> np.ndarray:
+    """The mean of the squared gradient over the first T rounds after a warm-up, for every T of one run. [rounds]"""
+    before = warmup if "CAM" in title else 0
+    given |= {"rounds": before + rounds, "evaluate_every": 1, "evaluate_quality": True}
+    history, _ = study.run(federation, method=method, seed=seed, **given)
+    return means(bounded(history), history.rounds > before)
 
 
 def bounded(history: History) -> np.ndarray:

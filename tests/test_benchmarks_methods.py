@@ -166,6 +166,21 @@ def test_rates_are_of_the_mean_over_the_method_s_own_rounds(ask, tmp_path):
     assert rates.means(1.0 * rounds, counted)[:3].tolist() == [21, 21.5, 22]
 
 
+def test_rates_by_horizon_have_a_training_for_each_number_of_rounds(ask, monkeypatch):
+    import rates
+
+    monkeypatch.setattr(rates, "FROM", 1)
+    asked = ("--only", "WeCFL", "--seeds", "1", "--rounds", "3", "rates")
+    text, found = ask(*asked, "--by-horizon")
+    (means,) = found["WeCFL"]
+    assert list(means) == ["1", "3"] and np.isfinite(list(means.values())).all()
+    assert text.splitlines()[-1].startswith(f"| WeCFL | {means['1']:.3f} | {means['3']:.3f} | ")
+    _, fixed = ask(*asked)
+    (curve,) = fixed["WeCFL"]
+    assert means["3"] == pytest.approx(curve[2], rel=1e-5)  # the longest training has the learning rate of the others
+    assert means["1"] != pytest.approx(curve[0], rel=1e-3)
+
+
 def test_grids_of_numbers_show_those_of_the_file(monkeypatch, tmp_path):
     """Of the combinations, a NaN is a combination that was refused; of the defences, a panel is an attack."""
     monkeypatch.syspath_prepend(FOLDER)
