@@ -74,7 +74,7 @@ def why_no_chain(rng: np.random.Generator, task: Task, model: Model, x: np.ndarr
     except TypeError:
         return "not every number beside a kernel belongs to one neuron"
     same = np.allclose(before, after, rtol=1e-3, atol=1e-3 * np.abs(before).max())
-    return "" if same else "with its hidden neurons shuffled it answers differently"
+    return "" if same else "with its hidden neurons shuffled it predicts something else"
 
 
 def arbitrary_model(rng: np.random.Generator, shapes: Model) -> Model:

@@ -102,7 +102,7 @@ def refuse_rules(method: Method, context: Context) -> None:
         )
     if method.is_summed and any(isinstance(other, Fair) for other in others):
         raise InputError(
-            f"{name}: the rule 'fair' takes losses of single models, and with cam two models answer together"
+            f"{name}: the rule 'fair' takes losses of single models, and with cam two models predict together"
         )
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: every client answers its own test examples with the model that serves it."""
+"""Evaluation: every client predicts its own test examples with the model that serves it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
 
     Args:
         labels: the cluster that serves each client; -1: the global model. [m]
-        logits: the answer to every test row. [r, c]
+        logits: of every test row. [r, c]
 
     Returns:
         `labels` [m]; `counts` [m, 3, c], as `metrics.counts` gives them; `losses` [m], the sum of the task's loss over
@@ -43,7 +43,7 @@ def outcome(task: Task, state: State, federation: Federation, labels: Array, log
 
 
 def evaluation(task: Task, predict: Predict, measure: Evaluate) -> Evaluate:
-    """The evaluation of a method: the `outcome` of its answers, and what it measures besides them."""
+    """The evaluation of a method: the `outcome` of its predictions, and what it measures besides them."""
 
     def evaluate(state: State, federation: Federation) -> dict[str, Array]:
         return outcome(task, state, federation, *predict(state, federation)) | measure(state, federation)
@@ -52,7 +52,7 @@ def evaluation(task: Task, predict: Predict, measure: Evaluate) -> Evaluate:
 
 
 def with_validation(evaluate: Evaluate) -> Evaluate:
-    """An evaluation that has the clients' answers to their validation examples too, where a federation has some.
+    """An evaluation that has the clients' predictions of validation examples too, where a federation has some.
 
     They are added as `validation_counts`, `validation_losses` and `validation_unanswered`, as `outcome` gives those of
     test examples.
@@ -79,9 +79,9 @@ def shared_accuracy(context: Context, state: State, federation: Federation) -> A
 
 
 def predictor(method: Method, context: Context, grouping: Grouping, client: Callable[..., Upload]) -> Predict:
-    """`(state, federation) -> (labels [m], logits [r, c])`: which cluster serves each client, and the answers.
+    """`(state, federation) -> (labels [m], logits [r, c])`: which cluster serves each client, and the predictions.
 
-    Clients in no cluster (-1) are answered by ω. With `answer: sum` they are answered by ω alone.
+    ω predicts for clients in no cluster (-1). With `answer: sum` it predicts for them alone, without a cluster's model.
     """
     answer = logits_function(context.task, method.is_summed)
     private = method.train.private
@@ -124,7 +124,7 @@ def serving_clusters(
 
 
 def logits_function(task: Task, added: bool) -> LogitsFunction:
-    """How a client answers `x` [n, ...] from its cluster's model and ω: logits [n, c]."""
+    """How a client predicts `x` [n, ...] from its cluster's model and ω: logits [n, c]."""
 
     def answer(cluster: Model, shared: Model, x: Array) -> Array:
         logits = task.apply(cluster, x)[0]
@@ -159,7 +159,7 @@ def memberships(context: Context, state: State, federation: Federation) -> Array
 
 
 def mixture_logits(context: Context, state: State, federation: Federation, weights: Array) -> Array:
-    """The answer to every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
+    """The logits of every test row: all cluster models by the weights [m, k] of the row's client. [r, c]"""
     rows, owner = federation.test.rows, chunks.owners(federation.test)
     if not rows.size:
         return no_answers(context)
@@ -185,7 +185,7 @@ def predictions(
 ) -> Array:
     """The logits of every test row, from the model that serves its client. [r, c]
 
-    Rows of one model are answered together, so a model is read once per tile and not once per client.
+    Rows of one model are predicted together, so a model is read once per tile and not once per client.
 
     Args:
         alone: in place of a cluster's model for clients that have none.
@@ -203,7 +203,7 @@ def predictions(
         return answer(model, shared, chunks.model_inputs(federation, federation.test.rows[row]))
 
     fixed = clusters, shared, alone, federation
-    # Many models are divided among the devices by their parameters, and each computes its part of all answers.
+    # Many models are divided among the devices by their parameters, and each computes its part of all logits.
     devices = 1 if chunks.are_many(k, context.population.clients) else context.resources.devices
     logits = chunks.over_devices(part, fixed, (tiles.label, tiles.row), devices, batch)  # [t, n, c]
     place = jnp.where(tiles.row < 0, rows.size, tiles.row)
@@ -241,7 +241,7 @@ def individual_predictions(
         label = labels[who]
         sent = engine.broadcast(state, jnp.maximum(label, 0), who, common)
         sent = sent.replace(label=label, cluster=trees.select(label >= 0, sent.cluster, alone))
-        if private and method.is_summed:  # without a cluster, ω answers alone
+        if private and method.is_summed:  # without a cluster, ω predicts alone
             kept = trees.select(label >= 0, sent.own["private"], parts.part_of(alone, private))
             sent = sent.replace(own=sent.own | {"private": kept})
         model, shared = parts.with_part(sent.cluster, sent.own.get("private", {})), state.shared
@@ -269,7 +269,7 @@ def no_answers(context: Context) -> Array:
 
 
 def tile_sizes(rows: int, k: int, most: int, model_bytes: int, budget: int) -> tuple[int, int]:
-    """Rows in a tile, and tiles answered at a time; together they have at most `most` rows, a power of two."""
+    """Rows in a tile, and tiles predicted at a time; together they have at most `most` rows, a power of two."""
     most = min(most, 1024)
     tile = 2 ** int(np.clip(np.log2(max(rows, 1) / (2 * k)), 3, np.log2(most)))
     return tile, int(np.clip(budget // max(model_bytes, 1), 1, max(1, most // tile)))

@@ -25,10 +25,10 @@ def objective(
     partner: Reference | None = None,
     scale: Callable[[Broadcast], Array] | None = None,
 ) -> Objective:
-    """The loss of a client's answer and of `terms`, as a function to differentiate by its first argument.
+    """The loss of a client's predictions plus `terms`, as a function to differentiate by its first argument.
 
-    With a `partner` the answer is the sum of the model's logits and those of the partner's model, held fixed. With a
-    `scale` the loss of the answer is multiplied by it; the terms are not.
+    With a `partner`, the partner's logits, which are held fixed, are added to the model's. With a `scale` the loss of
+    the predictions is multiplied by it; the terms are not.
 
     Returns:
         `value(params, model, batch, sent, key) -> (loss [], model)`; the model comes back with updated statistics.

@@ -1,4 +1,4 @@
-"""Phases before a method's own rounds, and runs that answer together."""
+"""Phases before a method's own rounds, and runs that predict together."""
 
 from typing import Any
 
@@ -102,7 +102,7 @@ class Votes(struct.PyTreeNode):
 
 
 def with_votes(context: Context, main: Algorithm, other: Algorithm, copies: int, by: str) -> Algorithm:
-    """`main` and `copies` independent runs of `other`, which answer together.
+    """`main` and `copies` independent runs of `other`, which predict together.
 
     Clusters and labels are those of `main`, whose start and cohorts are those it has without votes.
 

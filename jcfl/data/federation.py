@@ -27,7 +27,7 @@ VALIDATION, RESPLIT, DRIFT, MIXING = 6, 7, 8, 9
 seed. The attackers' is before them."""
 
 COUNTS = 24
-"""Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are answered."""
+"""Bytes of the counts of a client's examples of one class: to train on, to test on, and as they are predicted."""
 
 Shares = Annotated[
     Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, le=1)]],

@@ -27,10 +27,10 @@ FIELDS = ("labels", "counts", "losses", "seen")
 """What the device has to hand over of every client so that scores can be computed."""
 
 ANSWERS = ("counts", "losses", "unanswered")
-"""What the device hands over that says how clients answered some examples; the last may be left out."""
+"""What the device hands over that says what clients predicted for some examples; the last may be left out."""
 
 CLUSTERING: tuple[Over, ...] = ("present", "held out")
-"""What a score is taken over that does not depend on the examples answered."""
+"""What a score is taken over that does not depend on the examples predicted."""
 
 
 def measured(outcome: Mapping[str, Any], federation: Federation, round: int) -> dict[str, Any]:
