@@ -66,7 +66,8 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
     private = parts.names(context.task, train.private, "private")
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = usual) -> Upload:
-        unsent = parts.part_of(sent.cluster, private)  # nobody's: what the models began with
+        # The server never gets these layers, so in its models they are as in the initial model.
+        unsent = parts.part_of(sent.cluster, private)
         sent = with_private(sent, method.trains_shared)
         start = sent.cluster
         if train.correction:

@@ -24,8 +24,9 @@ Form = Callable[[Task, Dot, Model, Clients, Key], tuple[Model, Array]]
 class Description(NamedTuple):
     """How a client is described by a tree of parameters.
 
-    It is called as `describe(anchor, data of one client, key) -> (Ψ, trust [])`, where `trust` is the part of the
-    squared length of Ψ that is not noise.
+    It is called as `describe(anchor, data of one client, key) -> (Ψ, trust [])`. The *trust* is the part of the squared
+    length of Ψ that is not noise, in (0, 1]. It takes the place of ‖Ψ‖² = 1 in all cosines. It is 1 unless the method's
+    comparison corrects for noise.
     """
 
     task: Task
@@ -33,7 +34,7 @@ class Description(NamedTuple):
     has_coordinates: bool  # whether Ψ is made of gradients alone, so that it can be had in coordinates
 
     def __call__(self, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:
-        """Ψ as a tree of parameters, and how far to trust its length."""
+        """Ψ as a tree of parameters, and its trust, see above."""
         return self.form(self.task, optax.tree.vdot, anchor, data, key)
 
 
@@ -59,11 +60,11 @@ def displacement(task: Task, trainer: Trainer, steps: int) -> Description:
 
 
 def halves(task: Task) -> Description:
-    """Ψ from the gradients g₁, g₂ of two random halves of the data, with the part of its squared length not noise.
+    """Ψ from the gradients g₁, g₂ of two random halves of the data, which show how much of its length is noise.
 
-    Ψ = (g₁ + g₂) / s with s its norm. Of ‖Ψ‖² = 1 the share 4⟨g₁, g₂⟩ / s² is what two independent samples of the
-    distribution agree on; used in its place wherever a cosine is formed, it makes the cosine an unbiased estimate of
-    that between the distributions, however few examples a client has.
+    Ψ = (g₁ + g₂) / s with s = ‖g₁ + g₂‖. The trust is 4⟨g₁, g₂⟩ / s², clipped to [0.05, 1]: the share of ‖Ψ‖² on which
+    two independent samples of the client's distribution agree. With it in place of ‖Ψ‖², a cosine is an unbiased
+    estimate of that between two distributions, but for the clipping, however few examples a client has.
     """
 
     def form(task: Task, dot: Dot, anchor: Model, data: Clients, key: Key) -> tuple[Model, Array]:

@@ -170,7 +170,7 @@ class Train(Piece):
 class Rule(Protocol):
     """How the uploads of a cluster become one model; `bind` gives None where they can be summed as they come.
 
-    A rule that does not look at how clients count says so by `weighs = False`; `jcfl list` then does not say it either.
+    A rule that ignores the clients' weights sets `weighs = False`; `jcfl list` then prints no weights.
     """
 
     def bind(

@@ -33,8 +33,8 @@ class Reliability(Piece):
         stragglers: the probability that a client is slow in a round.
         late: what becomes of a slow client's round: it does a random share of its local steps, at least one
             (Li et al. 2020, FedProx), or its round is lost.
-        period: rounds in which a client's window of availability comes round; 0: clients are always available.
-        window: the share of a period in which a client is available. Clients' windows begin at random rounds.
+        period: after so many rounds a client's availability repeats; 0: clients are always available.
+        window: the share of each period in which a client is available. Clients' windows begin at random rounds.
     """
 
     name: ClassVar[str] = "random"
@@ -142,7 +142,7 @@ def random(
     late: Annotated[
         Literal["partial", "lost"], Field(description="a slow client does a part of its steps, or its upload is lost")
     ] = "partial",
-    period: Annotated[int, Field(ge=0, description="rounds between windows of availability; 0: always available")] = 0,
+    period: Annotated[int, Field(ge=0, description="rounds after which availability repeats; 0: always available")] = 0,
     window: Annotated[
         float, Field(gt=0, le=1, description="share of a period in which a client is available")
     ] = WINDOW,

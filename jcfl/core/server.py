@@ -86,7 +86,7 @@ def merged(server: dict[str, Any], weights: Array, first: Model, method: Method)
 def aggregate(
     method: Method, bound: Bound | None, state: State, members: Cohort, federation: Federation, models: Models
 ) -> tuple[Models, Array]:
-    """The clusters' aggregates of models that were kept [s, ...], and what weighs in each. [k, ...], [k]
+    """The clusters' aggregates of models that were kept [s, ...], and the total weight of each. [k, ...], [k]
 
     Args:
         bound: the averaging rule for the run; None for the weighted mean.
@@ -104,7 +104,7 @@ def bucket_key(state: State) -> Key:
 
 
 def weighed(method: Method, state: State, members: Cohort, federation: Federation) -> tuple[Array, Array, Array]:
-    """The cohort's labels [s] and weights [s], and what weighs in each cluster [k]."""
+    """The cohort's labels [s] and weights [s], and the total weight of each cluster [k]."""
     labels = state.labels[members.who]
     weights = weights_of(members, federation, counting(method))
     return labels, weights, jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
@@ -113,7 +113,7 @@ def weighed(method: Method, state: State, members: Cohort, federation: Federatio
 def means_of_kept(
     method: Method, state: State, members: Cohort, federation: Federation, models: Models
 ) -> tuple[Models, Array, Model]:
-    """The clusters' means of all clients' last models [m, ...], what weighs in each, and the mean of all by size.
+    """The clusters' means of all clients' last models [m, ...], the total weights, and the mean of all by size.
 
     The clients' models are gone through some at a time, as they may be on the host. [k, ...], [k], [...]
     """

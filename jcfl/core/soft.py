@@ -60,8 +60,9 @@ def hard(weights: Array) -> Array:
 def client(task: Task, trainer: Trainer, rows: int) -> Client:
     """A client of FedEM: one E-step, then local training of all K models on examples weighted by responsibility.
 
-    `Broadcast.cluster` and `Upload.cluster` hold the models of all clusters, `[k, ...]`. The weights enter as the rows
-    of `Clients.mask`: the mean loss of a batch is then the weighted sum over its real rows, divided by their number.
+    `Broadcast.cluster` and `Upload.cluster` hold the models of all clusters, `[k, ...]`. The responsibilities are the
+    weights of examples, `Clients.weight`: the loss of a batch is the weighted sum of the losses of its real rows,
+    divided by their number.
     """
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = trainer) -> Upload:

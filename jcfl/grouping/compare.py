@@ -74,7 +74,12 @@ class Cosine(Distances):
 @register("compare", "noise_corrected")
 @dataclass(frozen=True, kw_only=True)
 class NoiseCorrectedCosine(Cosine):
-    """The cosine with lengths corrected for sampling noise, from gradients of two halves of the data (ours)."""
+    """The cosine with lengths corrected for sampling noise, from gradients of two halves of the data (ours).
+
+    A client takes the gradients g₁ and g₂ of two random halves of its examples. Its description is Ψ = (g₁ + g₂) / s
+    with s = ‖g₁ + g₂‖. In the length of a cluster's vector, 4⟨g₁, g₂⟩ / s², clipped to [0.05, 1], takes the place of
+    ‖Ψ‖² = 1. The gradients of few examples are noisy, and a plain cosine of two clients of one group is then small.
+    """
 
     name: ClassVar[str] = "noise_corrected"
     corrected: ClassVar[bool] = True

@@ -19,16 +19,18 @@ BLOCK = 64
 
 
 class Merging(NamedTuple):
-    """The state of greedy merging. Every pair of clusters belongs to the one that changed last, the later row at first.
+    """The state of greedy merging.
 
-    A cluster therefore loses the pairs with another one when that changes, and gets no pairs until it changes itself:
-    its largest cosine can only fall, and is computed again when it is the largest of all.
+    Each pair of clusters is stored with one of the two: with the one that changed last, and before the first merge with
+    the one in the later row. So if a cluster changes, all of its pairs are stored with it, and other clusters only lose
+    pairs. The largest cosine stored with a cluster that does not change can therefore only fall. A value that may be
+    out of date is computed again when it is the largest of all clusters.
     """
 
     gram: Array  # [k, k] inner products of the clusters' vectors
     norm: Array  # [k] one divided by the length of each vector
     order: Array  # [k] int32, a cluster that changed later has a greater number; -1 where a row holds none
-    best: Array  # [k] the largest cosine of the pairs that belong to a cluster, or more than it
+    best: Array  # [k] the largest cosine of the pairs that are stored with a cluster, or a number above it
     partner: Array  # [k] int32, the other cluster of that pair, the first of several; -1 if it has to be found again
     target: Array  # [k] int32, the row that each of the first clusters is in
     turn: Array  # [] int32, how many pairs were looked at
@@ -44,17 +46,19 @@ def greedy(gram: Array, alive: Array, tau: Array | float) -> tuple[Array, Array]
     pairs, and each takes O(k) instead of O(k²) operations. Of equally similar pairs the one with the smallest row is
     merged, and of several with this row the one with the smallest other row.
 
-    Mutually most similar pairs cannot merge at the same time: a sum can be more similar to a third vector than its
-    parts were. Among clients of one group it is, so that the largest cluster takes in one client after another. But a
-    device does `BLOCK` merges without a decision of the host whether there is another one.
+    Merges are done one after another, also where two clusters are most similar to each other. Two such pairs could not
+    be merged at the same time, because the sum of two vectors can be more similar to a third vector than either of them
+    is. Among clients of one group this is common: the largest cluster takes in one client after another. A device does
+    up to `BLOCK` merges before the host decides whether there is another one.
 
     Args:
-        gram: inner products of the clusters' vectors. [k, k]
+        gram: inner products of the clusters' vectors. [k, k] float
         alive: which rows hold a cluster. [k] bool
-        tau: the threshold in [-1, 1]; above 1 nothing is merged, and at -1 everything.
+        tau: the threshold in [-1, 1]; above 1 nothing is merged, and at -1 everything. [] float
 
     Returns:
-        for every row the smallest row among those it was merged with [k] int32, and the Gram matrix after merging.
+        for every row the smallest row among those it was merged with [k] int32, and the Gram matrix after merging
+        [k, k] float.
     """
     end = merged(gram, alive, tau)
     return end.target, end.gram

@@ -157,7 +157,8 @@ def descriptions(
 ) -> tuple[Model, Array]:
     """Ψ of the clients `who` [s], which is zero if a client is not `new` [s], and its trust. [s, ...], [s]
 
-    Both are zero if they are not finite, because they would spoil the sums; no other description has a trust of zero.
+    For the trust see `jcfl.core.describing.Description`. Both are zero if they are not finite, because they would spoil
+    the sums; no other description has a trust of zero.
     """
 
     def describe(client: Array, data: Clients) -> tuple[Model, Array]:

@@ -39,7 +39,8 @@ def fesem(
 ) -> Method:
     """K-means on local models: clients join the nearest centre; centres are unweighted means; λ is a proximal term.
 
-    Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. Each client is
+    Xie et al. 2020 (arXiv:2005.01026), Alg. 1-2: E-step eq. 9, M-step eq. 10, local update eq. 8. The paper repeats
+    these three steps; a round here begins with the local update, because all models are alike before it. Each client is
     represented by its last local model. A client without one is not counted, and starts in the cluster whose model has
     the least loss on its data. The first clustering is the best of 20 seedings by K-means++ (§6.1). An empty cluster
     takes the farthest client, or stays empty with `empty="keep"`. The paper allows other distances than the squared
@@ -76,7 +77,13 @@ def wecfl(
 ) -> Method:
     """FeSEM with size-weighted K-means and averages, and no proximal term (Ma 2023, Alg. 1).
 
-    `refit=False` continues from the current centres (Alg. 1), `refit=True` is the thesis's code.
+    A client counts by its training examples in the choice of first centres, in the M-step (line 5) and in averages; the
+    E-step (line 4) joins the nearest centre by the squared Euclidean distance. `refit=False` continues from the current
+    centres (Alg. 1), `refit=True` is the thesis's code.
+
+    Deviations:
+        The first clustering is as in FeSEM: the best of 20 seedings by K-means++, after the first local training. Alg.
+        1 starts from K random models.
     """
     return Method(
         name="wecfl",

@@ -23,7 +23,8 @@ def ifca(
 ) -> Method:
     """K models with different initial values; a client joins the one with the least loss on its data (= HypCluster).
 
-    Ghosh et al. 2020. A cluster without clients keeps its model.
+    Ghosh et al. 2020, Alg. 1 with model averaging (option II). Among equal losses the first model is chosen. A cluster
+    without clients keeps its model.
 
     Deviations:
         Averages are weighted by size; those of the authors' code are equal (`averaging="equally"`). Test-time

@@ -48,11 +48,15 @@ def stocfl(
 ) -> Method:
     """Clients are described by a gradient at a fixed anchor and merged by cosine; proximal term to a global model.
 
-    Zeng et al. 2023 (arXiv:2303.00897), Alg. 1 and eqs. 2-3. Ψ is computed when a client first takes part; a cluster's
-    vector is the sum of Ψ over all its members seen so far; pairs with cosine ≥ τ are merged, the most similar first. τ
-    > 1 gives Ditto if everybody takes part in the first round or with `start="initial"`, and τ = -1 one cluster: FedAvg
-    for λ = 0. The global objective G of ω is FedAvg's, or FedProx's with
-    `mu`; a robust rule (`aggregate`, or the add-on `robust`) averages ω too.
+    Zeng et al. 2023 (arXiv:2303.00897), Alg. 1 and eqs. 2-3. Clustering (lines 4-13): a client computes Ψ when it first
+    takes part (line 6); a cluster's vector is the sum of Ψ over all its members seen so far (line 9); pairs of clusters
+    with a cosine of at least τ are merged, the most similar first (lines 11-13). Training (lines 14-23): a sampled
+    client trains its cluster's model with the proximal term λ/2 · ‖θ − ω‖² (line 21), and a copy of ω (line 22); the
+    server averages both (lines 17-19).
+
+    The global objective G of ω is FedAvg's, or FedProx's with `mu`. A robust rule (`aggregate`, or the add-on `robust`)
+    averages ω too. With τ = -1 there is one cluster, and for λ = 0 this is FedAvg. With τ above 1 nothing is merged,
+    and this is Ditto if everybody takes part in the first round, or with `start="initial"`.
 
     Deviations:
         Cluster vectors sum over all members seen so far (Alg. 1 line 9; the authors' code: this round's only). A
