@@ -336,7 +336,9 @@ def add_quality(name: str, title: str, meaning: str, unit: Unit = "") -> None:
 add_quality(
     "moves", "clients that moved", "Clients that are in another cluster than at the previous evaluation.", "clients"
 )
-add_quality("learning_objective", "learning objective F", "The mean training loss of the clusters' models (eq. 3.3a).")
+add_quality(
+    "learning_objective", "learning objective F", "The mean training loss of the clusters' models (Ma 2023, eq. 3.3a)."
+)
 add_quality(
     "clustering_objective",
     "clustering objective C",
@@ -353,12 +355,14 @@ add_quality(
     "The largest clusterability B of a cluster (Ma 2023, eq. 3.18); 0 where its clients have equal gradients.",
 )
 add_quality(
-    "gradient_bound", "bound of gradients U", "The largest norm of a gradient (Assumption 3.4.1); at least this."
+    "gradient_bound",
+    "bound of gradients U",
+    "The largest norm of a gradient (Ma 2023, Assumption 3.4.1); at least this.",
 )
 add_quality(
     "gradient_variance",
     "variance of gradients σ²",
-    "The largest variance of a client's mini-batch gradients (Assumption 3.4.10); at least this.",
+    "The largest variance of a client's mini-batch gradients (Ma 2023, Assumption 3.4.10); at least this.",
 )
 add_quality(
     "smoothness", "smoothness β", "The largest change of a gradient by distance (Ma 2023, eq. 3.20); at least this."
@@ -366,12 +370,12 @@ add_quality(
 add_quality(
     "gradient_diversity",
     "gradient diversity δ²",
-    "The largest mean squared distance of gradients from their cluster's (Assumption 7.3.3); at least this.",
+    "The largest mean squared distance of gradients from their cluster's (Ma 2023, Assumption 7.3.3); at least this.",
 )
 add_quality(
     "partial_diversity",
     "partial diversity δ²",
-    "With cam: how much gradients by one model change with a client's copy of the other (Assumption 7.3.3).",
+    "With cam: how much gradients by one model change with a client's copy of the other (Ma 2023, Assumption 7.3.3).",
 )
 add_quality(
     "squared_gradient", "squared gradient", "The mean squared norm of clients' gradients at their clusters' models."
@@ -381,7 +385,9 @@ add_quality(
     "squared gradient by the global model",
     "With cam: the squared norm of the mean gradient by the global model (Ma 2023, eq. 7.17).",
 )
-add_quality("step_bound", "bound of the step size", "The step size below which WeCFL is shown to converge (eq. 3.35).")
+add_quality(
+    "step_bound", "bound of the step size", "The step size below which WeCFL is shown to converge (Ma 2023, eq. 3.35)."
+)
 add_quality(
     "round_bound",
     "bound of rounds",

@@ -137,7 +137,7 @@ class History:
 
         Args:
             x: the examples as the federation has its own, before they are scaled: pixels from 0 to 255, or numbers.
-                A client of a rotated group sees its images rotated. [n, ...]
+                Nothing is transformed, so give a client of a rotated group images that are rotated as its own. [n, ...]
             clients: the client of every example, or one for all, as places in `history.clients`, from 0. [n] int or an
                 int
             ids: the same by the clients' ids, in place of `clients`. [n] or one id
