@@ -47,9 +47,10 @@ def from_clients(
         x_test: [n', ...] test examples; without them a part of every client's examples becomes test examples.
         y_test: [n'] their labels.
         clients_test: [n'] their clients.
-        test_fraction: this part.
-        groups: the true group of every client: a mapping or a pandas Series by its name, or in the clients' order.
-        classes: the number of classes; by default the largest label plus one.
+        test_fraction: this part, a share in (0, 1); it is drawn at random by `seed`.
+        groups: the true group of every client, whole numbers from 0, or -1 where it is not known: a mapping or a pandas
+            Series by the client's name, or in the order of the sorted names. [m]
+        classes: the number of classes c; by default the largest label plus one.
         name: the name of the federation.
         min_examples: the smallest number of (training, test) examples of a client.
         series: whether `x` [n, t, c] are time series with t steps and c channels, not grey images.

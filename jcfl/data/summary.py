@@ -11,10 +11,17 @@ from jcfl.types import Federation
 
 
 def label_counts(federation: Federation, split: str = "train") -> np.ndarray:
-    """The number of examples of every class of every client, `[m, c]`.
+    """The number of examples of every class of every client.
+
+    Args:
+        federation: the federation.
+        split: `train`, `test`, or `validation` where there are validation examples.
+
+    Returns:
+        The numbers. [m, c] int
 
     Raises:
-        InputError: a client's rows are not in the pool.
+        InputError: there is no such split, or a client's rows are not in the pool.
     """
     owned, size = rows(federation, split)
     classes = federation.classes
