@@ -94,11 +94,11 @@ def gram_of_parts(
 
 
 def evidence(grams: np.ndarray, counts: np.ndarray) -> Evidence:
-    """The number of clusters and the threshold that several divisions into parts speak for.
+    """The number of clusters and the threshold, chosen by the errors of several divisions into parts.
 
-    A threshold is good if its error is not above the least one by more than its standard error over clients. The middle
-    of the good ones in a row around the best says how many clusters there are when all training data are merged; the
-    threshold is the middle of those that lead to so many.
+    A threshold is good if its error is at most one standard error over clients above the smallest error. Of the good
+    thresholds around the best one, without gaps, the middle one is taken: the number of clusters is the one that it
+    gives when all training data are merged. The threshold is the middle of those that give this number.
 
     Args:
         grams, counts: of each division, see `gram_of_parts`. [r, f, p, f, p], [r, f, p]
@@ -124,8 +124,8 @@ def evidence(grams: np.ndarray, counts: np.ndarray) -> Evidence:
 def joined(gram: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of some parts together: their products [p, p], the examples [p], and the trust in them [p].
 
-    The trust is the share of a gradient's squared length that is not noise: what the products of different parts say of
-    it, in at least 0.05 and at most 1 (see `jcfl.core.describing.halves`).
+    The trust is the share of a gradient's squared length that is not noise. It is estimated by the products of
+    different parts, and clipped to [0.05, 1]; see `jcfl.core.describing.halves`.
 
     Args:
         gram, counts: of these parts. [f, p, f, p], [f, p]

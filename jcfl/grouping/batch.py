@@ -58,7 +58,7 @@ class Clustering(Group):
         raise lacks(self, "labels")
 
     def continues_from_models(self) -> bool:
-        """Whether a later clustering of models begins at the cluster models as centres."""
+        """Whether a later clustering of models begins at the cluster models, which `labels` then gets as `centres`."""
         return False
 
     def nearest(self, method: Method, context: Context) -> Nearest | None:
