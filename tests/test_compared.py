@@ -52,3 +52,12 @@ def test_a_sweep_is_one_table(place):
     table = Sweep(points, [results.load(place / "runs" / name) for name in LEVELS], "accuracy_micro", 1).to_dataframe()
     assert list(table)[:4] == ["train.lr", "method", "seed", "round"]
     assert table.groupby("train.lr")["seed"].nunique().to_dict() == {0.1: 3, 0.2: 3}
+
+
+def test_pieces_and_lists_that_were_swept_can_be_grouped_by(place):
+    """A module stands there as in the names of points, and not as the mapping that stands for it in files."""
+    own = {"name": "given", "object": "Net-2", "value": {"width": "3"}}
+    points = [SimpleNamespace(values={"model": model, "scenario.angles": [0, 90]}) for model in ("linear", own)]
+    table = Sweep(points, [results.load(place / "runs" / name) for name in LEVELS], "accuracy_micro", 1).to_dataframe()
+    sizes = table.groupby(["model", "scenario.angles"])["seed"].nunique().to_dict()
+    assert sizes == {("linear", "0_90"): 3, ("Net-2", "0_90"): 3}

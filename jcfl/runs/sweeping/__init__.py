@@ -25,7 +25,7 @@ from jcfl.runs.config import Config
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.sweeping import shared
 from jcfl.runs.sweeping.groups import Training
-from jcfl.runs.sweeping.points import Over, Point, Points, as_checked, points, whole_sections
+from jcfl.runs.sweeping.points import Over, Point, Points, as_checked, label, points, whole_sections
 from jcfl.runs.sweeping.shared import begun
 from jcfl.runs.undecided import AUTO
 from jcfl.runs.workers import Workers
@@ -102,7 +102,8 @@ class Sweep:
             clients: whether to give the clients' accuracies instead, as `History.to_dataframe` does.
 
         Returns:
-            The table of `History.to_dataframe`, after a column for every key that was swept.
+            The table of `History.to_dataframe`, after a column for every key that was swept. Numbers and text are as
+            they were given; a piece, a module or a list is text, as in the names of the points.
 
         Raises:
             InputError: pandas is not installed.
@@ -112,7 +113,9 @@ class Sweep:
             table = one.to_dataframe(clients)
             swept = {key: value for key, value in point.values.items() if key not in table}  # `seed` is a column there
             for place, (key, value) in enumerate(swept.items()):
-                table.insert(place, key, [value] * len(table))
+                # A mapping or a list in a cell could not be grouped by.
+                cell = label(value) if isinstance(value, Mapping | list | tuple) else value
+                table.insert(place, key, [cell] * len(table))
             tables.append(table)
         return with_pandas().concat(tables, ignore_index=True)
 
