@@ -92,6 +92,11 @@ def cut(made, tmp_path):
     return Path(shutil.copytree(made / "cut", tmp_path / "cut"))
 
 
+def files_in(folder):
+    """The bytes of a folder's files, without the lock's."""
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.name not in IGNORED}
+
+
 def newest(folder):
     return max(folder.glob("checkpoints/seeds-1-1/*.npz"), key=lambda file: int(file.stem))
 
@@ -207,6 +212,18 @@ def test_a_complete_run_without_checkpoints_is_not_trained_again(made, tmp_path,
         stopped(tmp_path, 4, resume=True, **given | {"rounds": 15})
     walked(tmp_path, resume=True, **given)  # its summary is of rounds that are no longer there
     same_files(tmp_path, made / "whole")
+
+
+def test_a_complete_run_whose_checkpoints_are_older_is_not_trained_again(whole, monkeypatch):
+    """It went on without checkpoints. Trained again from the last one and stopped, it would be incomplete."""
+    more = {"rounds": 15, "resume": True, **SEEDS}
+    walked(whole, checkpoint_every="never", **more)
+    before = files_in(whole)
+    with monkeypatch.context() as patch, pytest.warns(Notice, match=r"history\.state is None"):
+        patch.setattr(experiment, "train", None)
+        assert walked(whole, **more).rounds.tolist() == [5, 10, 15]
+    assert files_in(whole) == before
+    assert walked(whole, resume=True, rounds=16, **SEEDS).rounds.tolist() == [5, 10, 15, 16]  # from the checkpoint
 
 
 def test_an_interruption_says_where_a_run_goes_on(tmp_path):

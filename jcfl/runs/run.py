@@ -60,7 +60,7 @@ class Run:
         self.clock = Clock()
         self.compiling = 0.0
         self.failed: TrainingError | None = None
-        self.finished: History | None = None  # of a complete run that has no checkpoint
+        self.finished: History | None = None  # of a complete run that has no checkpoint of its last round
         self.state: Any = None
         self.epsilon = functools.cache(self.epsilon)  # of a round, whatever the seed
         self.stores: dict[int, Checkpoints] = {}  # by the first of the seeds trained together
@@ -101,16 +101,19 @@ class Run:
             if found and name.startswith("models/"):  # of rounds that are over
                 again = f"it can only be made by training again: delete {self.folder.path / 'checkpoints'}"
             warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
-        if not found:
-            self.finished = self.complete_history()
-            if self.finished is None and measured and not faults:
+        if min(max(store.sound, default=-1) for store in self.stores.values()) < rounds:
+            self.finished = self.complete_history(diverged=not found)
+            if not found and self.finished is None and measured and not faults:
                 told = f"{self.folder.path} has no checkpoint to go on from; training begins again"
                 warnings.warn(told, Notice, stacklevel=2)
         self.records = [record for saved in found for record in saved.records]
         return bool(found)
 
-    def complete_history(self) -> History | None:
+    def complete_history(self, diverged: bool) -> History | None:
         """What an earlier sitting left of the run, if it came to its end.
+
+        Args:
+            diverged: whether this may be that the run diverged. From a checkpoint that can be tried again.
 
         Raises:
             InputError: it had another federation.
@@ -119,8 +122,10 @@ class Run:
         found = finished_history(self.folder.path, self.plan.config.rounds)
         if found is not None:
             refuse_other_federation(str(self.folder.path), found.summary.get("federation", ""), self.fingerprint)
-            found.name = self.name
             failed = found.summary.get("failed")
+            if failed is not None and not diverged:
+                return None
+            found.name = self.name
             self.failed = self.failed if failed is None else TrainingError(failed)
         return found
 
