@@ -21,7 +21,7 @@ from rich.console import Console
 from jcfl import cli, metrics
 from jcfl.cli import paper
 from jcfl.core import costs
-from jcfl.errors import InputError, TooLarge
+from jcfl.errors import InputError, TooLarge, Unwritable
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
@@ -358,6 +358,22 @@ def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):
     assert kept.read_text("utf-8") == before != file.read_text("utf-8")
     assert run("made.yaml", "--only", "|absent|", "-q", "--add", str(kept)) == 0
     assert json.loads(file.read_text("utf-8"))["rows"][0]["cells"][0]["ours"] is not None
+
+
+def test_a_full_disk_leaves_earlier_results_as_they_were(tmp_path):
+    """The file may have numbers of runs on another machine, which `--add` of this same file has read."""
+    resource = pytest.importorskip("resource")
+    file = tmp_path / "made-up-laptop.json"
+    file.write_text("earlier numbers")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with pytest.raises(Unwritable, match=r"made-up-laptop\.json cannot be written"):
+            pages.write(tmp_path / "made-up-laptop", {"json": "new numbers, for which there is no room"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_text() == "earlier numbers"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from jcfl.results import writing
+from jcfl.results.files import replace
 
 TEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -77,7 +77,7 @@ def texlines(text: str, width: int, row: str, side: str) -> str:
 
 
 def write(stem: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write texts by their endings, and return the files.
+    """Write texts by their endings, each whole or not at all, and return the files.
 
     Args:
         stem: the file without its ending.
@@ -85,7 +85,6 @@ def write(stem: Path, texts: Mapping[str, str]) -> list[Path]:
     """
     files = {stem.with_name(f"{stem.name}.{ending}"): text for ending, text in texts.items()}
     for file, text in files.items():
-        with writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
+        # A table's file may have numbers of runs that are on another machine only.
+        replace(file, lambda out, text=text: out.write(text.encode()))
     return list(files)
