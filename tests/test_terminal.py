@@ -8,7 +8,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from jcfl import cli, registry
+from jcfl import cli, metrics, registry
 from jcfl.cli import display
 from jcfl.errors import InputError
 from jcfl.runs import automatic, bars, config
@@ -46,6 +46,32 @@ def test_every_piece_has_a_page_with_all_its_options(call, kind, name):
     assert one.line.split()[0] in printed
     for parameter in registry.parameters(registry.find(kind, name)) if kind != "score" else ():
         assert f"  {parameter.name} " in printed
+
+
+@pytest.mark.parametrize("name", [name for _, name in SCORES])
+def test_a_scores_example_measures_it(name):
+    """What a run measures only if it is asked to has the keys in its command that ask for it."""
+    _, command, preset, *words = shlex.split(facts.example("score", name))
+    assert preset == "quickstart"
+    one = metrics.scores()[name]
+    if one.function is not None and "attacked" not in one.over:
+        assert (command, words[-2:]) == ("sweep", ["--by", name]) if one.better else (command, words) == ("run", [])
+        return
+    found = config.read(preset, [word for word in words if word != "--set"])
+    asks = {
+        "objective": found.method.name == "stocfl",
+        "epsilon": found.privacy.options["clip"] is not None,
+        "trained_rounds": found.stop.name == "converged",
+        "accuracy_shared": found.evaluate_shared,
+        "dropped_clients": found.on_divergence == "drop_client",
+        "reset_clusters": found.on_divergence == "drop_cluster",
+        "neurons": found.method.options.get("growth") and found.model.options["spare"],
+    }
+    asks |= dict.fromkeys(("excluded_hostile", "excluded_honest"), "exclude" in found.method.title)
+    of_sum = found.evaluate_quality and "cam" in found.method.title
+    asks |= dict.fromkeys(("partial_diversity", "squared_gradient_shared"), of_sum)
+    usual = found.evaluate_quality if "quality" in one.places else found.attack.name != "none"
+    assert command == "run" and asks.get(name, usual), facts.example("score", name)
 
 
 @pytest.mark.parametrize(("kind", "name"), PIECES)

@@ -121,6 +121,23 @@ EXAMPLES = {
 }
 """The overrides in the example command of an answer, by kind, or by kind and name if a piece needs other ones."""
 
+ATTACKED = "attack=sign_flip attack.share=0.2"
+WITH_CAM = "method=ifca 'method.addons=[{name: cam, warmup: 5}]' evaluate_quality=true"
+
+MEASURED = {
+    "dropped_clients": "on_divergence=drop_client",
+    "reset_clusters": "on_divergence=drop_cluster",
+    "neurons": "participation=1 model.spare=0.5 'method={name: fesem_ma, growth: 1}'",
+    "excluded_hostile": f"{ATTACKED} 'method.addons=[exclude]'",
+    "excluded_honest": f"{ATTACKED} 'method.addons=[exclude]'",
+    "accuracy_shared": "evaluate_shared=true",
+    "epsilon": EXAMPLES["privacy"],
+    "trained_rounds": EXAMPLES["stop"].replace("NAME", "converged"),
+    "partial_diversity": WITH_CAM,
+    "squared_gradient_shared": WITH_CAM,
+}
+"""The overrides with which a run measures a score that the quickstart does not."""
+
 
 class Facts(NamedTuple):
     """The description of one piece, as text."""
@@ -224,8 +241,7 @@ def example(kind: str, name: str) -> str:
     """An example command that uses the piece."""
     more = f" {NEEDED[name]}" if name in NEEDED else ""
     if kind == "score":
-        judged = metrics.score(name).better is not None
-        return f"jcfl sweep quickstart --over train.lr=0.05,0.1 --by {name}" if judged else "jcfl run quickstart"
+        return example_of_score(name)
     if kind in EXAMPLES:
         words = EXAMPLES.get(f"{kind} {name}", EXAMPLES[kind].replace("NAME", name))
         return f"jcfl run quickstart --set {words}"
@@ -242,6 +258,17 @@ def example(kind: str, name: str) -> str:
     shown = [option for option in options(registry.find(kind, name)) if re.fullmatch(r"[\d.]+", option.default)]
     more = more or (f" {kind}.{shown[0].name}={shown[0].default}" if shown else "")
     return f"jcfl run quickstart --set {kind}.name={name}{more}"
+
+
+def example_of_score(name: str) -> str:
+    """An example command that measures the score: a sweep that chooses by it, or a run if it needs other keys."""
+    one = metrics.score(name)
+    usual = ATTACKED if "attacked" in one.over else "evaluate_quality=true" if "quality" in one.places else ""
+    if words := MEASURED.get(name, usual):
+        return f"jcfl run quickstart --set {words}"
+    if one.better is None:
+        return "jcfl run quickstart"
+    return f"jcfl sweep quickstart --over train.lr=0.05,0.1 --by {name}"
 
 
 NATURAL = ("arrays", "gaussian", "femnist", "celeba", "leaf", "huggingface")
