@@ -64,7 +64,7 @@ Weighting = Annotated[Weights, Field(description="weights of clients: by their t
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the aggregate")]
 Optimizer = Annotated[
     Literal["none", "momentum", "adam", "yogi", "adagrad"],
-    Field(description="the server's optimizer; the step of a cluster's model is its gradient"),
+    Field(description="the server's optimizer; its gradient is a cluster's old model minus the average"),
 ]
 Absent = Annotated[
     bool, Field(description="the cluster's old model counts for members that did not take part (Ma 2023, eq. 7.6)")

@@ -174,7 +174,11 @@ def label_flip(*, share: Share = 0.2) -> Attack:
 
 
 @register("attack", "sign_flip")
-def sign_flip(*, share: Share = 0.2, factor: Factor = 1.0) -> Attack:
+def sign_flip(
+    *,
+    share: Share = 0.2,
+    factor: Annotated[float, Field(gt=0, description="the update is multiplied by minus this")] = 1.0,
+) -> Attack:
     """Attackers send their update times a negative factor."""
     return Scaled(share=share, factor=-factor)
 
@@ -202,7 +206,9 @@ def gaussian(
 def little_is_enough(
     *,
     share: Share = 0.2,
-    z: Annotated[float | None, Field(gt=0, description="deviations from the honest mean; null: by the paper")] = None,
+    z: Annotated[
+        float | None, Field(gt=0, description="standard deviations below the honest mean; null: as in Alg. 3")
+    ] = None,
 ) -> Attack:
     """Attackers send the honest mean minus a few deviations, similar to honest updates (Baruch et al. 2019)."""
     return LittleIsEnough(share=share, z=z)
@@ -210,7 +216,9 @@ def little_is_enough(
 
 @register("attack", "inner_product")
 def inner_product(
-    *, share: Share = 0.2, epsilon: Annotated[float, Field(gt=0, description="size, in honest means")] = 0.5
+    *,
+    share: Share = 0.2,
+    epsilon: Annotated[float, Field(gt=0, description="the honest mean is multiplied by minus this")] = 0.5,
 ) -> Attack:
     """Attackers send a negative multiple of the honest mean (Xie et al. 2020)."""
     return InnerProduct(share=share, epsilon=epsilon)

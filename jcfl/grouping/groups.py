@@ -57,8 +57,8 @@ class KMeans(Clustering):
         int | None,
         Field(
             ge=1,
-            description="updates of the centres, or assignments a round; null: until they do not change, or one; "
-            "K-means from new seeds in each round always goes on until they do not change",
+            description="if clients are grouped once: the most updates of the centres (null: until they stay); if in "
+            "every round: assignments a round (null: one), and after new seeds always until the centres stay",
         ),
     ] = None
     refit: Annotated[bool, Field(description="start from new seeds in each round, not from the cluster models")] = False

@@ -21,7 +21,7 @@ class Window(When):
 
     name: ClassVar[str] = "window"
     first: Round = 0
-    last: Annotated[int, Field(ge=1, description="the round after the last, counted from 0")] = 10
+    last: Annotated[int, Field(ge=1, description="the first round after the window, counted from 0")] = 10
 
     def __post_init__(self) -> None:
         """Refuse a window without a round."""

@@ -98,7 +98,10 @@ def cks(
     *,
     lam: Weight = 0.01,
     on: Parameters = "everything",
-    form: Annotated[Literal["shared", "pairwise"], Field(description="Ma 2023, eq. 5.6 or 5.5")] = "shared",
+    form: Annotated[
+        Literal["shared", "pairwise"],
+        Field(description="a pull to the mean of all models (eq. 5.6), or to each of the other clusters' (eq. 5.5)"),
+    ] = "shared",
 ) -> Method:
     """Knowledge sharing: a penalty to the mean of all models, or to the other clusters' (Ma 2023, eqs. 5.6, 5.5).
 
@@ -141,7 +144,7 @@ def distill(
 def cam(
     method: Method,
     *,
-    warmup: Annotated[int, Field(ge=0, description="rounds before both are trained")] = 30,
+    warmup: Annotated[int, Field(ge=0, description="rounds of the warm-up, before both are trained")] = 30,
     update: Annotated[
         Literal["simultaneous", "alternating"],
         Field(description="both in every round, or cluster models and global model in turn, a round each"),

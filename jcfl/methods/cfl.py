@@ -19,10 +19,19 @@ def cfl(
     *,
     eps1: Annotated[
         float,
-        Field(ge=0, description="split below this norm of the mean update", json_schema_extra={"auto": "settled"}),
+        Field(
+            ge=0,
+            description="split only if the mean update has a norm below this",
+            json_schema_extra={"auto": "settled"},
+        ),
     ] = 0.4,
     eps2: Annotated[
-        float, Field(ge=0, description="and above this largest norm", json_schema_extra={"auto": "apart"})
+        float,
+        Field(
+            ge=0,
+            description="split only if the largest update has a norm above this",
+            json_schema_extra={"auto": "apart"},
+        ),
     ] = 0.6,
     relative: Annotated[bool, Field(description="eps1, eps2 as fractions of the first round's norms")] = True,
     gamma: Annotated[float, Field(ge=0, le=1, description="gap criterion; 0 is off")] = 0.0,
