@@ -226,6 +226,16 @@ def test_a_complete_run_whose_checkpoints_are_older_is_not_trained_again(whole, 
     assert walked(whole, resume=True, rounds=16, **SEEDS).rounds.tolist() == [5, 10, 15, 16]  # from the checkpoint
 
 
+def test_a_run_that_begins_again_writes_anew_what_its_clients_hold(tmp_path, monkeypatch):
+    """It has no checkpoint that says of what federation it was, and may have another one now."""
+    given = {"checkpoint_every": "never", **SEEDS}
+    stopped(tmp_path, 4, **given)
+    now = folders.federation(folders.GROUPS[::-1])
+    monkeypatch.setattr(experiment, "representation", lambda plan: now)
+    found = walked(tmp_path, resume=True, **given)
+    np.testing.assert_array_equal(results.federation(found)["groups"], now["groups"])
+
+
 def test_an_interruption_says_where_a_run_goes_on(tmp_path):
     for every, says in ((0, "goes on where it was"), ("never", "begins again, because checkpoint_every is never")):
         with pytest.raises(loop.Interrupted, match=says):

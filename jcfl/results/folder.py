@@ -107,10 +107,15 @@ class Folder:
         self.put("clusters.npz", lambda file: np.savez_compressed(file, **arrays))
         self.count(METRICS)
 
-    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
-        """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has."""
+    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]], goes_on: bool = True) -> None:
+        """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has.
+
+        Args:
+            arrays: makes what it holds.
+            goes_on: whether the run goes on with what that sitting left. Else its clients may hold other data now.
+        """
         try:
-            sound = self.has("federation.npz") and bool(self.clients())
+            sound = goes_on and self.has("federation.npz") and bool(self.clients())
         except Damaged:
             sound = False
         if not sound:

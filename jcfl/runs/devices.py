@@ -221,7 +221,7 @@ class ReadingFolder(Folder):
     def append(self, records: Iterable[Record]) -> None:
         """Write nothing."""
 
-    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]]) -> None:
+    def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]], goes_on: bool = True) -> None:
         """Write nothing, and compute nothing to write."""
 
     def count(self, name: str) -> None:

@@ -166,11 +166,11 @@ class Run:
         """Make the folder, and take over what an earlier sitting measured.
 
         Args:
-            clients: makes what federation.npz holds, if that is not there yet.
+            clients: makes what federation.npz holds, if that is not there yet or there is no checkpoint to go on from.
         """
         if self.folder is not None:
             self.folder.begin(self.plan.config.text())
-            self.folder.federation(clients)
+            self.folder.federation(clients, goes_on=any(store.sound for store in self.stores.values()))
             kept = {(record.seed, record.round) for record in self.records}
             self.tracking.done = self.folder.tracked() | kept
             if self.tracking.trackers and not self.tracking.done <= kept:
