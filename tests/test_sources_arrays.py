@@ -406,13 +406,13 @@ def test_clients_without_training_or_test_examples_are_named():
     with pytest.raises(
         InputError, match=r"1 without training examples, such as 'eve', 3 without test examples, such as 'ann'"
     ):
-        from_clients(X, Y, CLIENTS, x_test=X[:2], y_test=Y[:2], clients_test=["eve"] * 2)
+        from_clients(X, Y, CLIENTS, x_test=X[:2] ^ 1, y_test=Y[:2], clients_test=["eve"] * 2)
     with (
         warnings.catch_warnings(action="error"),
         pytest.raises(InputError, match=r"1 of 4 have .* such as 'eve' \(0 training and 2 test examples\)"),
     ):
         ids = ["ann", "bob", "zoe", "eve", "eve"]
-        from_clients(X, Y, CLIENTS, x_test=X[:5], y_test=Y[:5], clients_test=ids)
+        from_clients(X, Y, CLIENTS, x_test=X[:5] ^ 1, y_test=Y[:5], clients_test=ids)
 
 
 def test_whole_numbers_are_pixels_only_as_bytes():
