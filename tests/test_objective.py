@@ -135,3 +135,11 @@ def test_a_client_without_a_cluster_is_not_moved(name, slots):
     value, gradient = slope(name, sent(jnp.arange(slots) < 3, label=-1, slots=slots))
     assert value == 0
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_a_mean_loss_has_more_digits_than_losses_of_half_precision(kind):
+    """Clients choose the cluster of the least mean loss; rounded to three digits, many would be equal."""
+    losses = jnp.asarray(np.random.default_rng(0).uniform(2.2, 2.4, 40_000), kind)
+    found = objective.mean_of_rows(losses, jnp.arange(40_000) < 39_000)
+    np.testing.assert_allclose(float(found), np.asarray(losses[:39_000], float).mean(), rtol=1e-5)

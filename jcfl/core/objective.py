@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jcfl import trees
 from jcfl.core import returned
 from jcfl.types import Array, Broadcast, Clients, Key, Model, Task
 
@@ -53,8 +54,8 @@ def mean_loss(task: Task, logits: Array, batch: Clients) -> Array:
 
 
 def mean_of_rows(losses: Array, mask: Array) -> Array:
-    """The mean of `losses` [n] over the real rows of `mask` [n]. []"""
-    return jnp.where(mask, losses, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+    """The mean of `losses` [n] over the real rows of `mask` [n], in the dtype of sums. []"""
+    return jnp.where(mask, trees.for_sums(losses), 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
 class Pull(NamedTuple):
