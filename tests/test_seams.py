@@ -753,3 +753,28 @@ def test_the_server_keeps_the_dtypes_of_models(aggregate):
     for leaf in jax.tree.leaves((states.clusters["params"], states.shared["params"])):
         assert leaf.dtype == jnp.bfloat16
     assert states.clusters["stats"]["steps"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda value: (fedavg(), {"momentum": value, "keep_optimizer_state": True}),
+        lambda value: (scaffold(), {"lr": value}),
+        lambda value: (fedavg().with_aggregate(server=ServerOptimizer(momentum=value)), {}),
+    ],
+    ids=["momentum", "rate", "server"],
+)
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_options_that_change_leave_states_of_half_precision(made):
+    """Such an option is an array of single precision, and its products with half precision are single too."""
+    task = networks.task(Half(), (4, 4, 1), tiny.CLASSES)
+
+    def run(value, key, data):
+        method, train = made(value)
+        algorithm = tiny.built(method, tiny.setting(**train).with_context(task=task, engine="general"))
+        state = algorithm.init(key, data)
+        return state, algorithm.step(state, data)
+
+    before, after = jax.eval_shape(run, jnp.float32(0.5), jax.random.key(0), DATA)
+    dtypes = lambda state: jax.tree.map(lambda leaf: str(leaf.dtype), state)
+    assert dtypes(before) == dtypes(after)

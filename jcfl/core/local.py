@@ -119,8 +119,8 @@ class Local(NamedTuple):
             rows = plan.batch(turn)
             gradient = jax.grad(objective, has_aux=True)
             grads, after = gradient(model["params"], model, rows, sent, jax.random.fold_in(key, turn))
-            updates, memory = optimizer.update(grads, memory, model["params"])
-            new = {**after, "params": optax.apply_updates(model["params"], updates)}, memory
+            updates, moments = optimizer.update(grads, memory, model["params"])
+            new = {**after, "params": optax.apply_updates(model["params"], updates)}, trees.with_dtypes(moments, memory)
             new = trees.select(rows.mask.any(), new, carry) if plan.skips else new
             if work is None:
                 return new
@@ -180,7 +180,8 @@ class Local(NamedTuple):
         rows, steps = self.rows_and_steps(n)
         if not self.steps and rows < batches.taken(self.share, n):  # a smaller client's passes have fewer batches
             steps = jnp.maximum((self.epochs or 1) * -(-batches.number(self.share, data) // rows), 1)
-        return jax.tree.map(lambda a, b: (a - b) / (steps * self.lr), start, after)
+        mean = jax.tree.map(lambda a, b: (a - b) / (steps * self.lr), start, after)
+        return trees.with_dtypes(mean, start)
 
     def optimizer(self) -> optax.GradientTransformation:
         """SGD with this trainer's momentum and weight decay (added to the gradient), or the other optimizer."""

@@ -191,7 +191,7 @@ def stepped(
     gradient = optax.tree.sub(old["params"], new["params"])
     steps, states = jax.vmap(optimizer.update)(gradient, server[name], old["params"])
     moved = {**new, "params": optax.apply_updates(old["params"], steps)}
-    states = trees.select(counted, states, server[name])
+    states = trees.select(counted, trees.with_dtypes(states, server[name]), server[name])
     return trees.select(counted, moved, old), server | {name: states}
 
 

@@ -78,6 +78,11 @@ def plus(total: Any, more: Any) -> Any:
     return jax.tree.map(lambda one, other: (one + other).astype(one.dtype), total, more)
 
 
+def with_dtypes(tree: Any, like: Any) -> Any:
+    """A tree in the dtypes of another one; an option that JAX traces would make half precision single."""
+    return jax.tree.map(lambda leaf, old: leaf if leaf.dtype == old.dtype else leaf.astype(old.dtype), tree, like)
+
+
 def rounded(value: Array, kept: Any) -> Array:
     """A mean in the dtype of the leaf `kept`; it is rounded if that dtype is not a float's."""
     whole = not jnp.issubdtype(kept.dtype, jnp.floating)
