@@ -81,3 +81,19 @@ def test_clients_excluded_for_good_are_in_no_cluster_and_in_no_sum():
     again = tiny.run(tiny.built("stocfl", tiny.setting(1.0, data=alone), tau=0.3, clustering_only=True), 1, data=alone)
     sums = lambda states: np.sort(np.diag(np.asarray(states.memory.gram)[-1])[np.asarray(states.memory.live)[-1]])
     np.testing.assert_allclose(sums(found), sums(again), rtol=1e-4)
+
+
+def test_sketches_are_exchanged_by_the_lengths_that_they_have():
+    """Clients whose data stay do not leave their clusters, and clusters are of the clients that are left."""
+    data = tiny.federation()
+    data = data.replace(depart=np.where(np.arange(8) == 3, 2, data.depart))
+    setting = tiny.setting(data=data, epochs=1, batch_size="full")
+    made = lambda given: tiny.built("stocfl", setting, sketch=16, tau=given[0], renew=given[1])
+    renewed, fixed, together = tiny.swept(made, np.array([(0.9, 1), (0.9, 99), (-1, 1)], np.float32), 3, data=data)
+    left = np.flatnonzero(fixed.labels[-1] >= 0)
+    assert len(set(fixed.labels[-1, left])) == len(left) == 7
+    tiny.same(renewed.clusters, fixed.clusters, 1e-6)
+    psi = fixed.memory.sums["sketch"][-1, fixed.labels[-1, left]]
+    lengths = (psi**2).sum(1)
+    assert np.abs(lengths - 1).max() > 0.3
+    np.testing.assert_allclose(together.memory.gram[-1, 0, 0], 7 + (psi.sum(0) ** 2).sum() - lengths.sum(), rtol=1e-4)

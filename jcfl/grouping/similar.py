@@ -205,9 +205,9 @@ def after_renewal(settings: Settings, state: State, cohort: Cohort, federation: 
     def anew(state: State) -> State:
         def alike(who: Array, before: Models, trust: Array) -> tuple[Array, Models, Array]:
             psi, fresh = descriptions(settings, state.memory, who, due(state)[who], federation)
-            length = jnp.sqrt(jnp.maximum(trust * fresh, 1e-12))
-            near = jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * length)
-            return jnp.where(trust * fresh > 0, near, trust == fresh), psi, fresh  # without a finite Ψ: if as before
+            had, has = trust * trees.row_squares(before), fresh * trees.row_squares(psi)
+            near = jnp.greater_equal(jax.vmap(optax.tree.vdot)(before, psi), least * jnp.sqrt(had * has))
+            return jnp.where(had * has > 0, near, had == has), psi, fresh  # without a Ψ to compare: if as before
 
         return exchanged(settings, state, due(state), federation, alike)
 
@@ -230,7 +230,8 @@ def exchanged(settings: Settings, state: State, due: Array, federation: Federati
     to = from_ * stays
     change = optax.tree.sub(trees.sums(to, psi), trees.sums(from_, before))
     cross = trees.inner(change, memory.sums)
-    noise = (from_ * (1 - trust) - to * (1 - fresh)).sum(1)
+    # Only `trust` of a square is in the Gram matrix. A sketch is not of length one, and a zero Ψ is not either.
+    noise = (from_ * (trees.row_squares(before) - trust) - to * (trees.row_squares(psi) - fresh)).sum(1)
     gram = memory.gram + cross + cross.T + trees.inner(change, change) + jnp.diag(noise)
     labels = state.labels.at[jnp.where(due & ~stays, who, state.labels.size)].set(-1, mode="drop")
     described = memory.described.at[jnp.where(due & stays, who, labels.size)].set(state.round, mode="drop")
