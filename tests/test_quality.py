@@ -262,3 +262,10 @@ def test_measures_that_do_not_fit_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr("jcfl.core.context.free_memory", lambda: 4000)
     with pytest.raises(InputError, match="evaluate_quality holds 5 models or gradients of each of 8 clients"):
         jcfl.run(tiny.federation(), rounds=1, method="fedavg", **GIVEN)
+
+
+def test_models_of_half_precision_are_measured_in_single_precision(federation):
+    """In float16 the square of a difference of 0.0001 is zero."""
+    half = lambda leaf: leaf.astype(np.float16) if leaf.dtype == np.float32 else leaf
+    found = jax.eval_shape(lambda state: quality(tiny.task(), federation, state), jax.tree.map(half, state_of(True)))
+    assert {name for name, leaf in found.items() if leaf.dtype != np.float32} == set()

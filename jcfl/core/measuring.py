@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from jcfl import metrics, trees
 from jcfl.core import chunks, clients, engine
@@ -130,7 +129,7 @@ def partial_diversities(context: Context, client: Client, state: State, federati
         shared, copy = state.shared["params"], again(who, data).shared["params"]
         slope = jax.grad(loss, (0, 1))
         by_cluster, by_shared = slope(centre, shared, label, data)
-        apart = lambda one, other: jnp.square(ravel_pytree(one)[0] - ravel_pytree(other)[0]).sum()
+        apart = lambda one, other: jnp.square(trees.vector(one) - trees.vector(other)).sum()
         return (
             apart(slope(own, shared, label, data)[1], by_shared),
             apart(slope(centre, copy, label, data)[0], by_cluster),
@@ -154,7 +153,7 @@ def squared_gradient_shared(context: Context, state: State, federation: Federati
     def one(who: Array, data: Clients) -> Array:
         label = jnp.maximum(labels[who], 0)
         centre = trees.take(state.clusters, label)["params"]
-        return ravel_pytree(jax.grad(loss, 1)(centre, state.shared["params"], label, data))[0]
+        return trees.vector(jax.grad(loss, 1)(centre, state.shared["params"], label, data))
 
     each = chunks.over_clients(one, federation, jnp.arange(labels.size), min(context.resources.chunk, labels.size))
     weights = jnp.where(labels >= 0, federation.train.size, 0).astype(each.dtype)
@@ -193,8 +192,8 @@ def constants(method: Method, context: Context, state: State, federation: Federa
     loss, labels = training_loss(context.task, state, method.is_summed), present_labels(state, federation)
     rows = min(clients.trainer(method, context).rows_and_steps(context.population.width)[0], context.population.width)
     draws = DRAWS if rows < context.population.width else 1
-    flat = lambda model: ravel_pytree(model["params"])[0]
-    slope = lambda model, data: ravel_pytree(jax.grad(loss)(model["params"], model, data))[0]
+    flat = lambda model: trees.vector(model["params"])
+    slope = lambda model, data: trees.vector(jax.grad(loss)(model["params"], model, data))
 
     def one(who: Array, data: Clients) -> dict[str, Array]:
         centre, own = trees.take(state.clusters, labels[who]), trees.take(state.clients["model"], who)
@@ -272,7 +271,7 @@ def comparison(
     who, k = compared_clients(context), trees.count(state.clusters)
     size, clusters = jax.lax.top_k(metrics.sizes(present_labels(state, federation), k), min(k, CENTRES))
     own = own_models(method, context, client, state, federation, jnp.asarray(who))
-    flat = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
+    flat = jax.vmap(lambda model: trees.vector(model["params"]))
     models, centres = flat(own), flat(trees.take(state.clusters, clusters))
     rows = jnp.concatenate([models, centres])
     upper = np.triu_indices(len(rows), 1)

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from jcfl import trees
 from jcfl.core import chunks
@@ -62,7 +61,7 @@ def quality(
     k, m = trees.count(state.clusters), state.labels.size
     labels, weights = present_labels(state, federation), federation.train.size
     gradients, losses = local_gradients(task, federation, state, added, min(chunk, m))
-    rows = jax.vmap(lambda model: ravel_pytree(model["params"])[0])
+    rows = jax.vmap(lambda model: trees.vector(model["params"]))
     centres = rows(state.clusters)  # [k, p]
     models = rows(state.clients["model"]) if keeps_models(state) else jnp.full((m, 1), jnp.nan)  # [m, p]
     live, gram = sizes(labels, k) > 0, products(models)
@@ -95,7 +94,7 @@ def local_gradients(task: Task, federation: Federation, state: State, added: boo
         centre = trees.take(state.clusters, state.labels[who])
         own = trees.take(state.clients["model"], who) if keeps_models(state) else centre
         gradient = jax.grad(loss)(own["params"], own, data)
-        return ravel_pytree(gradient)[0], loss(centre["params"], centre, data)
+        return trees.vector(gradient), loss(centre["params"], centre, data)
 
     return chunks.over_clients(one, federation, jnp.arange(state.labels.size), chunk)
 

@@ -314,7 +314,7 @@ def sound(describe: Describe, points: Any, count: int) -> Array:
 
 def vectors_of(represent: Represent, models: Models) -> Array:
     """The part of each model that is compared, as vectors. [s, ...] -> [s, d] of single precision or more"""
-    return jax.vmap(lambda model: ravel_pytree(trees.for_sums(represent(model)))[0])(models)
+    return jax.vmap(lambda model: trees.vector(represent(model)))(models)
 
 
 def updates(models: Models, sent: Models) -> Models:

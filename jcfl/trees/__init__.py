@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jcfl.trees.rows import HostRows
 
@@ -76,6 +77,11 @@ def for_sums(tree: Any) -> Any:
 def plus(total: Any, more: Any) -> Any:
     """The sum of two trees in the dtypes of `total`, which a loop has to keep; `more` may have wider ones."""
     return jax.tree.map(lambda one, other: (one + other).astype(one.dtype), total, more)
+
+
+def vector(tree: Any) -> Array:
+    """All numbers of a tree in the dtypes of sums: the square of a small one may be zero in half precision. [d]"""
+    return ravel_pytree(for_sums(tree))[0]
 
 
 def with_dtypes(tree: Any, like: Any) -> Any:
