@@ -404,3 +404,14 @@ def test_the_matched_distance_of_a_spoilt_model_is_not_a_number():
     spoilt = jax.tree.map(lambda leaf: np.concatenate([leaf[:1] * np.nan, leaf[1:]]), clients)
     found = np.asarray(away("mlp")(spoilt, centres))
     assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
+
+
+def test_neurons_of_half_precision_that_are_much_alike_are_matched():
+    """Their squared distances are small beside their squared lengths, and three digits of those hide them."""
+    rng = np.random.default_rng(0)
+    kernel = (1 + 0.05 * rng.normal(size=(40, 16))).astype(np.float32)
+    order = rng.permutation(16)
+    layers = (Layer("dense"), Layer("head"))
+    of = lambda rows: {"params": {"dense": {"kernel": jnp.asarray(kernel[:, rows], jnp.bfloat16)}}}
+    found = jax.jit(lambda *both: matching.matching_orders(*both, layers))(of(order), of(np.arange(16)))
+    np.testing.assert_array_equal(order[found[0]], np.arange(16))

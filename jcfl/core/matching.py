@@ -155,9 +155,9 @@ def neurons(model: Model, layer: Layer, inputs: Array | None, sigma: float | Arr
         inputs: the order in which the layer's inputs are taken, if not their own. [inputs] int
 
     Returns:
-        [width, f] float
+        [width, f] float, in the dtypes of sums: distances of neurons that are much alike need the digits
     """
-    params = model["params"]
+    params = trees.for_sums(model["params"])
     kernel = params[layer.name]["kernel"]
     width = kernel.shape[-1]
     kernel = kernel if inputs is None else reordered(kernel, inputs, -2)
