@@ -1,6 +1,7 @@
 """Papers' tables: the verdict's rule, the tables that come with the package, and a made-up one from end to end."""
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -18,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jcfl import cli, metrics
+from jcfl import cli, metrics, results
 from jcfl.cli import paper
 from jcfl.core import costs
-from jcfl.errors import InputError, TooLarge, Unwritable
+from jcfl.errors import InputError, Notice, TooLarge, Unwritable
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
@@ -358,6 +359,20 @@ def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):
     assert kept.read_text("utf-8") == before != file.read_text("utf-8")
     assert run("made.yaml", "--only", "|absent|", "-q", "--add", str(kept)) == 0
     assert json.loads(file.read_text("utf-8"))["rows"][0]["cells"][0]["ours"] is not None
+
+
+def test_runs_that_had_other_data_are_told_of(made, trained):
+    """Files of the data may have changed between two commands, which train the rows of one table."""
+    table = tables.find("made.yaml")
+    keys = [("rotated", "FedAvg"), ("rotated", "IFCA, K=2")]
+    configs = {key: table.config(key, table.budget("laptop")) for key in keys}
+    one = results.load(trained.one / RUNS / "FedAvg")
+    other = copy.copy(one)
+    other.summary = one.summary | {"federation": "0" * 16}
+    with warnings.catch_warnings(action="error"):
+        reproducing.tell_of_other_data(dict(zip(keys, [one, one], strict=True)), configs, Path("rotated"))
+    with pytest.warns(Notice, match=r"^rotated: 'IFCA, K=2' has other data than 'FedAvg', so their numbers"):
+        reproducing.tell_of_other_data(dict(zip(keys, [one, other], strict=True)), configs, Path("rotated"))
 
 
 def test_a_full_disk_leaves_earlier_results_as_they_were(tmp_path):

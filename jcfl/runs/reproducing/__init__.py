@@ -21,6 +21,8 @@ from jcfl.runs.reproducing import beside, published
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.runs.reproducing.outcomes import outcome
 from jcfl.runs.reproducing.tables import Budget, Key, Table, find, title
+from jcfl.runs.sweeping.alike import key_text
+from jcfl.runs.sweeping.groups import ATTACKED
 from jcfl.runs.workers import Workers, share_out
 from jcfl.types import Federation
 
@@ -126,7 +128,23 @@ def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Pa
             found[key] = there
         elif key not in left_out:
             found[key] = attempted(made, config, place, settings)
+    tell_of_other_data(found, configs, folder)
     return found
+
+
+def tell_of_other_data(found: Found, configs: Mapping[Key, Config], folder: Path) -> None:
+    """Say in a notice which runs had other data than the first one on the same federation.
+
+    Files of the data, or the code that divides them, may have changed between two commands.
+    """
+    whole = {key: one.summary for key, one in found.items() if isinstance(one, History)}
+    runs = {key: summary["federation"] for key, summary in whole.items() if "federation" in summary}
+    first: dict[str, Key] = {}
+    for key, fingerprint in runs.items():
+        other = first.setdefault(key_text(configs[key], ATTACKED), key)
+        if fingerprint != runs[other]:
+            told = f"{folder}: {key[1]!r} has other data than {other[1]!r}, so their numbers cannot be compared"
+            warnings.warn(f"{told}; delete the older run and repeat the command", Notice, stacklevel=2)
 
 
 def by_workers(configs: Mapping[Key, Config], folder: Path, settings: Settings) -> Found:
