@@ -177,7 +177,12 @@ def robust_tkm(
     iterations: Annotated[int, Field(ge=1, description="updates of the centres")] = 10,
     initial_epochs: Epochs = None,
 ) -> Method:
-    """Trimmed K-means on local models, once; then a coordinate-wise trimmed mean per cluster (Ghosh et al. 2019)."""
+    """Trimmed K-means on local models, once; then a coordinate-wise trimmed mean per cluster (Ghosh et al. 2019).
+
+    Deviations:
+        After the clustering, means are of models after local training, as in the other methods; the paper takes them of
+        gradients. With one step on all of a client's examples both are the same.
+    """
     return Method(
         name="robust_tkm",
         describe=TrainedModel(epochs=initial_epochs),
