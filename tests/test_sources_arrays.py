@@ -397,6 +397,7 @@ def test_test_examples_that_are_trained_on_are_told_of_in_any_order(same, said):
     if said is None:
         with warnings.catch_warnings(action="error"):
             from_clients(x, y, clients, **given)
+            from_clients(np.zeros_like(x), y, clients, **given | {"x_test": np.zeros_like(x)[::-1]})  # copies anyway
     else:
         with pytest.warns(Notice, match=f"^arrays: {said} of new data"):
             from_clients(x, y, clients, **given)

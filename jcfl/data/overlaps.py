@@ -57,7 +57,8 @@ def tell_of_common_examples(dataset: Dataset) -> None:
     """Say in a notice that examples of a dataset, with their labels, are there both to train and to test on.
 
     A test set that is the training set in the same order is found at any size. Apart from that, sets beyond `HASHED`
-    bytes are not compared, and less than `COMMON` of the test examples is no news: many datasets repeat a few.
+    bytes are not compared, and less than `COMMON` of the test examples is no news: many datasets repeat a few. Nor are
+    sets compared whose training examples are for the most part copies of others, such as rows of a few categories.
     """
     train, test = dataset.train, dataset.test
     if len(test) and np.array_equal(train.y, test.y) and _equal(train.x, test.x):
@@ -75,6 +76,8 @@ def _common_share(train: Examples, test: Examples) -> float:
     if not len(test) or train.x.shape[1:] != test.x.shape[1:] or train.x.nbytes + test.x.nbytes > HASHED:
         return 0.0
     known = set(_hashes(train))
+    if len(known) <= len(train) / 2:
+        return 0.0
     return sum(one in known for one in _hashes(test)) / len(test)
 
 
