@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from inputs import read, run_script
+from numpy.typing import ArrayLike
 from study import TRAIN, Study, drawing, heading, row
 
 from jcfl.results import History
@@ -73,8 +74,8 @@ def answer_by_horizon(study: Study, warmup: int) -> None:
             found[title].append(last)
             study.saved(found)
         mean = np.mean([list(last.values()) for last in found[title]], 0)
-        power = float(np.polyfit(np.log(horizons), np.log(mean), 1)[0])
-        print(row(title, [*(f"{value:.3f}" for value in mean), f"{power:.2f}", f"{RATES[title]:g}"]), flush=True)
+        cells = [f"{value:.3f}" for value in mean]
+        print(row(title, [*cells, f"{power(horizons, mean):.2f}", f"{RATES[title]:g}"]), flush=True)
 
 
 def trained(study: Study, warmup: int) -> dict[str, Any]:
@@ -110,10 +111,15 @@ def means(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
 
 
 def slope(mean: np.ndarray) -> float:
-    """The slope of log(mean) by log(T) from `FROM` rounds on, by least squares."""
+    """The `power` of the rounds from `FROM` on."""
     rounds = np.arange(1, mean.size + 1)
     late = rounds >= min(FROM, mean.size - 1)
-    return float(np.polyfit(np.log(rounds[late]), np.log(mean[late]), 1)[0])
+    return power(rounds[late], mean[late])
+
+
+def power(rounds: ArrayLike, mean: np.ndarray) -> float:
+    """The slope of log(mean) by log(rounds), by least squares."""
+    return float(np.polyfit(np.log(rounds), np.log(mean), 1)[0])
 
 
 def draw(found: Mapping[str, Any], file: Path) -> None:

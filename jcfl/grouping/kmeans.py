@@ -120,7 +120,12 @@ def lloyd(
 
 def counted_weights(points: Array, weights: Array) -> Array:
     """The weights [m], 0 for a point whose square overflows: it is infinitely far from all centres, as a member too."""
-    return jnp.where(jnp.isfinite((points**2).sum(1)), weights, 0)
+    return jnp.where(have_squares(points), weights, 0)
+
+
+def have_squares(points: Array) -> Array:
+    """Whether the square of each point [m, d] is a finite number. [m] bool"""
+    return jnp.isfinite((points**2).sum(1))
 
 
 def runner(
@@ -190,7 +195,7 @@ def distance_to_sums(points: Array, weights: Array) -> Distance:
     """
     points = points - steady_mean(points, weights > 0)  # see `euclidean`
     # A product that overflows, such as that of a point without weight, would make a sum of it with weight 0 NaN.
-    points = jnp.where(jnp.isfinite((points**2).sum(1, keepdims=True)), points, 0)
+    points = jnp.where(have_squares(points)[:, None], points, 0)
     products = jnp.matmul(points, points.T, precision=EXACT)  # [m, m]
 
     def distance(units: Array, sums: Array) -> Array:

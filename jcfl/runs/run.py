@@ -113,7 +113,8 @@ class Run:
         """What an earlier sitting left of the run, if it came to its end.
 
         Args:
-            diverged: whether this may be that the run diverged. From a checkpoint that can be tried again.
+            diverged: whether a run that diverged counts as complete. It does not if there is a checkpoint, from which
+                it can be tried again.
 
         Raises:
             InputError: it had another federation.
