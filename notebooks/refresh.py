@@ -22,18 +22,20 @@ BADGE = (
 )
 """What opens a notebook of some name in Colab."""
 
-INSTALL = """\
+INSTALL = f"""\
 import glob
 import importlib.util
 import shutil
 import subprocess
 import sys
 
-if importlib.util.find_spec("jcfl") is None:  # on Colab, say: from a wheel beside the notebook, or a package index
-    source = (glob.glob("jcfl-*.whl") or ["jcfl"])[0] + ("[cuda]" if shutil.which("nvidia-smi") else "")
+if importlib.util.find_spec("jcfl") is None:  # on Colab: from a wheel beside the notebook, or the notebook's repository
+    extra = "[cuda]" if shutil.which("nvidia-smi") else ""
+    wheels = glob.glob("jcfl-*.whl")
+    source = wheels[0] + extra if wheels else f"jcfl{{extra}} @ git+https://github.com/{REPOSITORY}"
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source]).returncode:
         raise RuntimeError(
-            f"{source} cannot be installed. In a checkout, `pip wheel --no-deps .` makes jcfl-*.whl: "
+            f"{{source}} cannot be installed. In a checkout, `pip wheel --no-deps .` makes jcfl-*.whl: "
             "upload it beside this notebook, and run this cell again"
         )"""
 """The cell that installs jcfl where it is not there."""

@@ -82,8 +82,8 @@ def test_opens_in_colab_and_installs_only_where_jcfl_is_not_there(path):
     assert not any("%pip" in cell.source for cell in notebook.cells)
 
 
-@pytest.mark.parametrize(("wheel", "gpu"), [(True, True), (False, False)])
-def test_install_takes_a_wheel_or_the_index_and_stops_where_neither_is(wheel, gpu, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("wheel", "gpu"), [(True, True), (False, True), (False, False)])
+def test_install_takes_a_wheel_or_the_repository_and_stops_where_neither_is(wheel, gpu, tmp_path, monkeypatch):
     asked = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -91,7 +91,9 @@ def test_install_takes_a_wheel_or_the_index_and_stops_where_neither_is(wheel, gp
     monkeypatch.setattr(subprocess, "run", lambda words: asked.append(words) or subprocess.CompletedProcess(words, 1))
     if wheel:
         (tmp_path / "jcfl-0.1.0-py3-none-any.whl").touch()
-    expected = ("jcfl-0.1.0-py3-none-any.whl" if wheel else "jcfl") + ("[cuda]" if gpu else "")
+    extra = "[cuda]" if gpu else ""
+    repository = f"jcfl{extra} @ git+https://github.com/jcfl-authors/jcfl"  # main, as the notebook that Colab opens
+    expected = f"jcfl-0.1.0-py3-none-any.whl{extra}" if wheel else repository
     with pytest.raises(RuntimeError, match="upload it beside this notebook"):
         exec(runpy.run_path(str(FOLDER / "refresh.py"))["INSTALL"], {})
     assert asked[0][1:] == ["-m", "pip", "install", "--quiet", expected]
