@@ -14,7 +14,7 @@ import pytest
 
 from jcfl import cli, registry
 from jcfl.errors import InputError, Interrupted, TrainingError
-from jcfl.runs import environment, searching, sweeping, workers
+from jcfl.runs import environment, loop, searching, sweeping, workers
 from jcfl.runs.workers import Workers
 
 pytest.importorskip("submitit", reason="submitit is not installed")
@@ -178,6 +178,20 @@ def test_workers_are_ended_when_the_sweep_is(tmp_path):
     stop.set()
     with pytest.raises(Interrupted):
         workers.share_out({"one": functools.partial(time.sleep, 600)}, Workers(1), tmp_path, stop)
+
+
+def test_ctrl_c_in_a_terminal_leaves_a_worker_its_last_checkpoint():
+    """The terminal sends it to workers too, which ignore it; SIGTERM, which they then get, is the first signal."""
+    stop, before = threading.Event(), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with loop.interruptible(stop, True):
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.is_set()
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.is_set()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,8 @@ def stop_at(failed: Mapping[int, TrainingError]) -> None:
 def interruptible(stop: threading.Event, saving: bool) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM sets `stop`, so that a run ends between two blocks; a second one ends it at once.
 
-    A run that saves nothing is left to end at once.
+    A run that saves nothing is left to end at once. A signal that is ignored stays so: Ctrl-C goes to workers too, and
+    would leave SIGTERM, by which they are ended, no time for their last checkpoint.
     """
     if not saving or threading.current_thread() is not threading.main_thread():
         yield
@@ -290,7 +291,10 @@ def interruptible(stop: threading.Event, saving: bool) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, ask)
     try:
         yield
     finally:
