@@ -1,6 +1,7 @@
 """Sweeps: points that differ in numbers are one program and give what single runs give; resumed, refused, written."""
 
 import csv
+import errno
 import functools
 import json
 import os
@@ -27,8 +28,10 @@ from jcfl import cli, registry, results
 from jcfl.core import local
 from jcfl.core.context import Context
 from jcfl.core.rounds import initial
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError, TrainingError, Unwritable
+from jcfl.results import npz
 from jcfl.runs import experiment, loop, sweeping
+from jcfl.runs.sweeping import groups
 from jcfl.runs.sweeping.points import key_and_values, point_names, points
 from jcfl.types import Algorithm
 from tests import tiny
@@ -351,6 +354,28 @@ def test_a_point_that_diverged_stays_so_if_the_sweep_is_killed_before_it_says_it
     found = swept_walk(over, out=tmp_path, resume=True)
     assert [one.summary.get("failed") for one in found.histories] == [None, before["failed"]]
     assert found.best() == 0
+
+
+def test_points_that_have_begun_stay_in_a_sweep_that_a_full_disk_ends(tmp_path, monkeypatch):
+    """Until one of them has begun, the file is again that of the sitting before."""
+    swept_walk({"method.drift": [0.0]}, out=tmp_path)
+    save, file = npz.save, tmp_path / "sweep.yaml"
+    before = file.read_text()
+
+    def full(*given):
+        save(*given)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for module, name, is_new in ((groups, "family_begun", False), (npz, "save", True)):
+        with monkeypatch.context() as patch, pytest.raises(Unwritable, match="No space left"):
+            patch.setattr(module, name, full if is_new else refuse_to_write)
+            swept_walk({"method.drift": [0.0, 2.0]}, out=tmp_path, resume=True)
+        assert (file.read_text() != before) == is_new
+    assert [values["method.drift"] for values in yaml.safe_load(file.read_text())["over"]] == [0.0, 2.0]
+
+
+def refuse_to_write(*given):
+    raise Unwritable("No space left on device")
 
 
 def test_a_folder_without_a_sweep_is_not_resumed(tmp_path):

@@ -88,22 +88,31 @@ class Training:
     def recorded(self, name: str, text: str) -> Iterator[None]:
         """Write the file that says what is trained. If it is refused before a point has begun, nothing stays of it.
 
-        Where an earlier sitting wrote the file, it then has again what it had.
+        Where an earlier sitting wrote the file, it then has again what it had. Once a point has begun or gone on, the
+        file stays as it is, so that the same points go on after a disk was full.
         """
         if self.files is None:
             yield
             return
+        earlier = self.begun()
         self.files.renew()
         before = self.files.text(name) if (self.files.path / name).exists() else None
         self.files.put_text(name, text)
         try:
             yield
         except InputError:
+            if self.begun() != earlier:
+                raise
             if before is not None:
                 self.files.put_text(name, before)
-            elif not (self.files.path / "runs").exists():
+            else:
                 self.files.settle(gone=[name])
             raise
+
+    def begun(self) -> dict[Path, int]:
+        """When each point last began or went on, here or in a worker: it then writes its configuration."""
+        files = self.folder.glob("runs/*/config.yaml") if self.folder is not None else ()
+        return {file: file.stat().st_mtime_ns for file in files}
 
     def decide(self) -> None:
         """Put values in place of every option that is `auto`."""
