@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -331,6 +332,19 @@ def test_a_point_that_is_left_alone_goes_on_with_the_program_it_began_with(tmp_p
     shutil.rmtree(figures.parent)
     sweeping.sweep(tiny.federation(), over, out=tmp_path, resume=True, **given)
     assert figures.read_text() == before
+
+
+def test_points_that_had_not_begun_get_the_memory_of_those_that_had(tmp_path, monkeypatch):
+    """However much is free when the sweep goes on; a part of the bits of a model may depend on it."""
+    monkeypatch.setattr(groups, "SMALL", 0)  # one point after another
+    found = []
+    for room in (2**30, 2**20):
+        monkeypatch.setattr("jcfl.core.memory.memory_budget", lambda room=room: room)
+        stop = lambda progress: found or found.append(signal.raise_signal(signal.SIGTERM))
+        with nullcontext() if found else pytest.raises(loop.Interrupted):
+            swept_walk({"method.drift": [0.0, 1.0]}, out=tmp_path, resume=bool(found), budget=None, on_progress=stop)
+    kept = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("runs/*/config.yaml")]
+    assert [(one["budget"], one["fitted"]["keys"]) for one in kept] == [(2**30, kept[0]["fitted"]["keys"])] * 2
 
 
 def test_a_point_that_diverges_leaves_the_others_alone(tmp_path):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from jcfl.nested import flat, plain
-from jcfl.runs.config import Config
+from jcfl.runs.config import FILLED_IN, Config
 from jcfl.runs.provenance import settings
 from jcfl.runs.sweeping.points import Point
 
@@ -43,6 +43,13 @@ def real_options(config: Config) -> dict[str, float]:
 def kind(config: Config) -> str:
     """All that decides a point's figures, but for its real numbers and its rounds, as text."""
     return json.dumps(plain(settings(config.model_dump()) | dict.fromkeys(real_options(config), NUMBER)))
+
+
+def as_given(config: Config) -> str:
+    """A configuration as text, but for its real numbers and for what a run has chosen for its machine."""
+    chosen = (*FILLED_IN, *(config.fitted.keys if config.fitted is not None else ()))
+    kept = {key: value for key, value in config.model_dump().items() if value is not None and key not in chosen}
+    return json.dumps(plain(flat(kept) | dict.fromkeys(real_options(config), NUMBER)))
 
 
 def differing_options(points: Sequence[Point]) -> dict[str, list[str]]:

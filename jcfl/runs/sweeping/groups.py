@@ -25,7 +25,15 @@ from jcfl.runs.replicas import OnProgress, train
 from jcfl.runs.representation import representation
 from jcfl.runs.run import Run
 from jcfl.runs.sections import FITTED
-from jcfl.runs.sweeping.alike import FEDERATION, differing_options, grouped, key_text, kind, real_options
+from jcfl.runs.sweeping.alike import (
+    FEDERATION,
+    as_given,
+    differing_options,
+    grouped,
+    key_text,
+    kind,
+    real_options,
+)
 from jcfl.runs.sweeping.points import Point, Points
 from jcfl.runs.xla import round_options
 from jcfl.types import Federation
@@ -35,6 +43,9 @@ ATTACKED = (*FEDERATION, "attack", "seed")
 
 CLIENTS = (*ATTACKED, "model")
 """The keys of a configuration on which `representation` depends."""
+
+CHOSEN = (*(key for key in FITTED if key != "seeds_in_one"), "fitted")
+"""What the points of a group choose for the machine together."""
 
 
 class Training:
@@ -50,6 +61,7 @@ class Training:
         self.done = 0  # rounds, over all points and seeds
         self.total = sum(point.config.rounds * point.config.seeds for point in whole.points)
         self.compilations = 0
+        self.chosen: dict[str, Config] = {}  # a configuration with what was chosen for the machine, by `as_given`
         self.federation = LastMade()
         self.clients = LastMade()
         self.fingerprint = LastMade()
@@ -73,6 +85,7 @@ class Training:
             InputError: a point cannot be trained, or has no such score.
         """
         self.decide()
+        self.fit()
         validated = True
         for group in grouped(self.left()):
             plan = self.plan(group[0]) if is_whole else self.plan_quietly(group[0])
@@ -124,6 +137,20 @@ class Training:
         """A point's configuration as its plan decides it, without what depends on the machine."""
         found = self.plan(point).config
         return point.config.model_copy(update={key: getattr(found, key) for key in ("method", "decided")})
+
+    def fit(self) -> None:
+        """Give points that have not begun what others of their group, which have, chose for the machine.
+
+        The memory that is free differs when a sweep goes on, and a part of the bits of a model may depend on it.
+        """
+        for point in self.whole.points:
+            if point.config.fitted is not None:
+                self.chosen[as_given(point.config)] = point.config
+        for index, point in enumerate(self.whole.points):
+            found = self.chosen.get(as_given(point.config)) if point.config.fitted is None else None
+            if found is not None:
+                update = {key: getattr(found, key) for key in CHOSEN}
+                self.whole.points[index] = point._replace(config=point.config.model_copy(update=update))
 
     def train(self, stop: threading.Event) -> None:
         """Train every point that is not complete."""
@@ -205,6 +232,7 @@ class Training:
                     stack.enter_context(results.claimed(run.folder.path, new=False))
                 key = key_text(run.plan.config, CLIENTS)
                 run.begin(lambda: self.clients(key, lambda: representation(run.plan)))
+                self.chosen[as_given(run.plan.config)] = run.plan.config
                 stack.enter_context(run.tracking)
             watch = lambda progress: self.on_progress(progress._replace(name=self.name))
             with suppress(TrainingError):  # nobody is left; each run knows its own failure

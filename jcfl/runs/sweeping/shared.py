@@ -62,6 +62,7 @@ def trained(whole: Points, names: list[str], folder: Path, allow_versions: bool)
     whole = whole._replace(points=[begun(folder, point) for point in whole.points])
     training = Training(whole, folder, lambda progress: None, allow_versions)
     training.files = None
+    training.fit()
     stop = threading.Event()
     with loop.interruptible(stop, True):
         left = training.unfinished()
