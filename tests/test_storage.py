@@ -587,6 +587,13 @@ def test_a_run_killed_at_any_write_goes_on_to_the_same_figures(made, tmp_path, m
     assert not verifying.files(tmp_path / "run")[0].faults
 
 
+def test_what_a_killed_process_wrote_of_a_checkpoint_is_deleted(cut):
+    partial = newest(cut).with_name("7.npz.partial")
+    partial.write_bytes(b"half of it")
+    walked(cut, resume=True, **SEEDS)
+    assert not partial.exists()
+
+
 @pytest.mark.parametrize("was_there", [True, False])
 def test_a_file_that_was_not_replaced_is_sound_after_further_writes(tmp_path, was_there):
     """A process is killed between writing the checksum and replacing the file; the next writes other files first."""

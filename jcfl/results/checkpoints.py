@@ -100,6 +100,7 @@ class Checkpoints:
             self.current, self.sound = saved.round, self.sound | {saved.round: saved}
         kept = [round for round in self.rounds() if round <= saved.round and round in self.sound][:KEPT]
         gone = [self.name(round) for round in self.known() | set(self.rounds()) if round not in kept]
+        gone += [f"{self.place}/{file.name}" for file in self.path.glob("*.partial")]  # of a process that was killed
         if gone:
             self.folder.settle(gone)
 
