@@ -24,12 +24,13 @@ from jcfl.core.neutral import grouping_of
 from jcfl.core.privacy import Privacy, once_keys
 from jcfl.core.releases import releases, with_privacy
 from jcfl.core.reliability import Reliability
-from jcfl.core.rounds import first_state
+from jcfl.core.rounds import first_state, sample
 from jcfl.core.streams import Stream, round_keys, stream
 from jcfl.errors import InputError
 from jcfl.grouping.describe import Update
 from jcfl.methods import fedavg
 from jcfl.runs import accounting
+from jcfl.runs.cohorts import cohorts
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Cohort, Upload
 from tests import tiny
@@ -283,6 +284,17 @@ def test_what_is_sent_is_composed():
     assert counted(sent("fesem", clusters=2), 5) == 5
     assert counted(sent("flhc", 0.5, clusters=2), 5) == 6
     assert counted(sent("ifca", 0.5, clusters=2, addons=[{"name": "cam", "warmup": 2}]), 5) == 5
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["single precision", "double precision"])
+def test_as_many_clients_are_counted_as_are_sampled(wide):
+    """0.14 · 75 is 10.5 in single precision, which is rounded to 10, and above it in double precision."""
+    data = tiny.federation((1,) * 75)
+    context = tiny.setting(0.14, data=data).context
+    with jax.enable_x64(wide):
+        cohort = sample(jax.random.key(0), context.population, jnp.ones(75, bool))
+        assert cohort.present.sum() == (11 if wide else 10)
+        assert cohorts(context, data, 2) == {range(2): accounting.Cohort(int(cohort.present.sum()), 75)}
 
 
 def test_omega_is_a_second_release_of_the_same_cohort():
