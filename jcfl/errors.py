@@ -4,11 +4,15 @@ import difflib
 import importlib
 import inspect
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LONGEST = 10_000
 """Characters of an error that are shown; of a longer one the middle is left out."""
@@ -100,6 +104,39 @@ class Damaged(InputError):
 
 class Notice(UserWarning):
     """What a user should know of a run that goes on all the same: one line."""
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Name what is called inside, such as a user's piece, in a note below the traceback of an exception that it raises.
+
+    The line of an `InputError` or a `TrainingError` says what is wrong, so these have no note.
+
+    >>> with calling("describe 'means'"):
+    ...     raise KeyError("size")
+    Traceback (most recent call last):
+        ...
+    KeyError: 'size'
+    jcfl: raised in describe 'means'
+    """
+    try:
+        yield
+    except (InputError, TrainingError):
+        raise
+    except Exception as error:
+        error.add_note(f"jcfl: raised in {what}")
+        raise
+
+
+def named(what: str, function: Function) -> Function:
+    """The function, whose exceptions have a note of `calling`."""
+
+    @wraps(function)
+    def call(*given: Any, **more: Any) -> Any:
+        with calling(what):
+            return function(*given, **more)
+
+    return call  # pyright: ignore[reportReturnType]
 
 
 MOST_KNOWN = 60

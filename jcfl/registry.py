@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeA
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jcfl.errors import InputError, Unregistered, sentence, shown, unknown
+from jcfl.errors import Function, InputError, Unregistered, calling, sentence, shown, unknown
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 KINDS = (
@@ -132,9 +131,8 @@ def refuse_bare(kind: str, name: str, function: Callable[..., Any]) -> None:
         if option.kind is option.KEYWORD_ONLY and option.annotation is option.empty:
             default = "" if option.default is option.empty else f" = {shown(option.default)}"
             like = {"": "int", " = None": "int | None"}.get(default, type(option.default).__name__)
-            raise InputError(
-                f"{what}: option {option.name!r} needs an annotation, such as {option.name}: {like}{default}"
-            )
+            told = f"{what}: option {option.name!r} needs an annotation, such as {option.name}: {like}{default}"
+            raise InputError(told)
     own = [one.name for one in given if one.kind <= one.POSITIONAL_OR_KEYWORD]
     wanted = BESIDE_OPTIONS.get(kind, "")
     if len(own) != len(wanted.split()) and all(one.kind != one.VAR_POSITIONAL for one in given):
@@ -158,10 +156,7 @@ def refuse_shared(kind: str, name: str, function: Callable[..., Any]) -> None:
 
 
 def provide(loader: Callable[[], object]) -> None:
-    """Let `load` call `loader`, which imports modules that register pieces.
-
-    The registry knows no other part of jcfl; `jcfl/__init__.py` provides the loader of jcfl's own pieces.
-    """
+    """Let `load` call `loader`, which imports modules that register pieces, as `jcfl/__init__.py` does for jcfl's."""
     _LOADERS.append(loader)
 
 
@@ -241,6 +236,12 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         failed = [failure(plugin) for plugin in plugins() if plugin.error]
         raise Unregistered("; ".join([str(unknown(kind, name, table)), *failed]))
     return table[name]
+
+
+def made(kind: str, name: str, /, *given: Any, **options: Any) -> Any:
+    """What the function registered under a name returns; an exception that it raises names the piece."""
+    with calling(f"{kind} {name!r}"):
+        return find(kind, name)(*given, **options)
 
 
 def line(function: Callable[..., Any]) -> str:

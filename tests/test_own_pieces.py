@@ -168,11 +168,11 @@ PIECES = {
     ),
     "a loss of every example": (
         replace(ONCE, train=Train(terms=(Constant(lambda batch: jnp.ones(batch.y.shape)),))),
-        r"a loss term: expected floats or whole numbers of shape \[\]; got float32",
+        r"loss term Constant.build: expected floats or whole numbers of shape \[\]; got float32",
     ),
     "no loss": (
         replace(ONCE, train=Train(terms=(Constant(lambda batch: None),))),
-        "a loss term: expected .*; got None",
+        "loss term Constant.build: expected .*; got None",
     ),
 }
 
@@ -183,6 +183,60 @@ def test_what_a_piece_of_a_method_returns_is_checked_before_training(which, tmp_
     with pytest.raises(InputError, match=said):
         jcfl.run(tiny.federation(), **RUN, method=method, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def fails(*given: Any, **more: Any) -> Any:
+    """What any function of a user's may do."""
+    raise KeyError("size")
+
+
+@dataclass(frozen=True)
+class Unbuilt(LossTerm):
+    """A term that cannot be built."""
+
+    build = fails
+
+
+class Untrained(Local):
+    """A trainer that cannot train."""
+
+    train = fails
+
+
+RAISING = {
+    "describe": (replace(ONCE, describe=Means(change=fails)), ["describe 'means'", "group 'kmeans': init"]),
+    "compare": (replace(ONCE, compare=Far(change=fails)), ["compare 'far'", "group 'kmeans': init"]),
+    "group": (replace(ONCE, group=Halves(change=fails)), ["group 'halves': init"]),
+    "aggregate": (replace(ONCE, aggregate=Aggregate(rule=Averaged(change=fails))), ["aggregate 'averaged"]),
+    "train": (
+        replace(ONCE, train=Train(terms=(Constant(fails),))),
+        ["loss term Constant.build", "trainer Local"],
+    ),
+    "train, before": (replace(ONCE, train=Train(terms=(Unbuilt(),))), ["loss term Unbuilt: build"]),
+}
+
+
+@pytest.mark.parametrize("which", RAISING)
+def test_an_exception_names_the_piece_that_raised_it(which):
+    """Below its traceback, from the inside outwards."""
+    method, names = RAISING[which]
+    with pytest.raises(KeyError, match="size") as error:
+        jcfl.run(tiny.federation(), **RUN, method=method)
+    notes = [note.removeprefix("jcfl: raised in ") for note in error.value.__notes__ if note.startswith("jcfl")]
+    assert len(notes) == len(names) + 1
+    assert all(note.startswith(name) for note, name in zip(notes, [*names, "method 'own'"], strict=True))
+
+
+def test_an_exception_of_a_registered_function_or_a_trainer_names_it():
+    kinds = {"data": "data", "scenario": "scenario", "model": "model", "attack": "attack", "stop": "stop"}
+    for kind, section in kinds.items():
+        register(kind, "failing")(lambda *given: fails())
+        with pytest.raises(KeyError) as error:
+            jcfl.run({**RUN, **DATA, section: "failing"})
+        assert error.value.__notes__[0] == f"jcfl: raised in {kind} 'failing'"
+    with pytest.raises(KeyError) as error:
+        jcfl.run(tiny.federation(), **RUN | {"train": Untrained(0.1, 1, None, "full", 0.0, 0.0)}, method="fedavg")
+    assert error.value.__notes__[0] == "jcfl: raised in trainer Untrained"
 
 
 def test_a_trainer_returns_a_whole_model():

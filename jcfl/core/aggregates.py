@@ -21,7 +21,7 @@ from jcfl.core.matching import matched_mean
 from jcfl.core.method import Aggregate, Mean, Method, Piece, Rule, Weights
 from jcfl.core.quality import present_labels
 from jcfl.core.terms import number
-from jcfl.errors import InputError
+from jcfl.errors import InputError, named
 from jcfl.metrics.cohesion import sizes
 from jcfl.registry import register
 from jcfl.types import Array, Federation, Key, Models, State
@@ -98,15 +98,16 @@ def bound(rule: Rule, context: Context) -> Bound | None:
     Raises:
         InputError: when a round is traced, if the rule returns other arrays than the models of the clusters.
     """
-    made = rule.bind(context)
+    name = f"aggregate {str(rule)!r}"
+    made = named(name, rule.bind)(context)
     if made is None:
         return None
 
     def averaging_of(key: Key, federation: Federation, who: Array) -> Averaging:
-        average = made(key, federation, who)
+        average = named(name, named(name, made)(key, federation, who))
 
         def averaged(label: Array, weights: Array, models: Models, default: Models) -> Models:
-            return returned.models(average(label, weights, models, default), default, f"aggregate {str(rule)!r}")
+            return returned.models(average(label, weights, models, default), default, name)
 
         return averaged
 

@@ -15,6 +15,7 @@ from jcfl import trees
 from jcfl.core import averaging, returned
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
+from jcfl.errors import named
 from jcfl.registry import register
 from jcfl.types import Array, Key, Models
 
@@ -156,7 +157,8 @@ def with_forgeries(attack: Attack, key: Key, sent: Models, uploads: Models, crow
     """
     start, trained = sent["params"], uploads["params"]
     updates = jax.tree.map(jnp.subtract, trained, start)
-    sent_instead = returned.models(attack.forged(key, updates, crowd), updates, f"attack {attack.name!r}")
+    name = f"attack {attack.name!r}"
+    sent_instead = returned.models(named(name, attack.forged)(key, updates, crowd), updates, name)
     forged = jax.tree.map(jnp.add, start, sent_instead)
     return {**uploads, "params": trees.select(crowd.hostile, forged, trained)}
 

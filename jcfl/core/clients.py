@@ -15,8 +15,8 @@ from jcfl.core.local import Trainer
 from jcfl.core.memory import memories
 from jcfl.core.method import Mean, Method
 from jcfl.core.objective import Objective, Pull, Term, objective, own, own_share, shared
-from jcfl.core.terms import Correction
-from jcfl.errors import InputError
+from jcfl.core.terms import Correction, LossTerm
+from jcfl.errors import InputError, calling, named
 from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
 
 CHANGE = "change of the control variate"
@@ -28,13 +28,18 @@ KeptStates = dict[str, Callable[[Model], Any]]
 
 def terms(method: Method, task: Task) -> list[Term]:
     """The loss terms of a method's cluster models as functions."""
-    given = [term.build(task) for term in method.train.terms]
+    given = [built(term, task) for term in method.train.terms]
     return given + ([Correction().build(task)] if method.train.control or method.train.correction else [])
 
 
 def shared_terms(method: Method, task: Task) -> list[Term]:
     """The loss terms of ω as functions."""
-    return [term.build(task) for term in method.train.shared_terms if not term.is_off]
+    return [built(term, task) for term in method.train.shared_terms if not term.is_off]
+
+
+def built(term: LossTerm, task: Task) -> Term:
+    """A loss term as a function."""
+    return named(f"loss term {type(term).__name__}: build", term.build)(task)
 
 
 def needs_shared_alone(method: Method, task: Task) -> bool:
@@ -132,12 +137,13 @@ def trained(
     Raises:
         InputError: when it is traced, if a trainer of one's own returns no model of the same form.
     """
-    after = None
-    if memory is None:
-        found = local.train(loss, start, sent, data, key)
-    else:
-        found, after = local.resume(loss, start, memory, sent, data, key)
-    return returned.models(found, start, f"trainer {type(local).__name__}"), after
+    after, name = None, f"trainer {type(local).__name__}"
+    with calling(name):
+        if memory is None:
+            found = local.train(loss, start, sent, data, key)
+        else:
+            found, after = local.resume(loss, start, memory, sent, data, key)
+    return returned.models(found, start, name), after
 
 
 def trainer(method: Method, context: Context) -> Trainer:

@@ -13,7 +13,7 @@ from jcfl.core.memory import memories
 from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
 from jcfl.core.releases import refuse_uncovered, with_privacy
-from jcfl.errors import InputError
+from jcfl.errors import InputError, named
 from jcfl.types import Algorithm, Clients
 
 
@@ -113,7 +113,8 @@ def check(method: Method, context: Context) -> None:
         InputError: the message names the answers and says why.
     """
     train, aggregate, name = method.train, method.aggregate, method.name
-    returned.count(method.group.slots(context), f"group {method.group.name!r}: slots")
+    slots = f"group {method.group.name!r}: slots"
+    returned.count(named(slots, method.group.slots)(context), slots)
     refuse_uncovered(method, context)
     refuse_rules(method, context)
     if aggregate.exclude and method.group.alone and not method.trains_shared:

@@ -16,7 +16,7 @@ from jcfl.core.context import Context
 from jcfl.core.faults import with_failure
 from jcfl.core.method import Method
 from jcfl.core.releases import keeps_models
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, named, shown
 from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Models, State
 
 
@@ -28,10 +28,11 @@ def grouping(method: Method, context: Context) -> Grouping:
             or that it gets without noise; or, when a function is traced, it returns something of another kind.
     """
     name, k = f"group {method.group.name!r}", method.group.slots(context)
-    own = returned.piece(method.group.grouping(method, context), Grouping, f"{name}: grouping")
+    own = returned.piece(named(name, method.group.grouping)(method, context), Grouping, f"{name}: grouping")
     for part, function in own._asdict().items():
         if not callable(function) and not (part == "after" and function is None):
             raise InputError(f"{name}: {part}: expected a function, got {shown(function)}")
+    own = Grouping(*(f and named(f"{name}: {part}", f) for part, f in own._asdict().items()))
     if own.after is not None:
         refuse_unseen_models(method)
     if own.after is not None or keeps_models(method, context):

@@ -9,6 +9,7 @@ import optax
 
 from jcfl import trees
 from jcfl.core import returned
+from jcfl.errors import named
 from jcfl.types import Array, Broadcast, Clients, Key, Model, Task
 
 Reference = Callable[[Broadcast], Model]
@@ -40,12 +41,21 @@ def objective(
         logits, after = task.apply(model, batch.x, key=key, mask=batch.mask)
         if partner is not None:
             logits = logits + jax.lax.stop_gradient(task.apply(partner(sent), batch.x)[0])
-        values = [returned.array(term(model, batch, sent), (), returned.NUMBERS, "a loss term") for term in terms]
-        penalty = sum(values, 0.0)
+        penalty = sum((value_of(term, model, batch, sent) for term in terms), 0.0)
         loss = mean_loss(task, logits, batch)
         return (loss if scale is None else scale(sent) * loss) + penalty, after
 
     return value
+
+
+def value_of(term: Term, model: Model, batch: Clients, sent: Broadcast) -> Array:
+    """The value of a loss term, checked. []
+
+    Raises:
+        InputError: when it is traced, if the term returns no number.
+    """
+    name = f"loss term {getattr(term, '__qualname__', type(term).__name__).partition('.<locals>')[0]}"
+    return returned.array(named(name, term)(model, batch, sent), (), returned.NUMBERS, name)
 
 
 def mean_loss(task: Task, logits: Array, batch: Clients) -> Array:

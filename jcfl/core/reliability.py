@@ -10,7 +10,7 @@ from pydantic import Field
 from jcfl.core import returned
 from jcfl.core.method import Piece
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, named, shown
 from jcfl.registry import register
 from jcfl.types import Array, Cohort, Key
 
@@ -102,13 +102,15 @@ class Reliability(Piece):
 
 def available(reliability: Reliability, run: Key, turn: Array, clients: int) -> Array:
     """`Reliability.available`, checked when it is traced. [m] bool"""
-    found = reliability.available(run, turn, clients)
-    return returned.array(found, (clients,), [returned.LOGICAL], f"reliability {reliability.name!r}: available")
+    what = f"reliability {reliability.name!r}: available"
+    found = named(what, reliability.available)(run, turn, clients)
+    return returned.array(found, (clients,), [returned.LOGICAL], what)
 
 
 def arrived(reliability: Reliability, key: Key, cohort: Cohort, clients: int) -> Cohort:
     """`Reliability.arrived`, checked when it is traced, without those who are not in the cohort."""
-    what, found = f"reliability {reliability.name!r}: arrived", reliability.arrived(key, cohort)
+    what = f"reliability {reliability.name!r}: arrived"
+    found = named(what, reliability.arrived)(key, cohort)
     if not isinstance(found, Cohort):
         raise InputError(f"{what}: expected a Cohort, as in cohort.replace(present=…), got {shown(found)}")
     who = returned.array(found.who, cohort.who.shape, [returned.WHOLE], f"{what}: who")
@@ -120,7 +122,8 @@ def arrived(reliability: Reliability, key: Key, cohort: Cohort, clients: int) ->
 
 def shares(reliability: Reliability, key: Key, clients: int) -> Array:
     """`Reliability.shares`, checked when it is traced. [m] float"""
-    what, found = f"reliability {reliability.name!r}: shares", reliability.shares(key, clients)
+    what = f"reliability {reliability.name!r}: shares"
+    found = named(what, reliability.shares)(key, clients)
     return returned.array(found, (clients,), returned.NUMBERS, what).astype(float)
 
 

@@ -13,6 +13,7 @@ from jcfl.core.clients import sums_shared
 from jcfl.core.engine import Sums, Weigh, weights_of
 from jcfl.core.method import Method
 from jcfl.core.streams import Stream, stream
+from jcfl.errors import calling, named
 from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Cohort, Federation, Key, Model, Models, State
 
@@ -49,7 +50,7 @@ def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     server = method.aggregate.server
     if server is not None:
-        state = server.transformation().init(first["params"])
+        state = named(f"aggregate.server {type(server).__name__}", server.transformation)().init(first["params"])
         if not method.group.alone:
             found["optimizer"] = trees.stack(state, k)
         if sums_shared(method):
@@ -187,9 +188,10 @@ def stepped(
         new = jax.tree.map(lambda a, b: trees.rounded(a + rate * (b - a), a), old, new)
     if name not in server:
         return new, server
-    optimizer = method.aggregate.server.transformation()
     gradient = optax.tree.sub(old["params"], new["params"])
-    steps, states = jax.vmap(optimizer.update)(gradient, server[name], old["params"])
+    with calling(f"aggregate.server {type(method.aggregate.server).__name__}"):
+        optimizer = method.aggregate.server.transformation()
+        steps, states = jax.vmap(optimizer.update)(gradient, server[name], old["params"])
     moved = {**new, "params": optax.apply_updates(old["params"], steps)}
     states = trees.select(counted, trees.with_dtypes(states, server[name]), server[name])
     return trees.select(counted, moved, old), server | {name: states}

@@ -11,7 +11,7 @@ from pydantic import Field
 from jcfl import metrics, trees
 from jcfl.core import returned
 from jcfl.core.method import Piece
-from jcfl.errors import InputError, lacks
+from jcfl.errors import InputError, lacks, named
 from jcfl.registry import register
 from jcfl.trees.rows import HostRows
 from jcfl.types import NEVER, Algorithm, Array, Federation, Key, State
@@ -104,7 +104,8 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     def train(state: State, federation: Federation) -> State:
         # A round that says nothing of its uploads, as those before the method's own, counts as one that has used some.
         after = algorithm.step(state.replace(stopping=state.stopping.replace(trained=jnp.array(True))), federation)
-        found = returned.array(rule.is_unchanged(state, after), (), [returned.LOGICAL], f"stop {rule.name!r}")
+        name = f"stop {rule.name!r}"
+        found = returned.array(named(name, rule.is_unchanged)(state, after), (), [returned.LOGICAL], name)
         to_come = (federation.arrive > state.round) & (federation.arrive < NEVER) & ~federation.held_out
         unchanged = (state.clock >= 0) & found & ~to_come.any()
         count = jnp.where(unchanged, state.stopping.unchanged + 1, 0)

@@ -124,7 +124,7 @@ def federation(
     streams = np.random.default_rng(common["seed"]).spawn(MIXING + 1)
     if common["resplit"]:
         datasets = [redivided(streams[RESPLIT], one, common["resplit"]) for one in datasets]
-    made = sound(make(streams[0], *datasets, **own), f"scenario {scenario!r}")
+    made = sound(registry.made("scenario", scenario, streams[0], *datasets, **own), f"scenario {scenario!r}")
     name = f"{' and '.join(one.name for one in datasets)}, {scenario}"
     if isinstance(made, Draws):
         whole = assembled(made.x, made.y, made.groups, made.train, made.test, classes, name)

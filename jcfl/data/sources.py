@@ -6,7 +6,7 @@ from typing import Any
 from jcfl.data import arrays, cifar, generated, huggingface, idx, leaf, medmnist, tfds  # noqa: F401  (each registers its sources)
 from jcfl.data.dataset import Dataset
 from jcfl.data.files import data_folder
-from jcfl.registry import find, options
+from jcfl.registry import made, options
 
 
 def load(name: str, data_dir: Path | str | None = None, **given: Any) -> Dataset:
@@ -23,4 +23,4 @@ def load(name: str, data_dir: Path | str | None = None, **given: Any) -> Dataset
     >>> load("digits").shape
     (8, 8, 1)
     """
-    return find("data", name)(data_folder(data_dir), **options("data", name, given))
+    return made("data", name, data_folder(data_dir), **options("data", name, given))

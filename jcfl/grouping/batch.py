@@ -20,8 +20,8 @@ from jcfl.core.neutral import Every, grouping_of
 from jcfl.core.privacy import once_keys
 from jcfl.core.rounds import with_kept
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError, lacks
-from jcfl.grouping.compare import Cosine, Distances, PrincipalAngles, comparison, distances, representatives
+from jcfl.errors import InputError, calling, lacks
+from jcfl.grouping.compare import Cosine, Distances, PrincipalAngles, comparison, distances, prepared, representatives
 from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, TrainedModel, of_data, of_uploads
 from jcfl.grouping.labels import aligned, first_labels, served, with_undescribed
 from jcfl.grouping.losses import least_loss, nearest_of, with_newcomers
@@ -181,7 +181,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
 
     def init(state: State, federation: Federation) -> State:
         key = stream(state.key, Stream.ANCHOR)
-        anchor = describe.begin(context, key, state) if isinstance(describe, OfData) else ()
+        with calling(f"describe {describe.name!r}: begin"):
+            anchor = describe.begin(context, key, state) if isinstance(describe, OfData) else ()
         blank: Any = ()
         if describe_clients is not None:
             one = jax.eval_shape(describe_clients, anchor, federation, jnp.zeros(1, jnp.int32))
@@ -229,7 +230,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             points = of_uploads(describe, context, sent, models)
             state = with_undescribed(state, points, here & trees.finite(models))
         points = trees.where_weighted(here, points)
-        found = labels_of(group_key, compare.prepared(points, here), here.astype(float), here, None)
+        found = labels_of(group_key, prepared(compare, points, here), here.astype(float), here, None)
         found = jnp.where(here, sound_labels(found, m, group), -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
@@ -292,8 +293,8 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return with_newcomers(nearest, state, cohort, federation, state.memory.grouped)
 
     def labelled(key: Key, state: State, members: Cohort, weights: Array, points: Array) -> Array:
-        prepared = compare.prepared(points, members.present)
-        sorted_by = lambda centres: labels_of(key, prepared, weights, members.present, centres)
+        compared = prepared(compare, points, members.present)
+        sorted_by = lambda centres: labels_of(key, compared, weights, members.present, centres)
         fresh = lambda: sound_labels(sorted_by(None), weights.size, group)
         if continues:
             centres = of_uploads(describe, context, (), state.clusters)

@@ -20,7 +20,7 @@ from jcfl.core.chain import chain
 from jcfl.core.context import Context
 from jcfl.core.matching import matched_distance
 from jcfl.core.method import Compare, Describe
-from jcfl.errors import InputError, lacks
+from jcfl.errors import InputError, lacks, named
 from jcfl.grouping import kmeans, moments, subspace, svd
 from jcfl.grouping.describe import LabelCounts, OfData, Subspace, TrainedModel
 from jcfl.grouping.kernels import layer_distance
@@ -262,12 +262,12 @@ def comparison(compare: Compare, name: str) -> Distances:
 
 def distances(compare: Distances, context: Context, describe: Describe) -> Distance:
     """The distance of a comparison; see `checked`."""
-    return checked(compare, compare.distance(context, describe))
+    return checked(compare, named(f"compare {compare.name!r}", compare.distance)(context, describe))
 
 
 def metric(compare: Distances, context: Context, describe: Describe) -> Metric:
     """The metric of a comparison for K-means; see `checked`."""
-    found = compare.metric(context, describe)
+    found = named(f"compare {compare.name!r}", compare.metric)(context, describe)
     return checked(compare, found) if callable(found) else found
 
 
@@ -277,12 +277,24 @@ def checked(compare: Distances, between: Distance) -> Distance:
     Raises:
         InputError: when it is traced, if it does not return a number for every pair.
     """
+    name = f"compare {compare.name!r}"
+    between = named(name, between)
 
     def found(points: Array, others: Array) -> Array:
-        shape = (points.shape[0], others.shape[0])
-        return returned.array(between(points, others), shape, [returned.FLOATS], f"compare {compare.name!r}")
+        return returned.array(between(points, others), (points.shape[0], others.shape[0]), [returned.FLOATS], name)
 
     return found
+
+
+def prepared(compare: Distances, points: Array, present: Array) -> Array:
+    """The descriptions of all clients in the form in which they are compared, checked. [n, ...] -> [n, ...]
+
+    Raises:
+        InputError: when it is traced, if there is no row for each client.
+    """
+    name = f"compare {compare.name!r}: prepared"
+    found = named(name, compare.prepared)(points, present)
+    return returned.array(found, (points.shape[0], None, ...), [returned.FLOATS], name)
 
 
 def refuse_no_mean(group: str, describe: Any, compare: Distances, name: str) -> None:

@@ -25,7 +25,7 @@ from jcfl.core.neutral import Once
 from jcfl.core.objective import Part as Represent
 from jcfl.core.objective import backbone, everything, head
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import InputError, lacks
+from jcfl.errors import InputError, lacks, named
 from jcfl.grouping import moments, subspace
 from jcfl.grouping.kernels import convolutions
 from jcfl.registry import register
@@ -292,7 +292,8 @@ def of_data(describe: OfData, context: Context) -> DescribeClients:
     Raises:
         InputError: when it is traced, if it does not return a description with an axis of its own for each client.
     """
-    found = describe.for_clients(context)
+    name = f"describe {describe.name!r}"
+    found = named(name, named(name, describe.for_clients)(context))
     return lambda memory, federation, who: sound(describe, found(memory, federation, who), who.size)
 
 
@@ -302,7 +303,8 @@ def of_uploads(describe: Describe, context: Context, sent: Models, models: Model
     Raises:
         InputError: when it is traced, as for `of_data`.
     """
-    found = describe.vectors(context, sent, models)  # pyright: ignore[reportAttributeAccessIssue]
+    vectors = named(f"describe {describe.name!r}", describe.vectors)  # pyright: ignore[reportAttributeAccessIssue]
+    found = vectors(context, sent, models)
     return sound(describe, found, trees.count(models))
 
 

@@ -60,7 +60,7 @@ def extended(method: Method, addons: Sequence[Mapping[str, Any]]) -> Method:
     """
     for addon in addons:
         options = {key: value for key, value in addon.items() if key != "name"}
-        found = registry.find("addon", addon["name"])(method, **options)
+        found = registry.made("addon", addon["name"], method, **options)
         found = returned.piece(found, Method, f"addon {addon['name']!r}")
         method = replace(found, addons=(*method.addons, addon["name"]))
     return method
@@ -206,7 +206,7 @@ def voting(
         return base.with_answer(vote=Vote(1 + (vote.copies if vote else 0), vote.method if vote else None, by))
     if vote is not None:
         raise InputError(f"{base.name} votes already, so the add-on 'voting' takes no other method")
-    other = registry.find("method", method)(**registry.options("method", method, options))
+    other = registry.made("method", method, **registry.options("method", method, options))
     return base.with_answer(vote=Vote(1, other, by))
 
 

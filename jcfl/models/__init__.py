@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jcfl import registry
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, calling, shown
 from jcfl.models.adapter import cross_entropy, fitting, task
 from jcfl.models.networks import Network
 from jcfl.types import Task
@@ -32,11 +32,12 @@ def build(name: str, shape: Sequence[int], classes: int, /, **options: Any) -> T
     """
     chosen, make = registry.options("model", name, options), registry.find("model", name)
     given = tuple(sorted(chosen.items()))
-    try:
-        hash(given)
-    except TypeError:  # a user's model may take lists
-        return checked(make(tuple(shape), classes, **chosen), make, shape, classes)
-    return made(make, tuple(shape), classes, given, jnp.result_type(float))
+    with calling(f"model {name!r}"):
+        try:
+            hash(given)
+        except TypeError:  # a user's model may take lists
+            return checked(make(tuple(shape), classes, **chosen), make, shape, classes)
+        return made(make, tuple(shape), classes, given, jnp.result_type(float))
 
 
 @functools.lru_cache(maxsize=32)

@@ -30,7 +30,7 @@ def with_answers(value: Value, options: Mapping[str, Any]) -> Value:
 def answer(question: str, piece: Any) -> Any:
     """The answer that `{name, options…}` describes; the options have been checked before."""
     options = {key: value for key, value in dict(piece).items() if key != "name"}
-    return registry.find(KINDS[question], dict(piece)["name"])(**options)
+    return registry.made(KINDS[question], dict(piece)["name"], **options)
 
 
 def refuse_replaced(method: Method) -> None:
@@ -43,15 +43,15 @@ def refuse_replaced(method: Method) -> None:
     answers, own = [one for one in QUESTIONS if options.get(one) is not None], without(options, QUESTIONS)
     if not answers or method.is_placeholder:
         return
-    make = registry.find("method", registered_name(method, "method"))
-    found = make(**own)
+    name = registered_name(method, "method")
+    found = registry.made("method", name, **own)
     if not isinstance(found, Value):
         return
-    for option in registry.parameters(make):
+    for option in registry.parameters(registry.find("method", name)):
         if own.get(option.name, option.default) in (option.default, None):
             continue
         try:
-            other = make(**{**own, option.name: option.default})
+            other = registry.made("method", name, **{**own, option.name: option.default})
         except InputError:  # the method needs it
             continue
         if not alike(other, found) and alike(with_answers(other, options), with_answers(found, options)):

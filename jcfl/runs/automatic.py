@@ -144,7 +144,7 @@ def is_corrected(method: Method) -> bool:
     if answer:
         return answer["name"] == "noise_corrected"
     own = {key: value for key, value in options.items() if key not in QUESTIONS}
-    found = registry.find("method", method.name)(**own)
+    found = registry.made("method", method.name, **own)
     return isinstance(found, Value) and getattr(found.compare, "corrected", False)
 
 

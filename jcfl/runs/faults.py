@@ -24,7 +24,7 @@ ATTENDANCE = ("held_out", "arrive", "depart")
 def faults_of(config: Config) -> Faults:
     """What may go wrong in a run, as its configuration says."""
     attack, reliability = (
-        registry.find(section, piece.name)(**piece.options)
+        registry.made(section, piece.name, **piece.options)
         for section, piece in (("attack", config.attack), ("reliability", config.reliability))
     )
     attack = returned.piece(attack, Attack, f"attack {config.attack.name!r}")
@@ -41,7 +41,7 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
     attack, reliability = faults.attack, faults.reliability
     if config.attack.name != "none" and not attack.share:
         yield f"attack {config.attack.name} has no effect, because its share is 0, so that nobody attacks"
-    if config.stop.name != "none" and not registry.find("stop", config.stop.name)(**config.stop.options).rounds:
+    if config.stop.name != "none" and not registry.made("stop", config.stop.name, **config.stop.options).rounds:
         yield f"stop {config.stop.name} has no effect, because its rounds are 0: training ends after the last round"
     for title, method in methods.items():
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:

@@ -16,7 +16,7 @@ from jcfl.core.method import QUESTIONS
 from jcfl.core.method import Method as Value
 from jcfl.core.stopping import Stop, with_stop
 from jcfl.data import soundness
-from jcfl.errors import InputError, Notice, TooLarge
+from jcfl.errors import InputError, Notice, TooLarge, named
 from jcfl.fast.factored import Factored
 from jcfl.methods import addons
 from jcfl.runs import accounting, automatic, devices, fitted, hosts, schedules
@@ -154,7 +154,7 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
         devices=several,
         states_on_host=config.client_states == "host",
         faults=faults,
-        privacy=registry.find("privacy", config.privacy.name)(**config.privacy.options),
+        privacy=registry.made("privacy", config.privacy.name, **config.privacy.options),
         tests_shared=config.evaluate_shared,
         measures_quality=config.evaluate_quality,
         models_at=config.compare_models,
@@ -277,7 +277,7 @@ def algorithm(method: Method, context: Context, objects: Objects) -> Algorithm:
     if method.is_placeholder and objects.method is not None:
         found = objects.method
     else:
-        found = registry.find("method", registered_name(method, "method"))(**without(method.options, QUESTIONS))
+        found = registry.made("method", registered_name(method, "method"), **without(method.options, QUESTIONS))
     if not isinstance(found, Value):
         found = made_by_function(found, context)
     if isinstance(found, Value):
@@ -322,7 +322,7 @@ def trainer(train: Trainer, objects: Objects) -> Any:
     """The local trainer that a section describes, or that the user passed in Python."""
     found = objects.train
     if found is None:
-        found = registry.find("train", registered_name(train, "train"))(**train.options)
+        found = registry.made("train", registered_name(train, "train"), **train.options)
     return checked_trainer(found)
 
 
@@ -347,9 +347,16 @@ def algorithm_by_options(
         return algorithm(method, context._replace(trainer=local), objects)
 
     whole = (lambda scalars: schedules.scheduled(lambda now: make({**scalars, **now}), tables)) if tables else make
-    found = registry.find("stop", config.stop.name)(**config.stop.options)
+    found = registry.made("stop", config.stop.name, **config.stop.options)
     rule = returned.piece(found, Stop, f"stop {config.stop.name!r}")
-    return lambda scalars: with_stop(whole(scalars), rule)
+    method = f"method {config.method.title!r}"
+    return named(method, lambda scalars: named_in(method, with_stop(whole(scalars), rule)))
+
+
+def named_in(method: str, algorithm: Algorithm) -> Algorithm:
+    """The algorithm; an exception that one of its functions raises names the method."""
+    parts = {part: getattr(algorithm, part) for part in ("init", "step", "predict", "evaluate")}
+    return algorithm._replace(**{part: named(method, function) for part, function in parts.items()})
 
 
 def with_option(piece: PieceKind, path: Sequence[str], value: Any) -> PieceKind:

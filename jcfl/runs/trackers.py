@@ -93,7 +93,7 @@ def tracking(pieces: Sequence[Piece], title: str, folder: Path | None) -> Tracki
 
 def opened(piece: Piece, title: str, folder: Path | None) -> Tracker:
     """One tracker; what it lacks would be noticed only after the training."""
-    found = registry.find("track", piece.name)(title, folder, **piece.options)
+    found = registry.made("track", piece.name, title, folder, **piece.options)
     lacking = [name for name in ("begin", "record", "end") if not callable(getattr(found, name, None))]
     if lacking:
         raise InputError(
