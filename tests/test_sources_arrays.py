@@ -8,7 +8,7 @@ from flax import linen as nn
 import jcfl
 from jcfl import registry
 from jcfl.core import chunks
-from jcfl.data import federation, from_arrays, from_clients, label_counts, load, place
+from jcfl.data import federation, from_arrays, from_clients, label_counts, load, overlaps, place
 from jcfl.data.mapped import mapped
 from jcfl.data.partition import Partition, pool
 from jcfl.errors import InputError, Notice
@@ -401,6 +401,16 @@ def test_test_examples_that_are_trained_on_are_told_of_in_any_order(same, said):
     else:
         with pytest.warns(Notice, match=f"^arrays: {said} of new data"):
             from_clients(x, y, clients, **given)
+
+
+def test_examples_are_compared_once(monkeypatch):
+    compared = []
+    monkeypatch.setattr(overlaps, "_hashes", lambda examples: compared.append(len(examples)) or iter(examples.y))
+    from_clients(X, Y, CLIENTS, test_fraction=0.2)
+    assert compared == [24]
+    compared.clear()
+    federation(from_arrays(X, Y, test=0.2), "iid", clients=2, min_examples=(1, 0))
+    assert compared == [24]
 
 
 def test_clients_without_training_or_test_examples_are_named():

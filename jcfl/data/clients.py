@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from jcfl.data.arrays import from_arrays
 from jcfl.data.dataset import Dataset, channelled, features, joined, of_clients, owners
-from jcfl.data.federation import federation
+from jcfl.data.federation import divided, parted, shaped
 from jcfl.data.overlaps import tell_of_common_examples
 from jcfl.errors import InputError, Notice, shown
 from jcfl.types import Federation
@@ -92,9 +92,11 @@ def from_clients(
         where=name,
         series=series,
     )
+    common, others = parted(options | {"min_examples": min_examples})
+    whole = shaped(whole)
     tell_of_common_examples(whole)
     with warnings.catch_warnings(category=Notice, action="ignore"):  # clients that are left out are an error here
-        made = federation(whole, "natural", min_examples=min_examples, **options)
+        made = divided([whole], "natural", common, others)
     if len(made.groups) < len(names):
         _refuse_left_out(whole, made, min_examples)
     return made

@@ -105,16 +105,38 @@ def federation(
     """
     common = {"seed": seed, "min_examples": min_examples, "validation": validation, "resplit": resplit}
     common |= {"mixing": mixing, "held_out": held_out, "arrivals": arrivals, "departures": departures}
-    common |= {"drift": drift, "scale": scale}
-    common = registry.options("federation", "options", common)
+    common, own = parted(options | common | {"drift": drift, "scale": scale})
     datasets = [dataset] if isinstance(dataset, Dataset) else dataset
     if not isinstance(datasets, list | tuple) or not all(isinstance(one, Dataset) for one in datasets):
         raise InputError(f"expected a dataset or a list of them, got {shown(dataset)}")
-    datasets = [_shaped(one) for one in datasets]
+    datasets = [shaped(one) for one in datasets]
     for one in datasets:
         tell_of_common_examples(one)
+    return divided(datasets, scenario, common, own)
+
+
+def parted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options that all scenarios have, checked, with defaults filled in; and the others."""
+    known = {option.name for option in registry.parameters(federation)}
+    common = {name: value for name, value in options.items() if name in known}
+    own = {name: value for name, value in options.items() if name not in known}
+    return registry.options("federation", "options", common), own
+
+
+def divided(datasets: Sequence[Dataset], scenario: str, common: dict[str, Any], given: dict[str, Any]) -> Federation:
+    """The federation of datasets that `shaped` has checked.
+
+    Args:
+        datasets: one, or several for a scenario that takes several.
+        scenario: the scenario's registered name.
+        common: the options of all scenarios, as `parted` has them.
+        given: the scenario's own options, which are checked here.
+
+    Raises:
+        InputError: as for `federation`.
+    """
     make = registry.find("scenario", scenario)
-    own = _own_options(scenario, make, options, common)
+    own = _own_options(scenario, make, given, common)
     classes = max((one.classes for one in datasets), default=1)
     clients = own.get("clients") or max((one.users for one in datasets), default=1)
     need = COUNTS * clients * classes
@@ -153,7 +175,7 @@ def place(federation: Federation) -> Federation:
     return jax.device_put(checked(federation))
 
 
-def _shaped(dataset: Dataset) -> Dataset:
+def shaped(dataset: Dataset) -> Dataset:
     """The dataset with checked arrays, and a channel axis on grey images, which series are not."""
     axes = dataset.train.x.ndim
     if axes not in (2, 3, 4):
