@@ -648,13 +648,20 @@ def test_a_lower_method_that_diverges_does_not_contradict_an_order(made, row, ve
     assert (order["verdict"], order["why"], order["ours"]) == (verdict, said, None)
 
 
-def test_an_interrupted_table_says_how_to_go_on(made, capsys, monkeypatch):
-    def interrupted(*given):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted;"),
+        (Unwritable("x cannot be written: no"), 2, "x cannot be written: no; once it can be,"),
+    ],
+)
+def test_a_table_that_ends_early_says_how_to_go_on(made, capsys, monkeypatch, error, status, said):
+    def ended(*given):
+        raise error
 
-    monkeypatch.setattr(reproducing, "attempted", interrupted)
-    assert run("made.yaml", "-q") == 130
-    assert capsys.readouterr().err == "jcfl: interrupted; go on with the same command\n"
+    monkeypatch.setattr(reproducing, "attempted", ended)
+    assert run("made.yaml", "-q") == status
+    assert capsys.readouterr().err == f"jcfl: {said} go on with the same command\n"
 
 
 def test_a_folder_with_other_runs_is_refused(made, trained, capsys):

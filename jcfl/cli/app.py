@@ -73,6 +73,17 @@ def stopping(command: str, folder: Path, saves: bool = True) -> Iterator[None]:
         raise InputError(f"{error}; once it can be, {go_on}" if has_begun() else str(error)) from None
 
 
+@contextmanager
+def continued_by_itself() -> Iterator[None]:
+    """Add to the message of an early end that the same command goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Stopped("interrupted; go on with the same command") from error
+    except Unwritable as error:
+        raise InputError(f"{error}; once it can be, go on with the same command") from None
+
+
 freeze_imports = functools.cache(gc.freeze)
 """Tell the garbage collector, once in a process, that the objects of imports stay. Without this, the collector looks
 through these objects again and again, which took 8 % of a short run."""

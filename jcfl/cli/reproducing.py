@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, Stopped, app, begin_work
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, app, begin_work, continued_by_itself
 from jcfl.cli.arguments import destination
 from jcfl.errors import InputError
 
@@ -69,14 +69,11 @@ def reproduce(
     begin_work()
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj)}
-    with bars.watched(bars.screen(stderr=True), quiet) as watch:
+    with bars.watched(bars.screen(stderr=True), quiet) as watch, continued_by_itself():
         settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing, add or ())
-        try:
-            found = reproducing.reproduce(table, budget, only or [], settings)
-        except KeyboardInterrupt as error:
-            raise Stopped("interrupted; go on with the same command") from error
-    with writing(out):
-        files = reproduction.write(found, out)
+        found = reproducing.reproduce(table, budget, only or [], settings)
+        with writing(out):
+            files = reproduction.write(found, out)
     if as_json:
         print(json.dumps(writable(found), indent=2))
     elif not quiet:
