@@ -1,18 +1,22 @@
 """What commands say of folders that they cannot write or read, and what `jcfl verify` says of those that they can."""
 
 import functools
+import os
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from jcfl import cli, results
 from jcfl.cli.app import stopping
 from jcfl.errors import InputError, Unwritable
+from jcfl.results.files import overwrite
 from jcfl.runs import config, experiment, plan, titles, verifying
 from jcfl.runs.sweeping.points import point_names
+from jcfl.view import plotting
 from tests import folders
 
 SMALL = ["scenario.clients=8", "method.name=majority", "rounds=2", "model=linear", "compare=[]"]
@@ -91,6 +95,40 @@ def test_a_full_disk_says_how_to_go_on(tmp_path):
         with pytest.raises(InputError, match=ending), stopping("run", tmp_path):
             raise Unwritable("x cannot be written: no")
         (tmp_path / "config.yaml").touch()
+
+
+@pytest.fixture
+def full():
+    """No file can be longer than 64 KiB, as where a disk is full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_figure_and_the_page_that_were_there(tmp_path, monkeypatch, full):
+    monkeypatch.setattr("jcfl.view.plotting.histories", lambda folders: {})
+    monkeypatch.setattr("jcfl.view.report.page", lambda histories: "new" * 2**16)
+    monkeypatch.setattr("jcfl.view.plotting.style.encoded", lambda *given: b"new" * 2**16)
+    figure, page = tmp_path / "figure.png", tmp_path / "report.html"
+    for file in (figure, page):
+        file.write_text("old")
+    with pytest.raises(Unwritable, match=r"figure\.png cannot be written: File too large"):
+        plotting.save(Figure(), figure)
+    assert cli.status(["report", str(tmp_path), "--out", str(page)]) == 2
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == {figure: "old", page: "old"}
+
+
+def test_a_page_goes_where_a_link_leads_and_into_a_pipe(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    overwrite(tmp_path / "link", b"page")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"page"
+    reading, writing = os.pipe()
+    overwrite(Path(f"/dev/fd/{writing}"), b"page")
+    os.close(writing)
+    assert os.read(reading, 10) == b"page"
+    os.close(reading)
 
 
 LONG = "a" * 300

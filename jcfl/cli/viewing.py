@@ -254,7 +254,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page about a run, or about several side by side. It needs no network and no other file."""
-    from jcfl.results import writing
+    from jcfl.results import overwrite
     from jcfl.runs import bars
     from jcfl.view import plotting
     from jcfl.view.report import page
@@ -263,9 +263,7 @@ def report(
     if os.path.isdir(file):
         raise InputError(f"{file} is a folder; --out expects a file to write, such as {file / 'report.html'}")
     text = page(plotting.histories(folders))
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8", errors="backslashreplace")  # a folder's name may be no text
+    overwrite(file, text.encode("utf-8", "backslashreplace"))  # a folder's name may be no text
     bars.screen().print(f"Written to {file}", **PLAIN)
 
 

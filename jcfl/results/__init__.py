@@ -10,6 +10,7 @@ import numpy as np
 
 from jcfl.errors import Damaged, InputError, as_argument, shown
 from jcfl.metrics import are_scored
+from jcfl.results.files import overwrite as overwrite
 from jcfl.results.files import writing as writing
 from jcfl.results.folder import METRICS
 from jcfl.results.folder import Folder as Folder

@@ -253,6 +253,15 @@ def replace(path: Path, write: Callable[[IO[bytes]], Any], expected: Callable[[P
             raise
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """Write a file that the user named as `replace` does, where a link leads, or into a pipe or a terminal."""
+    if path.exists() and not path.is_file():
+        with writing(path):
+            path.write_bytes(content)
+    else:
+        replace(Path(os.path.realpath(path)) if path.is_symlink() else path, lambda file: file.write(content))
+
+
 def digest(file: Path, size: int) -> str:
     """The SHA-256 of a file's first `size` bytes."""
     sha = hashlib.sha256()

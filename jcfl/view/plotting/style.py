@@ -333,9 +333,7 @@ def save(
         if kind not in FORMATS:
             raise unknown("format", kind, FORMATS)
         file = path if kinds == [ending] else path.with_name(f"{path.name}.{kind}")
-        with results.writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(encoded(shown, kind))
+        results.overwrite(file, encoded(shown, kind))
         files.append(file)
     return files
 
