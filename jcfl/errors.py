@@ -4,6 +4,8 @@ import difflib
 import importlib
 import inspect
 import shlex
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -141,6 +143,26 @@ def named(what: str, function: Function) -> Function:
 
 MOST_KNOWN = 60
 """The largest number of names that an error lists. If there are more, it lists only the three most similar ones."""
+
+
+def raised(error: Exception) -> str:
+    """What an exception says, in one line, with the place in the user's program that raised it, if there is one.
+
+    >>> raised(KeyError("size"))
+    "KeyError: 'size'"
+    """
+    first = next(iter(str(error).splitlines()), "")
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    places = [one for one in traceback.extract_tb(error.__traceback__) if not is_of_library(one.filename)]
+    return f"{said} ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else said
+
+
+def is_of_library(file: str) -> bool:
+    """Whether a file of code is a part of jcfl, of Python, or of an installed package."""
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file.startswith("<frozen") or any(
+        Path(file).is_relative_to(one) for one in (Path(__file__).parent, *installed)
+    )
 
 
 def unknown(what: str, got: object, known: Iterable[str], meant: str | None = None) -> InputError:

@@ -14,7 +14,7 @@ import pytest
 from jcfl import registry
 from jcfl.core.context import Context
 from jcfl.core.rounds import initial
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.runs import config, experiment, hosts, loop, sweeping, trackers
 from jcfl.types import Algorithm
 from tests import tiny
@@ -142,7 +142,9 @@ def test_a_run_that_goes_on_tells_what_is_new(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_breaks_does_not_end_the_run():
-    with pytest.warns(UserWarning, match="Diary tracks no more: no answer; the run goes on"):
+    with pytest.warns(
+        Notice, match=r"Diary tracks no more: .*: no answer \(test_trackers.py, line \d+\); the run goes on"
+    ):
         found = walked(track=[{"name": "diary", "broken": True}, "diary"])
     assert found.rounds.tolist() == [2, 4, 6]
     assert [told[1] for told in TOLD] == ["walk", "walk", 2, 4, 6, "walk"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, raised, unknown
 from jcfl.models.first import first_dense
 from jcfl.models.linen import linen_runner
 from jcfl.models.runner import ROOT, Runner
@@ -90,8 +90,7 @@ def refusal(what: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise InputError(f"{what}: {reason}") from error
+        raise InputError(f"{what}: {raised(error)}") from error
 
 
 def runner_of(module: Any, shape: tuple[int, ...]) -> Runner:

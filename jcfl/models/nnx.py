@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jcfl.errors import InputError
+from jcfl.errors import InputError, raised
 from jcfl.models.products import dense
 from jcfl.models.runner import (
     CONVOLUTION,
@@ -76,10 +76,14 @@ def nnx_runner(make: Callable[..., Any]) -> Runner:
 
 def built_module(make: Callable[..., Any], key: Key) -> nnx.Module:
     """An NNX module from a key."""
+    expected = "expected an instance of a linen module, or a class or function that makes an NNX module of rngs"
     named = "rngs" in inspect.signature(make).parameters
-    module = make(rngs=nnx.Rngs(key)) if named else make(nnx.Rngs(key))
+    try:
+        module = make(rngs=nnx.Rngs(key)) if named else make(nnx.Rngs(key))
+    except Exception as error:  # a user's function may raise anything, such as one of examples, which makes no module
+        raise InputError(f"{expected}; of rngs, it raised {raised(error)}") from error
     if not isinstance(module, nnx.Module):
-        raise InputError(f"expected a function of rngs that makes an NNX module, it made {type(module).__name__}")
+        raise InputError(f"{expected}; of rngs, it made {type(module).__name__}")
     return module
 
 

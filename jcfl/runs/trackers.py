@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from jcfl import registry
-from jcfl.errors import InputError, optional_package, shown
+from jcfl.errors import InputError, Notice, optional_package, raised, shown
 from jcfl.registry import register
 from jcfl.results.files import replace
 from jcfl.runs import hosts
@@ -72,7 +72,8 @@ class Tracking:
                 getattr(tracker, method)(*values)
             except Exception as error:  # whatever a server or a disk can do must not end hours of training
                 self.trackers.remove(tracker)
-                warnings.warn(f"{type(tracker).__name__} tracks no more: {error}; the run goes on", stacklevel=2)
+                told = f"{type(tracker).__name__} tracks no more: {raised(error)}; the run goes on"
+                warnings.warn(told, Notice, stacklevel=2)
 
 
 def tracking(pieces: Sequence[Piece], title: str, folder: Path | None) -> Tracking:
