@@ -23,7 +23,7 @@ from jcfl.core.neutral import Every
 from jcfl.core.reliability import Reliability
 from jcfl.core.stopping import Stop
 from jcfl.core.terms import LossTerm
-from jcfl.data import Dataset, Examples, federation
+from jcfl.data import Dataset, Examples, federation, load
 from jcfl.data.partition import Partition, pool, random_owners
 from jcfl.errors import Notice, TrainingError
 from jcfl.grouping.batch import Clustering
@@ -449,6 +449,21 @@ DATASET = Dataset(
 def test_a_dataset_has_examples_in_both_halves():
     with pytest.raises(InputError, match=r"mine: test: expected jcfl\.data\.Examples\(x, y\), got \(array"):
         Dataset("mine", DATASET.train, (DATASET.test.x, DATASET.test.y), classes=3)
+
+
+def test_a_registered_dataset_is_one():
+    register("data", "nothing")(lambda data_dir: None)
+    with pytest.raises(InputError, match=r"data 'nothing': expected a jcfl\.data\.Dataset, got None"):
+        load("nothing")
+
+
+def test_examples_may_be_lists_and_have_an_entry_each():
+    lists = Examples([[1.0, 2.0]] * 4, [0, 1] * 2, [0, 0, 1, 1])
+    assert Dataset("lists", lists, lists, classes=2).shape == (2,)
+    with pytest.raises(InputError, match=r"jcfl\.data\.Examples: labels: expected one for each example, got None"):
+        Examples(np.ones((3, 2)), None)
+    with pytest.raises(InputError, match=r"jcfl\.data\.Examples: examples are no array"):
+        Examples([[1.0], [1.0, 2.0]], [0, 1])
 
 
 @pytest.mark.parametrize(

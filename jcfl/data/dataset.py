@@ -25,6 +25,15 @@ class Examples:
     y: np.ndarray  #: [n] int32, the class of every example, from 0
     user: np.ndarray | None = None  #: [n] int32, the natural client of every example, numbered as in the other half
 
+    def __post_init__(self) -> None:
+        """Make arrays of lists, and refuse what has no entry for each example."""
+        for field, what in (("x", "examples"), ("y", "labels"), ("user", "natural clients")):
+            given = getattr(self, field)
+            if not hasattr(given, "dtype") and not (field == "user" and given is None):
+                object.__setattr__(self, field, array(given, what, "jcfl.data.Examples"))
+            if getattr(self, field) is not None and not np.ndim(getattr(self, field)):
+                raise InputError(f"jcfl.data.Examples: {what}: expected one for each example, got {shown(given)}")
+
     def __len__(self) -> int:
         return len(self.y)
 

@@ -6,6 +6,7 @@ from typing import Any
 from jcfl.data import arrays, cifar, generated, huggingface, idx, leaf, medmnist, tfds  # noqa: F401  (each registers its sources)
 from jcfl.data.dataset import Dataset
 from jcfl.data.files import data_folder
+from jcfl.errors import InputError, shown
 from jcfl.registry import made, options
 
 
@@ -18,9 +19,13 @@ def load(name: str, data_dir: Path | str | None = None, **given: Any) -> Dataset
         **given: the dataset's own options.
 
     Raises:
-        InputError: an unknown name or option, a dataset that is not there, or a corrupt file.
+        InputError: an unknown name or option, a dataset that is not there, a corrupt file, or a user's function that
+            returned no dataset.
 
     >>> load("digits").shape
     (8, 8, 1)
     """
-    return made("data", name, data_folder(data_dir), **options("data", name, given))
+    found = made("data", name, data_folder(data_dir), **options("data", name, given))
+    if not isinstance(found, Dataset):
+        raise InputError(f"data {name!r}: expected a jcfl.data.Dataset, got {shown(found)}")
+    return found
