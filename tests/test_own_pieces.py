@@ -697,12 +697,31 @@ def dataclasses_for_pieces():
 
     register("reliability", "own")(Halved)
 
+    @register("attack", "misspelt")
+    @dataclass(frozen=True, kw_only=True)
+    class Misspelt(Attack):
+        share: float = 0.5
+
+        def forge(self, key, updates, crowd):
+            return updates
+
+    @register("reliability", "misspelt")
+    @dataclass(frozen=True, kw_only=True)
+    class Unread(Reliability):
+        def availible(self, run, turn, clients):
+            return jnp.zeros(clients, bool)
+
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"stop": "own"}, "^stop own has no effect, because its rounds are 0: training ends after the last round"),
         ({"attack": "own"}, "^attack own has no effect, because its share is 0, so that nobody attacks"),
+        ({"attack": "misspelt"}, "^attack misspelt has no effect, because Misspelt has no function forged, and flips"),
+        (
+            {"reliability": "misspelt"},
+            "^reliability misspelt has no effect, because Unread has no function available, ",
+        ),
     ],
 )
 @pytest.mark.usefixtures("dataclasses_for_pieces")

@@ -41,6 +41,16 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
     attack, reliability = faults.attack, faults.reliability
     if config.attack.name != "none" and not attack.share:
         yield f"attack {config.attack.name} has no effect, because its share is 0, so that nobody attacks"
+    if attack.share and not (attack.forges or attack.flips):
+        yield (
+            f"attack {config.attack.name} has no effect, because {type(attack).__name__} has no function forged, and "
+            "flips no labels"
+        )
+    if type(reliability) is not Reliability and reliability.is_perfect:
+        yield (
+            f"reliability {config.reliability.name} has no effect, because {type(reliability).__name__} has no "
+            "function available, arrived, shares or slow, and loses no uploads"
+        )
     if config.stop.name != "none" and not registry.made("stop", config.stop.name, **config.stop.options).rounds:
         yield f"stop {config.stop.name} has no effect, because its rounds are 0: training ends after the last round"
     for title, method in methods.items():
