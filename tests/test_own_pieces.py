@@ -239,6 +239,16 @@ def test_an_exception_of_a_registered_function_or_a_trainer_names_it():
     assert error.value.__notes__[0] == "jcfl: raised in trainer Untrained"
 
 
+def test_a_rule_that_is_no_dataclass_is_called_by_its_name():
+    class Bare(Piece):
+        name = "bare"
+        bind = fails
+
+    with pytest.raises(KeyError) as error:
+        tiny.built(replace(ONCE, aggregate=Aggregate(rule=Bare())), tiny.setting())
+    assert error.value.__notes__[0] == "jcfl: raised in aggregate 'bare'"
+
+
 def test_a_trainer_returns_a_whole_model():
     class Short(Local):
         """A trainer that returns parameters only."""
@@ -367,6 +377,10 @@ class NoMetric(Distances):
         (
             {"aggregate": Aggregate(rule=lambda labels, weights, uploads, default: default)},
             r"own: aggregate\.rule: expected an object with a function bind\(context\), .*got <function <lambda>",
+        ),
+        (
+            {"aggregate": Aggregate(rule=Averaged)},
+            r"own: aggregate\.rule: expected an object with a function bind\(context\), .*got <class .*Averaged'>",
         ),
         (
             {"aggregate": Aggregate(server=optax.adam(0.1))},

@@ -7,7 +7,7 @@ each can be read, printed and exchanged. `jcfl.core.compile` turns the value int
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -33,7 +33,8 @@ class Piece:
 
     def __str__(self) -> str:
         """The registered name, and the options that are not at their defaults."""
-        changed = [(field.name, getattr(self, field.name)) for field in fields(self) if _differs(field, self)]  # pyright: ignore
+        own = fields(self) if is_dataclass(self) else ()  # a user's rule may be no dataclass
+        changed = [(field.name, getattr(self, field.name)) for field in own if _differs(field, self)]
         return self.name + (f"({', '.join(f'{key}={_shown(value)}' for key, value in changed)})" if changed else "")
 
 

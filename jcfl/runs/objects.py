@@ -134,7 +134,8 @@ def checked_method(method: Method) -> Method:
         "server": "transformation()",
     }.items():
         value = getattr(method.aggregate, part)
-        if value is not None and not callable(getattr(value, function.partition("(")[0], None)):
+        lacks = isinstance(value, type) or not callable(getattr(value, function.partition("(")[0], None))
+        if value is not None and lacks:
             raise InputError(
                 f"{method.name}: aggregate.{part}: expected an object with a function {function}, such as one of "
                 f"jcfl.core.aggregates, got {shown(value)}"
