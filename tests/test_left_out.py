@@ -176,6 +176,26 @@ def test_a_client_without_examples_keeps_what_it_has():
     assert all(leaf[2].max() == 0 and leaf[[0, 1, 3]].max() > 0 for leaf in moved)
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("cfl", {"eps1": 100.0, "eps2": 0.0, "relative": False, "capacity": 2}),
+        ("flhc", {"at": 0, "clusters": 2, "metric": "cosine"}),
+    ],
+)
+def test_a_client_without_examples_groups_nobody(method, options):
+    """Its update is zero, unlike those of clients with one class: alone in a cluster, it would leave them the other."""
+    data = tiny.federation(sizes=(6, 6, 0, 6, 6))
+    data = data.replace(y=np.zeros_like(data.y))
+    never = data.replace(arrive=np.where(data.train.size == 0, 99, 0).astype(np.int32))
+    algorithm = tiny.built(method, tiny.setting(data=never, epochs=1, batch_size="full"), **options)
+    with_it, without = tiny.ends(algorithm, 1, 0, [data, never])
+    others = data.train.size > 0
+    assert len(set(without.labels[-1][others])) == 2
+    np.testing.assert_array_equal(with_it.labels[-1][others], without.labels[-1][others])
+    tiny.same(with_it.clusters, without.clusters)
+
+
 def test_a_client_that_is_excluded_for_good_is_not_grouped():
     data = jax.device_put(tiny.federation())
     setting = tiny.setting(extras=({"name": "exclude", "limit": 1e9, "patience": 1},))

@@ -199,6 +199,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
 
     def described(state: State, federation: Federation) -> Array:
         here = federation.available(state.round) & ~faults.excluded(exclude, state)
+        here &= weigh(federation.train.size) > 0  # a client without examples would be unlike all others
         return here & state.seen if accumulates else here  # those not seen have accumulated nothing
 
     def enough(state: State, federation: Federation) -> Array:
@@ -293,14 +294,15 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return with_newcomers(nearest, state, cohort, federation, state.memory.grouped)
 
     def labelled(key: Key, state: State, members: Cohort, weights: Array, points: Array) -> Array:
-        compared = prepared(compare, points, members.present)
-        sorted_by = lambda centres: labels_of(key, compared, weights, members.present, centres)
+        here = weights > 0
+        compared = prepared(compare, points, here)
+        sorted_by = lambda centres: labels_of(key, compared, weights, here, centres)
         fresh = lambda: sound_labels(sorted_by(None), weights.size, group)
         if continues:
             centres = of_uploads(describe, context, (), state.clusters)
             go_on = lambda: sound_labels(sorted_by(centres), weights.size, group)
             return jax.lax.cond(state.memory.grouped, go_on, fresh)
-        return aligned(fresh(), state.labels[members.who], members.present & state.memory.grouped, k)
+        return aligned(fresh(), state.labels[members.who], here & state.memory.grouped, k)
 
     def regrouped(key: Key, state: State, members: Cohort, federation: Federation, points: Any) -> State:
         weights = engine.weights_of(members, federation, weigh)

@@ -78,10 +78,11 @@ class Bipartition(Group):
             delta = trees.where_weighted(members.present, delta)  # the uploads of absent clients need not be finite
             inner = trees.inner(delta, delta)
             weights = engine.weights_of(members, federation, weigh)
-            scale = jnp.where(state.memory[1] > 0, state.memory, jnp.stack(criterion(inner, members.present, weights)))
+            here = weights > 0  # a client without examples sends no update, and would be unlike all others
+            scale = jnp.where(state.memory[1] > 0, state.memory, jnp.stack(criterion(inner, here, weights)))
             eps1, eps2 = (when.eps1 * scale[0], when.eps2 * scale[1]) if when.relative else (when.eps1, when.eps2)
             due = state.clock >= when.min_round
-            labels, parent = self.split(inner, labels, members.present, weights, eps1, eps2, due, state)
+            labels, parent = self.split(inner, labels, here, weights, eps1, eps2, due, state)
             return state.replace(
                 labels=state.labels.at[members.who].set(labels),
                 clusters=trees.take(state.clusters, parent),
