@@ -371,7 +371,7 @@ def test_a_point_that_diverged_stays_so_if_the_sweep_is_killed_before_it_says_it
 
 
 def test_points_that_have_begun_stay_in_a_sweep_that_a_full_disk_ends(tmp_path, monkeypatch):
-    """Until one of them has begun, the file is again that of the sitting before."""
+    """Until one of them has begun, the file is again that of the process before."""
     swept_walk({"method.drift": [0.0]}, out=tmp_path)
     save, file = npz.save, tmp_path / "sweep.yaml"
     before = file.read_text()

@@ -73,7 +73,7 @@ def loaded(path: Path) -> History:
 
 
 def finished_history(place: Path | None, rounds: int) -> History | None:
-    """The history of the run in a folder, if an earlier sitting has come to its end and all of it is sound."""
+    """The history of the run in a folder, if an earlier process has come to its end and all of it is sound."""
     if place is None or not (place / "summary.json").is_file():
         return None
     folder = Folder(place)

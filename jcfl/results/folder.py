@@ -108,11 +108,11 @@ class Folder:
         self.count(METRICS)
 
     def federation(self, arrays: Callable[[], Mapping[str, np.ndarray]], goes_on: bool = True) -> None:
-        """Write federation.npz, what the clients hold and how alike they are, unless an earlier sitting has.
+        """Write federation.npz, what the clients hold and how alike they are, unless an earlier process has.
 
         Args:
             arrays: makes what it holds.
-            goes_on: whether the run goes on with what that sitting left. Else its clients may hold other data now.
+            goes_on: whether the run goes on with what that process left. Else its clients may hold other data now.
         """
         try:
             sound = goes_on and self.has("federation.npz") and bool(self.clients())

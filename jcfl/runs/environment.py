@@ -35,7 +35,7 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
     """The versions, those of plug-ins too, the commit, the device, and JAX's settings on which scores may depend.
 
     Args:
-        before: what an earlier sitting of the same run said. Its command stays; all else becomes an entry of `earlier`,
+        before: what an earlier process of the same run said. Its command stays; all else becomes an entry of `earlier`,
             if something of it was another one.
     """
     devices = jax.local_devices()

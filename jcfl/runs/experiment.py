@@ -277,7 +277,7 @@ def execute(
         whole = devices.folder(out) if out is not None and several else None
         if whole is not None:
             whole.renew()
-            if histories:  # of an earlier sitting
+            if histories:  # of an earlier process
                 whole.begin(plan.config.text(), measured=False)
                 write_comparison(whole, runs, histories)
         stack.enter_context(loop.interruptible(stop, out is not None))

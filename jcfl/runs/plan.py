@@ -96,7 +96,7 @@ def planned(
 
     Args:
         lanes: how many runs will share the memory; by default the number of seeds that run side by side.
-        resumes: whether an earlier sitting has begun the run, so that its states keep their shapes.
+        resumes: whether an earlier process has begun the run, so that its states keep their shapes.
 
     Raises:
         InputError: data is missing or corrupt, the federation cannot be made, options exclude each other, or several

@@ -73,7 +73,7 @@ class Run:
         return [self.seeds[start : start + size] for start in range(0, len(self.seeds), size)]
 
     def look(self, allow_versions: bool = False) -> bool:
-        """Find what earlier sittings left, and write nothing; returns whether there is a checkpoint to go on from.
+        """Find what earlier processes left, and write nothing; returns whether there is a checkpoint to go on from.
 
         Raises:
             InputError: something else made it, it has more rounds than are wanted now, it lacks an evaluation that is
@@ -110,7 +110,7 @@ class Run:
         return bool(found)
 
     def complete_history(self, diverged: bool) -> History | None:
-        """What an earlier sitting left of the run, if it came to its end.
+        """What an earlier process left of the run, if it came to its end.
 
         Args:
             diverged: whether a run that diverged counts as complete. It does not if there is a checkpoint, from which
@@ -153,7 +153,7 @@ class Run:
         return Parts(rounds=left and rounds > 0, evaluation=left or self.lacks(self.seeds, rounds))
 
     def faults(self) -> dict[str, str]:
-        """The files that an earlier sitting left damaged, besides checkpoints, and what is wrong with them."""
+        """The files that an earlier process left damaged, besides checkpoints, and what is wrong with them."""
         assert self.folder is not None
         self.folder.renew()
         found = self.folder.checksums.faults()
@@ -164,7 +164,7 @@ class Run:
         return provenance(self.plan.config, self.whole, self.fingerprint)
 
     def begin(self, clients: Clients) -> None:
-        """Make the folder, and take over what an earlier sitting measured.
+        """Make the folder, and take over what an earlier process measured.
 
         Args:
             clients: makes what federation.npz holds, if that is not there yet or there is no checkpoint to go on from.

@@ -180,7 +180,7 @@ def logs_of(folder: Path) -> Path:
 
 
 def remove_logs(folder: Path) -> None:
-    """Remove the calls and logs of workers, also those of an earlier sitting whose workers failed or were killed."""
+    """Remove the calls and logs of workers, also those of an earlier process whose workers failed or were killed."""
     shutil.rmtree(logs_of(folder), ignore_errors=True)
 
 

@@ -232,7 +232,7 @@ def made(key: Key, run: History, digest: str) -> dict[str, Any]:
     """What made a run: its settings, command, commit, device and versions, where known, its seeds and seconds."""
     by = results.settings(run).get("made_by") or {}
     device, versions = by.get("device"), by.get("versions") or {}
-    commits = [sitting["commit"] for sitting in (*by.get("earlier", []), by) if sitting.get("commit")]
+    commits = [process["commit"] for process in (*by.get("earlier", []), by) if process.get("commit")]
     known = {
         "commands": by.get("command"),
         "devices": device and f"{device['count']} x {device['kind']} ({device['platform']})",

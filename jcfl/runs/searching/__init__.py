@@ -271,7 +271,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
         refuse_other(folder, search)
 
     def quietly(progress: Progress) -> None:
-        """Report without scores, which are on test examples too; trials may have gone further in an earlier sitting."""
+        """Report without scores, which are on test examples too; trials may have gone further in an earlier process."""
         on_progress(progress._replace(scores={}, total=max(progress.total, progress.done)))
 
     training = Training(whole, folder, quietly, allow_versions, "tune")

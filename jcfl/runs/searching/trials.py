@@ -123,9 +123,9 @@ def climbed(
 
 
 def until(training: Training, point: Point, rounds: int) -> Point:
-    """A point that trains for so many rounds, or for as many as an earlier sitting began; at most for all of its own.
+    """A point that trains for so many rounds, or for as many as an earlier process began; at most for all of its own.
 
-    An earlier sitting may have taken it to a later rung. Its scores at this one are found among its evaluations.
+    An earlier process may have taken it to a later rung. Its scores at this one are found among its evaluations.
     """
     place = training.folder_of(point)
     with warnings.catch_warnings(category=Notice, action="ignore"):  # `begun` says what is damaged

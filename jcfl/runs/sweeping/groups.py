@@ -101,7 +101,7 @@ class Training:
     def recorded(self, name: str, text: str) -> Iterator[None]:
         """Write the file that says what is trained. If it is refused before a point has begun, nothing stays of it.
 
-        Where an earlier sitting wrote the file, it then has again what it had. Once a point has begun or gone on, the
+        Where an earlier process wrote the file, it then has again what it had. Once a point has begun or gone on, the
         file stays as it is, so that the same points go on after a disk was full.
         """
         if self.files is None:

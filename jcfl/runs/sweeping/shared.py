@@ -16,7 +16,7 @@ from jcfl.runs.workers import Workers, remove_logs, share_out
 def train(training: Training, workers: Workers | None, stop: threading.Event) -> None:
     """Train every point that is not complete, by workers if there are some.
 
-    The logs of workers are removed when all points are complete, also those of an earlier sitting that had workers.
+    The logs of workers are removed when all points are complete, also those of an earlier process that had workers.
     """
     if workers is not None:
         share(training, workers, stop)
