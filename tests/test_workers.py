@@ -180,18 +180,31 @@ def test_workers_are_ended_when_the_sweep_is(tmp_path):
         workers.share_out({"one": functools.partial(time.sleep, 600)}, Workers(1), tmp_path, stop)
 
 
+@pytest.fixture
+def ignored():
+    """A process in which Ctrl-C is ignored: a worker, or one that a script runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    signal.signal(signal.SIGINT, before)
+
+
+def stopped_by() -> str:
+    """The first of two signals that asks a run to stop."""
+    stop = threading.Event()
+    with loop.interruptible(stop, True):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+            if stop.is_set():
+                return number.name
+    return ""
+
+
+@pytest.mark.usefixtures("ignored")
 def test_ctrl_c_in_a_terminal_leaves_a_worker_its_last_checkpoint():
     """The terminal sends it to workers too, which ignore it; SIGTERM, which they then get, is the first signal."""
-    stop, before = threading.Event(), signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with loop.interruptible(stop, True):
-            signal.raise_signal(signal.SIGINT)
-            assert not stop.is_set()
-            signal.raise_signal(signal.SIGTERM)
-            assert stop.is_set()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert workers.Task(stopped_by)().value == "SIGTERM"
+    assert stopped_by() == "SIGINT"  # in the background, a run ends at it as in a terminal
 
 
 @pytest.mark.parametrize(

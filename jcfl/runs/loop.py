@@ -275,12 +275,16 @@ def stop_at(failed: Mapping[int, TrainingError]) -> None:
     raise next(iter(failed.values()))
 
 
+def unheard(number: int, frame: Any) -> None:
+    """The handler of a signal that a worker leaves to the process that began it."""
+
+
 @contextmanager
 def interruptible(stop: threading.Event, saving: bool) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM sets `stop`, so that a run ends between two blocks; a second one ends it at once.
 
-    A run that saves nothing is left to end at once. A signal that is ignored stays so: Ctrl-C goes to workers too, and
-    would leave SIGTERM, by which they are ended, no time for their last checkpoint.
+    A run that saves nothing is left to end at once. A worker does not answer Ctrl-C (`unheard`): it gets SIGTERM next,
+    which would be the second signal and leave it no time for its last checkpoint.
     """
     if not saving or threading.current_thread() is not threading.main_thread():
         yield
@@ -292,7 +296,7 @@ def interruptible(stop: threading.Event, saving: bool) -> Iterator[None]:
         stop.set()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    before = {number: handler for number, handler in before.items() if handler is not unheard}
     for number in before:
         signal.signal(number, ask)
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import threading
 import traceback
 from collections import deque
@@ -16,6 +17,7 @@ import psutil
 from jcfl.errors import InputError, Interrupted, TrainingError, Unregistered, optional_package, shown, unknown
 from jcfl.results.files import writing
 from jcfl.runs.environment import of_jax, use_cache
+from jcfl.runs.loop import unheard
 from jcfl.runs.yamltext import value_of
 
 TRIES = 3
@@ -60,7 +62,8 @@ class Task(NamedTuple):
             jax.config.update(name, value)
         use_cache()
         try:
-            return Outcome(self.call())
+            with deaf():
+                return Outcome(self.call())
         except Unregistered as error:  # the process that shares out knows it
             return Outcome(refused=f"{error}; {KNOWN}")
         except InputError as error:
@@ -74,6 +77,20 @@ class Task(NamedTuple):
         from submitit.helpers import DelayedSubmission  # pyright: ignore[reportMissingImports]
 
         return DelayedSubmission(self)
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Keep a worker that began with `DEAF` from answering Ctrl-C; a run answers it in any other process."""
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, unheard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Outcome(NamedTuple):
