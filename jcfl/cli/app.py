@@ -3,7 +3,7 @@
 import functools
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,24 +64,22 @@ def stopping(command: str, folder: Path, saves: bool = True) -> Iterator[None]:
     how = "go on" if saves else "begin again (checkpoint_every: never)"
     go_on = f"{how} with: jcfl {command} --resume {as_argument(folder)}"
     try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Stopped(f"interrupted; {go_on}" if has_begun() else "interrupted") from error
+        with continued(lambda: go_on if has_begun() else ""):
+            yield
     except TrainingError as error:
         raise TrainingError(f"{error} (metrics until then: {folder})") from None
-    except Unwritable as error:
-        raise InputError(f"{error}; once it can be, {go_on}" if has_begun() else str(error)) from None
 
 
 @contextmanager
-def continued_by_itself() -> Iterator[None]:
-    """Add to the message of an early end that the same command goes on."""
+def continued(how: Callable[[], str] = lambda: "go on with the same command") -> Iterator[None]:
+    """Add to the message of Ctrl-C, or of a full disk, how to go on; `how` returns no text if nothing was written."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Stopped("interrupted; go on with the same command") from error
+        raise Stopped("; ".join(filter(None, ("interrupted", how())))) from error
     except Unwritable as error:
-        raise InputError(f"{error}; once it can be, go on with the same command") from None
+        go_on = how()
+        raise InputError(f"{error}; once it can be, {go_on}" if go_on else str(error)) from None
 
 
 freeze_imports = functools.cache(gc.freeze)

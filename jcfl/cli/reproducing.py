@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, app, begin_work, continued_by_itself
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Share, app, begin_work, continued
 from jcfl.cli.arguments import destination
 from jcfl.errors import InputError
 
@@ -69,7 +69,7 @@ def reproduce(
     begin_work()
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj)}
-    with bars.watched(bars.screen(stderr=True), quiet) as watch, continued_by_itself():
+    with bars.watched(bars.screen(stderr=True), quiet) as watch, continued():
         settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing, add or ())
         found = reproducing.reproduce(table, budget, only or [], settings)
         with writing(out):

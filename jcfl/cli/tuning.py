@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Track, app, begin_work, continued_by_itself
+from jcfl.cli.app import PLAIN, AllowVersions, DataDir, Overrides, Share, Track, app, begin_work, continued
 from jcfl.cli.arguments import configured, destination, once, option_overrides, preset_names, separated
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def tune(
     search = searching.searched(config, given, axes(over), by, trials, batch, sampler, halving, sharing)
     folder = out or Path("runs") / f"{Path(names[0]).stem}-tune"
     console, progress = bars.screen(), bars.screen(stderr=True)
-    with claimed(folder, new=False), bars.watched(progress, quiet, ["tune"]) as watch, continued_by_itself():
+    with claimed(folder, new=False), bars.watched(progress, quiet, ["tune"]) as watch, continued():
         found = searching.carried_out(search, folder, allow_versions, watch)
         files = plotting.save(plotting.search(found.rows(), by), folder / "figures" / "search", ["png", "pdf"])
     tested = found.test_scores() if test else {}
