@@ -254,7 +254,7 @@ def replace(path: Path, write: Callable[[IO[bytes]], Any], expected: Callable[[P
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write a file that the user named as `replace` does, where a link leads, or into a pipe or a terminal."""
+    """Write a file that the user named, whole or not at all. Links are followed; pipes are written to directly."""
     if path.exists() and not path.is_file():
         with writing(path):
             path.write_bytes(content)

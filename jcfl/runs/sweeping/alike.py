@@ -46,7 +46,7 @@ def kind(config: Config) -> str:
 
 
 def as_given(config: Config) -> str:
-    """A configuration as text, but for its real numbers and for what a run has chosen for its machine."""
+    """A configuration as text, without its real numbers and without what a run has chosen for its machine."""
     chosen = (*FILLED_IN, *(config.fitted.keys if config.fitted is not None else ()))
     kept = {key: value for key, value in config.model_dump().items() if value is not None and key not in chosen}
     return json.dumps(plain(flat(kept) | dict.fromkeys(real_options(config), NUMBER)))

@@ -139,9 +139,9 @@ class Training:
         return point.config.model_copy(update={key: getattr(found, key) for key in ("method", "decided")})
 
     def fit(self) -> None:
-        """Give points that have not begun what others of their group, which have, chose for the machine.
+        """Give points that have not begun the memory and the devices that a point of their group began with.
 
-        The memory that is free differs when a sweep goes on, and a part of the bits of a model may depend on it.
+        Another amount of memory may be free when a sweep goes on, and the last bits of a model may depend on it.
         """
         for point in self.whole.points:
             if point.config.fitted is not None:
