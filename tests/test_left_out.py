@@ -181,6 +181,7 @@ def test_a_client_without_examples_keeps_what_it_has():
     [
         ("cfl", {"eps1": 100.0, "eps2": 0.0, "relative": False, "capacity": 2}),
         ("flhc", {"at": 0, "clusters": 2, "metric": "cosine"}),
+        ("stocfl", {"tau": 0.85, "capacity": 2}),
     ],
 )
 def test_a_client_without_examples_groups_nobody(method, options):
@@ -192,6 +193,7 @@ def test_a_client_without_examples_groups_nobody(method, options):
     with_it, without = tiny.ends(algorithm, 1, 0, [data, never])
     others = data.train.size > 0
     assert len(set(without.labels[-1][others])) == 2
+    assert (with_it.failed == -1).all()
     np.testing.assert_array_equal(with_it.labels[-1][others], without.labels[-1][others])
     tiny.same(with_it.clusters, without.clusters)
 

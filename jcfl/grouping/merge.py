@@ -98,6 +98,7 @@ class Merge(Clustering):
             privacy=context.privacy,
             every_round=self.order == "single_pass",
             goes_on=faults.leaves_out(context.faults, method.aggregate.exclude),
+            weigh=server.counting(method),
         )
         if context.resources.devices > 1:  # each device holds only a part of every model, which it averages at once
             settings = settings._replace(parts=1)

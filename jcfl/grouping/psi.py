@@ -12,8 +12,9 @@ import optax
 from flax import struct
 
 from jcfl import trees
-from jcfl.core import chunks
+from jcfl.core import chunks, server
 from jcfl.core.describing import Description, normalised
+from jcfl.core.engine import Weigh
 from jcfl.core.privacy import Privacy
 from jcfl.core.streams import Stream, stream
 from jcfl.fast import slabs
@@ -51,6 +52,7 @@ class Settings(NamedTuple):
     privacy: Privacy = Privacy()  # clips and noises Ψ, which is then scaled to length one again
     every_round: bool = False  # whether clusters are merged also if nobody is new; their sums may be similar
     goes_on: bool = False  # whether a run goes on where a client's Ψ is not finite
+    weigh: Weigh = server.by_size  # what clients count by their examples; one that counts nothing is in no cluster
 
 
 def joint_gram(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jcfl import metrics, trees
-from jcfl.core import chunks, faults
+from jcfl.core import chunks, engine, faults
 from jcfl.core.neutral import grouping_of
 from jcfl.core.streams import Stream, stream
 from jcfl.grouping import merging
@@ -21,6 +21,8 @@ Anew = Callable[[Array, Models, Array], tuple[Array, Models, Array]]
 
 def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> Grouping:
     """A client is a cluster of its own when it first takes part; clusters with similar directions of Ψ are merged.
+
+    A client without training examples is in no cluster.
 
     Args:
         anchor: the function `(key, state) -> model` that makes the anchor model.
@@ -44,7 +46,8 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         if settings.renew is not None:
             state, renewed = after_renewal(settings, state, cohort, federation)
             changed |= renewed
-        new = cohort.present & (state.labels[cohort.who] < 0)
+        weights = engine.weights_of(cohort, federation, settings.weigh)
+        new = (weights > 0) & (state.labels[cohort.who] < 0)  # a Ψ of no examples is zero, and similar to none
         changed |= new.any() | (settings.tau != state.memory.tau) | settings.every_round
         state = state.replace(memory=state.memory.replace(tau=jnp.float32(settings.tau)))
         order = jnp.argsort(~new, stable=True)  # new clients first, so that chunks without any can be skipped
