@@ -198,6 +198,14 @@ def test_a_client_without_examples_groups_nobody(method, options):
     tiny.same(with_it.clusters, without.clusters)
 
 
+def test_clients_without_examples_are_in_no_mean_of_control_variates():
+    """With one step on all examples SCAFFOLD is FedAvg; a mean of too many clients would not correct without a bias."""
+    data = tiny.federation(sizes=(6, 6, 0, 0, 6))
+    setting = tiny.setting(data=data, epochs=1, batch_size="full")
+    plain, corrected = (tiny.run(tiny.built(name, setting), 2, data=data) for name in ("fedavg", "scaffold"))
+    tiny.same(plain.clusters, corrected.clusters, 1e-6)
+
+
 def test_a_client_that_is_excluded_for_good_is_not_grouped():
     data = jax.device_put(tiny.federation())
     setting = tiny.setting(extras=({"name": "exclude", "limit": 1e9, "patience": 1},))

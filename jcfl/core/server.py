@@ -200,10 +200,11 @@ def stepped(
 def controlled(method: Method, state: State, federation: Federation) -> Array:
     """The cluster in whose control variate each client's counts; -1 for none. [m] int32
 
-    Clients that arrive in later rounds count too; theirs are still 0.
+    Clients that arrive in later rounds count too; theirs are still 0. Clients without training examples do not, because
+    they take no steps that could be corrected.
     """
-    here = ~federation.held_out & (state.round < federation.depart) & ~faults.excluded(method.aggregate.exclude, state)
-    return jnp.where(here, state.labels, -1)
+    here = ~federation.held_out & (state.round < federation.depart) & (federation.train.size > 0)
+    return jnp.where(here & ~faults.excluded(method.aggregate.exclude, state), state.labels, -1)
 
 
 def with_control_means(method: Method, state: State, federation: Federation) -> State:
