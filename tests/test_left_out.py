@@ -206,6 +206,14 @@ def test_clients_without_examples_are_in_no_mean_of_control_variates():
     tiny.same(plain.clusters, corrected.clusters, 1e-6)
 
 
+def test_clients_without_examples_make_no_other_client_a_suspect():
+    """Their updates are zero, from which those of the two others are far."""
+    data = tiny.federation(sizes=(6, 6, 0, 0, 0))
+    setting = tiny.setting(data=data, epochs=1, batch_size="full", extras=({"name": "exclude"},))
+    (states,) = tiny.ends(tiny.built("fedavg", setting), 1, 0, [data])
+    np.testing.assert_array_equal(states.clients["suspected"][-1], 0)
+
+
 def test_a_client_that_is_excluded_for_good_is_not_grouped():
     data = jax.device_put(tiny.federation())
     setting = tiny.setting(extras=({"name": "exclude", "limit": 1e9, "patience": 1},))

@@ -158,7 +158,7 @@ def after_training(
         seen, before, clusters, k = uploads.cluster, sent, labels, trees.count(state.clusters)
         if alone:  # a client's own model is not sent
             seen, before, clusters, k = uploads.shared, shared, jnp.zeros_like(labels), 1
-        state, cohort = without_suspects(exclude, state, cohort, before, seen, clusters, k)
+        state, cohort = without_suspects(exclude, state, cohort, federation, before, seen, clusters, k)
     return state, cohort, uploads
 
 
@@ -171,16 +171,25 @@ def forged_together(
 
 
 def without_suspects(
-    exclude: Exclude, state: State, cohort: Cohort, sent: Models, received: Models, labels: Array, k: int
+    exclude: Exclude,
+    state: State,
+    cohort: Cohort,
+    federation: Federation,
+    sent: Models,
+    received: Models,
+    labels: Array,
+    k: int,
 ) -> tuple[State, Cohort]:
     """The state in which suspects are counted, and the cohort without them.
+
+    Clients without training examples are no suspects, and their updates, which are zero, are not looked at.
 
     Args:
         sent, received: the models that clients were sent, and those that the server got. [s, ...] each
         labels: every client's cluster, of k. [s] int
     """
     updates = jax.tree.map(jnp.subtract, received["params"], sent["params"])
-    suspected = exclude.suspects(updates, labels, cohort.present, k)
+    suspected = exclude.suspects(updates, labels, cohort.present & (federation.train.size[cohort.who] > 0), k)
     return counted(state, "suspected", cohort.who, suspected), Cohort(cohort.who, cohort.present & ~suspected)
 
 

@@ -81,7 +81,7 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         if method.aggregate.exclude is not None:
             nobodys = jnp.zeros_like(everyone)
             state, members = faults.without_suspects(
-                method.aggregate.exclude, state, members, before, models, nobodys, 1
+                method.aggregate.exclude, state, members, federation, before, models, nobodys, 1
             )
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)

@@ -226,7 +226,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             if exclude is not None:  # nobody has a cluster yet
                 together = jnp.zeros(m, jnp.int32)
                 members = Cohort(everyone, here)
-                state, members = faults.without_suspects(exclude, state, members, sent, models, together, 1)
+                state, members = faults.without_suspects(exclude, state, members, federation, sent, models, together, 1)
                 here = members.present
             points = of_uploads(describe, context, sent, models)
             state = with_undescribed(state, points, here & trees.finite(models))
