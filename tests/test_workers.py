@@ -6,8 +6,11 @@ import operator
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
+import types
 
 import jax
 import pytest
@@ -178,6 +181,24 @@ def test_workers_are_ended_when_the_sweep_is(tmp_path):
     stop.set()
     with pytest.raises(Interrupted):
         workers.share_out({"one": functools.partial(time.sleep, 600)}, Workers(1), tmp_path, stop)
+
+
+def test_a_second_ctrl_c_leaves_no_worker_alive(monkeypatch):
+    """It ends the wait for workers that do not answer SIGTERM, as while a program is compiled."""
+
+    def interrupted(processes, seconds):
+        raise KeyboardInterrupt
+
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-Sc", deaf], stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout.readline() == b"1\n"
+            monkeypatch.setattr(workers.psutil, "wait_procs", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                workers.end([types.SimpleNamespace(job_id=worker.pid)], Workers(1))
+            assert worker.wait(10) == -signal.SIGKILL
+        finally:
+            worker.kill()
 
 
 @pytest.fixture

@@ -239,12 +239,16 @@ def end(jobs: Sequence[Any], workers: Workers) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             whole = psutil.Process(int(job.job_id))
             processes += [whole, *whole.children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not process.children():  # the others end with it
-                process.terminate()
-    for process in psutil.wait_procs(processes, PATIENCE)[1]:
-        process.kill()
+    try:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not process.children():  # the others end with it
+                    process.terminate()
+        psutil.wait_procs(processes, PATIENCE)
+    finally:  # also where a second Ctrl-C ends the wait
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def outcome(job: Any, name: str, logs: Path) -> Outcome | None:
