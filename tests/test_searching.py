@@ -14,7 +14,7 @@ import jcfl
 from jcfl import cli, registry
 from jcfl.core.compile import compile
 from jcfl.data.validation import with_validation
-from jcfl.errors import InputError, TrainingError
+from jcfl.errors import InputError, Interrupted, TrainingError
 from jcfl.methods import fedavg
 from jcfl.results import load
 from jcfl.runs import config, experiment, searching, sweeping
@@ -217,6 +217,21 @@ def test_what_was_found_stays_when_a_trial_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"config\.yaml was changed"):
         jcfl.tune(federation(), {"train.lr": [0.1]}, trials=3, **given)
     assert (tmp_path / "out" / "tune.json").read_bytes() == stored
+
+
+def test_what_was_found_stays_when_a_search_is_given_again_and_stopped(tmp_path, monkeypatch):
+    """The table of all trials was gone until the search had come to its end once more."""
+
+    def stopped(*given):
+        raise Interrupted
+
+    given = GIVEN | {"method": "majority", "rounds": 0, "out": tmp_path / "out"}
+    jcfl.tune(federation(), {"train.lr": [0.1]}, trials=1, **given)
+    stored = json.loads((tmp_path / "out" / "tune.json").read_text())
+    monkeypatch.setattr(searching, "climbed", stopped)
+    with pytest.raises(Interrupted):
+        jcfl.tune(federation(), {"train.lr": [0.1]}, trials=3, **given)
+    assert json.loads((tmp_path / "out" / "tune.json").read_text()) == stored | {"trials": 3}
 
 
 def test_what_diverged_and_what_was_tried_before():

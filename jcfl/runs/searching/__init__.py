@@ -267,8 +267,7 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     """A search that has come to its end, in a folder that this process has claimed; see `tune`."""
     usual = [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces]
     whole = Points({}, [*usual, *ends(search)])
-    if folder is not None:
-        refuse_other(folder, search)
+    earlier = earlier_record(folder, search) if folder is not None else {}
 
     def quietly(progress: Progress) -> None:
         """Report without scores, which are on test examples too; trials may have gone further in an earlier process."""
@@ -285,7 +284,8 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     }
     asked = {title: next(sampler) for title, sampler in samplers.items()}  # which refuses what cannot be searched
     stop, found = threading.Event(), []
-    with training.recorded("tune.json", json_text(search.record())), loop.interruptible(stop, folder is not None):
+    text = json_text(earlier | search.record())  # with what was found earlier, which is replaced at the end
+    with training.recorded("tune.json", text), loop.interruptible(stop, folder is not None):
         for title, sampler in samplers.items():
             found += trials_of(search, title, sampler, asked[title], training, stop)
     tuning = Tuning(found, search, training.compilations)
@@ -297,11 +297,15 @@ def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_pr
     return tuning
 
 
-def refuse_other(folder: Path, search: Search) -> None:
-    """Refuse a folder that holds something else than the same search; only its trials may become more."""
+def earlier_record(folder: Path, search: Search) -> dict[str, Any]:
+    """What the tune.json of a search that goes on has; nothing of one that begins.
+
+    Raises:
+        InputError: the folder holds something else than the same search; only its trials may become more.
+    """
     if not (folder / "tune.json").exists():
         refuse_taken(folder)
-        return
+        return {}
     home = Folder(folder)
     home.renew(says=False)
     stored = home.json("tune.json")
@@ -317,6 +321,7 @@ def refuse_other(folder: Path, search: Search) -> None:
         raise InputError(f"{folder} has {stored['trials']} trials; expected at least as many, got {record['trials']}")
     if search.sampler == "grid":
         refuse_moved(folder, search, stored["trials"])
+    return stored
 
 
 def refuse_moved(folder: Path, search: Search, before: int) -> None:
