@@ -236,6 +236,22 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys, every,
     assert capsys.readouterr().err.endswith(f"jcfl: interrupted; {says}: jcfl run --resume out\n")
 
 
+def test_sigterm_before_training_ends_a_command_as_ctrl_c_does(tmp_path, monkeypatch, capsys):
+    """As by a scheduler, while data are read. It left a folder with a lock, and said nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def ended(*given, **options):
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL  # which would end the process of all tests
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("jcfl.runs.sweeping.carried_out", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.status(["sweep", *SMALL, "--over", "train.lr=0.1,0.2", "--out", "out", "-q"]) == 130
+    assert capsys.readouterr().err == "jcfl: interrupted\n"
+    assert not Path("out").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 @pytest.mark.parametrize("missed", [0, 2])
 def test_ctrl_c_while_garbage_is_collected_is_not_lost(missed):
     """Python ignores what is raised in a callback of the garbage collector, of which JAX has one.

@@ -49,7 +49,7 @@ def status(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = typer.main.get_command(app)
     try:
-        with told(), interrupted_at_last():
+        with told(), terminable(), interrupted_at_last():
             code = command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
         return complain("interrupted", code) if code == INTERRUPTED else code
     except (InputError, TrainingError, Stopped) as error:
@@ -73,6 +73,20 @@ def told_override(error: Any, arguments: Sequence[str]) -> str | None:
         return None
     found = as_override(error.option_name, arguments)
     return found and f"{error.message}; it is a key of the configuration: --set {shlex.quote(found)}"
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, with a line that says how to go on; runs take both while they train."""
+    usual = signal.getsignal(signal.SIGTERM)
+    if usual != signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 def interrupt() -> None:
@@ -99,6 +113,8 @@ def interrupted_at_last() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
             if callable(before):
                 before(number, frame)
+            else:  # Ctrl-C is ignored, as in the background, and SIGTERM came
+                raise KeyboardInterrupt
 
         # A signal that comes just before a call begins to wait does not end the wait, so it is sent until it is taken.
         def insist() -> None:
