@@ -5,12 +5,13 @@ import errno
 import functools
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -90,6 +91,24 @@ def expected(seed, rounds, drift, start=0.0):
     key = jax.random.key(seed)
     noise = [float(jax.random.normal(jax.random.fold_in(key, round), (1,))[0]) for round in range(rounds)]
     return start + rounds * drift + sum(noise)
+
+
+def test_more_points_than_files_that_may_be_open_are_trained(tmp_path, monkeypatch):
+    """Each point that trains holds a lock, and no limit of open files should end a sweep."""
+    held, claimed = [0, 0], results.claimed  # now, and at most
+
+    @contextmanager
+    def counted(*given, **more):
+        with claimed(*given, **more) as folder:
+            held[:] = held[0] + 1, max(held[1], held[0] + 1)
+            yield folder
+            held[0] -= 1
+
+    monkeypatch.setattr(results, "claimed", counted)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (6, 6))
+    over = {"train.lr": [0.1 * number for number in range(1, 8)]}
+    found = sweeping.sweep(tiny.federation(), over, method="majority", model="linear", rounds=0, out=tmp_path / "out")
+    assert len(found.histories) == 7 and held == [0, 3]
 
 
 def test_numbers_times_seeds_are_traced_and_compiled_once():

@@ -1,6 +1,7 @@
 """The training of a sweep's points in groups: points that differ only in numbers share a program, side by side."""
 
 import itertools
+import resource
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -318,12 +319,16 @@ class LastMade:
 
 
 def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
-    """How many points of a group run side by side, if one seed's state takes `size` bytes."""
+    """How many points of a group run side by side, if one seed's state takes `size` bytes.
+
+    Each of them holds the lock of its folder, which is an open file; half of the files are left for all else.
+    """
     config = group[0].config
     apart = config.seeds_in_one is False or plan.context.resources.states_on_host
     if apart or not (plan.config.seeds_in_one or config.seeds == 1):
         return 1
-    most = max(1, SMALL // (size * config.seeds))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(1, min(SMALL // (size * config.seeds), files // 2 if files != resource.RLIM_INFINITY else len(group)))
     return -(-len(group) // -(-len(group) // most))
 
 
