@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
+from matplotlib.text import Text
 
 from jcfl import results
 from jcfl.errors import InputError
@@ -87,6 +88,15 @@ def test_who_is_not_there_is_in_no_cluster(tmp_path):
     blocks = [text.get_text() for text in plotting.groups_to_clusters(path).axes[0].texts]
     assert {"1 (28)", "left (1)", "held out (1)"} < set(blocks)
     assert [int(bar.get_height()) for bar in plotting.flow(path, at=[2]).axes[0].patches] == [1, 1, 28]
+
+
+def test_names_stand_beside_the_only_column_of_a_flow(one):
+    """Its blocks are as thin as those of several columns, so that no name is written on one."""
+    axis = plotting.flow(one, at=[8]).axes[0]
+    axis.figure.draw_without_rendering()
+    right = max(block.get_window_extent().x1 for block in axis.patches)
+    names = [text for text in axis.texts if "(clients)" not in text.get_text()]
+    assert names and all(Text.get_window_extent(name).x0 > right for name in names)
 
 
 @pytest.fixture(scope="module")

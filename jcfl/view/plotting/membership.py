@@ -161,7 +161,8 @@ def flow(run: History, at: Sequence[Number] = (), seed: int | None = None) -> Fi
     axis.tick_params(length=0)
     axis.set_xlabel(f"round{of_seed(run, seed)}")
     axis.set_ylabel(f"{labels.shape[1]} clients")
-    axis.set_xlim(-width, max(len(turns) - 1, 0) + width)
+    margin = width if len(turns) > 1 else 0.5  # a single column stands in the middle, its names beside it
+    axis.set_xlim(-margin, len(turns) - 1 + margin)
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in labels) + 1 + gap)
     draw_names(axis, len(turns) - 1, labels[-1], gap)
     return shown
