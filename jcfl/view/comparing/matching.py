@@ -304,7 +304,13 @@ def having(blocks: Sequence[Block], metric: str) -> list[Block]:
             predictions; or fewer than two methods of a federation have the metric.
     """
     every = [one for block in blocks for one in block.entries]
-    known = {name for one in every for name in one.scores if metrics.score(name).better}
+    measured = {name for one in every for name in one.scores}
+    known = {name for name in measured if metrics.score(name).better}
+    if metric in measured - known:
+        raise InputError(
+            f"{metric} has no better values that methods could be compared by; "
+            f"expected a metric of which higher or lower values are better: {', '.join(sorted(known))}"
+        )
     if metric not in known:
         raise unknown_metric("metric", metric, known)
     found = []
