@@ -161,12 +161,14 @@ def differences(found: Mapping[str, Any], one: Mapping[str, Any], federation: Ma
     unit = ", in percentage points" if score.unit == "%" else ""
     way = lambda pairs: "Student's t" if pairs < statistics.FEW else "a bootstrap"
     many = federation["clients"]
-    served = f", and over {many} clients by {way(many)}, paired and averaged over seeds"
+    served = f"over {many} clients by {way(many)}, paired and averaged over seeds"
     if federation["drawn_anew"]:
-        served = f", and over {many} clients of each of {seeds} federations, one a seed, by {way(many * seeds)}, paired"
+        served = f"over {many} clients of each of {seeds} federations, one a seed, by {way(many * seeds)}, paired"
+    over = [f"over seeds by {way(seeds)}, paired"] * (seeds > 1) + [served] * (one["metric"] in WEIGHTS)
+    intervals = f"; intervals of 95 % {', and '.join(over)}" if over else ""
     note = (
-        f"{capital(score.title)} less that of {found['baseline']}{unit}; intervals of 95 % over seeds by {way(seeds)}, "
-        f"paired{served if one['metric'] in WEIGHTS else ''}. {told_test(seeds, len(federation['rows']) - 1)}"
+        f"{capital(score.title)} less that of {found['baseline']}{unit}{intervals}. "
+        f"{told_test(seeds, len(federation['rows']) - 1)}"
     )
     columns = ["difference", "over seeds", "over clients", "p", "p, Holm"]
     title = f"{capital(score.title)}: differences from {found['baseline']}, {federation['federation']}"
