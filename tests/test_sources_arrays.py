@@ -195,6 +195,14 @@ def test_any_medmnist_file_and_what_it_refuses(tmp_path):
         load("tissuemnist", tmp_path)
 
 
+def test_a_medmnist_file_whose_labels_begin_with_one_is_noticed(tmp_path):
+    """It has a class without examples; there is no option to say that this is right."""
+    ones = {f"{part}_labels": 1 + np.arange(n)[:, None] % 3 for part, n in (("train", 12), ("val", 5), ("test", 9))}
+    med(tmp_path, "ones", 1, 3, **ones)
+    with pytest.warns(Notice, match=r"ones\.npz: the labels are 1 to 3, so .* label 0; subtract 1 from the labels$"):
+        assert load("medmnist", tmp_path, file="ones.npz").classes == 4
+
+
 def given(**changes):
     """Arrays of three clients with ten examples each, floats, with some values changed: `{"x": {row: value}}`."""
     arrays = {"x": X.reshape(30, -1)[:, :5] / 255.0, "y": Y.astype(float), "clients": CLIENTS.astype(object)}

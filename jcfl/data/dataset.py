@@ -193,18 +193,20 @@ def labels(
     return whole_numbers(y, "label", where, (0, (classes or CLASSES) - 1), named)
 
 
-def counted(parts: Iterable[np.ndarray], where: str | Path) -> int:
+def counted(parts: Iterable[np.ndarray], where: str | Path, is_option: bool = True) -> int:
     """The number of classes: one more than the largest label of all parts. A notice says so if the label 0 is missing.
 
     Args:
         parts: labels, as `labels` has them. `[n]` each
         where: the file or argument they came from, for the notice.
+        is_option: whether the user can give the number of classes.
     """
     ends = [(int(part.min()), int(part.max())) for part in parts if len(part)] or [(0, 0)]
     least, most = min(low for low, _ in ends), max(high for _, high in ends)
     if least > 0:
         told = f"{where}: the labels are {least} to {most}, so there are {most + 1} classes, and no example has the "
-        told += f"label 0; subtract {least} from the labels, or set classes={most + 1} if this is right"
+        told += f"label 0; subtract {least} from the labels"
+        told += f", or set classes={most + 1} if this is right" if is_option else ""
         warnings.warn(told, Notice, stacklevel=4)
     return most + 1
 

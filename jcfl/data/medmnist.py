@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from jcfl.data.archives import read_arrays
-from jcfl.data.dataset import Dataset, examples, features, labels
+from jcfl.data.dataset import Dataset, counted, examples, features, labels
 from jcfl.data.files import corrupt, exists, is_folder, missing
 from jcfl.errors import InputError
 from jcfl.registry import register
@@ -74,7 +74,7 @@ def from_medmnist(path: Path, validation: str, classes: int | None) -> Dataset:
     y = given["train_labels"]
     if y.ndim == 2 and y.shape[1] > 1:
         raise InputError(f"{path}: {y.shape[1]} labels per image; expected one")
-    classes = classes or int(labels(y, path, named="example {} of train_labels".format).max(initial=0)) + 1
+    classes = classes or counted([labels(y, path, named="example {} of train_labels".format)], path, is_option=False)
     parts = {}
     for part in ("train", "test"):
         joined = [part, "val"] if validation == part else [part]
