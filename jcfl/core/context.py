@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jcfl import trees
@@ -101,7 +102,7 @@ def context(
         raise InputError(f"participation must be above 0 and at most 1, got {participation}")
     if eligible == 0:
         raise InputError(f"no client can train: all {held_out.size} are held out")
-    cohort = max(1, round(participation * eligible))
+    cohort = int(cohort_size(participation, eligible))
     budget = memory_budget() if budget is None else budget
     width = federation.train.width
     batch, _ = trainer.rows_and_steps(width)
@@ -121,6 +122,20 @@ def context(
     rows = rows_at_once(task, federation)
     resources = Resources(chunk, budget, budget, rows, devices, states_on_host=states_on_host)
     return Context(task, trainer, population, resources, **rest)
+
+
+def cohort_size(participation: float, available: Any, xp: Any = np) -> Any:
+    """How many of the available clients a round samples: at least one.
+
+    NumPy rounds it in the precision of the compiled program too, because the product may be just above or below a half.
+
+    Args:
+        participation: the share of the available clients.
+        available: their number.
+        xp: `numpy`, or `jax.numpy` for a number inside of a compiled program.
+    """
+    real = jnp.result_type(float)
+    return xp.maximum(xp.round(xp.asarray(participation, real) * xp.asarray(available, real)), 1)
 
 
 def model_bytes(task: Task) -> int:

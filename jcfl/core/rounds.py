@@ -23,7 +23,7 @@ from jcfl.core import (
     sharded,
 )
 from jcfl.core.aggregates import Bounds
-from jcfl.core.context import Context, Population
+from jcfl.core.context import Context, Population, cohort_size
 from jcfl.core.costs import costs
 from jcfl.core.describing import anchor_gradient
 from jcfl.core.engine import Sums
@@ -167,9 +167,9 @@ def sample(key: Key, population: Population, available: Array) -> Cohort:
     Args:
         available: the clients that can be sampled. [m] bool
     """
-    sampled = jnp.clip(jnp.round(population.participation * available.sum()), 1, population.cohort)
+    number = jnp.minimum(cohort_size(population.participation, available.sum(), jnp), population.cohort)
     _, who = jax.lax.top_k(jnp.where(available, jax.random.uniform(key, available.shape), -1.0), population.cohort)
-    present = available[who] & (jnp.arange(population.cohort) < sampled)
+    present = available[who] & (jnp.arange(population.cohort) < number)
     order = jnp.argsort(who)
     return Cohort(who[order].astype(jnp.int32), present[order])
 

@@ -3,10 +3,9 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from jcfl.core.context import Context
+from jcfl.core.context import Context, cohort_size
 from jcfl.types import Federation
 
 
@@ -25,12 +24,11 @@ def cohorts(context: Context, federation: Federation, rounds: int) -> dict[range
     moments = moments[moments <= rounds].tolist()
     # Sorted, because in a large federation somebody may arrive or leave in every round.
     came, gone = np.sort(arrive[~out]), np.sort(np.maximum(arrive, depart)[~out])
-    real = np.dtype(jnp.result_type(float)).type  # the program's, because a product may be just above or below a half
     found = {}
     for start, end in pairwise(moments):
         here = int(came.searchsorted(start, side="right") - gone.searchsorted(start, side="right"))
-        sampled = np.round(real(population.participation) * real(here))
-        found[range(start, end)] = Cohort(min(int(np.clip(sampled, 1, population.cohort)), here), here)
+        number = min(int(cohort_size(population.participation, here)), population.cohort, here)
+        found[range(start, end)] = Cohort(number, here)
     return found
 
 
