@@ -246,6 +246,23 @@ def test_clients_alone_in_their_clusters_are_not_best_by_clusters(tmp_path):
     assert {name for name, _ in figures.figures(one)} == {"differences-purity", "ranks-purity", "pareto-purity"}
 
 
+def test_bold_and_the_dagger_are_of_the_same_test_whoever_competes(tmp_path):
+    """A Wilcoxon test of the two that compete would find a difference, the t test of the note finds none."""
+    alone, gaps = np.tile(np.arange(folders.CLIENTS), (4, 1)), np.array([0.001, 0.002, 0.003, 0.004, 0.005, 0.2])
+    for name, purity in (("ifca", 0.9 + NOISE), ("fesem", 0.9 + NOISE - gaps), ("local", np.ones(6))):
+        more = {"labels": alone} if name == "local" else {}
+        folders.run(tmp_path / name, SEEDS, name, {}, purity=np.tile(purity[:, None], 4), **more)
+    runs = [tmp_path / name for name in ("fesem", "ifca", "local")]
+    one = found(*runs, names=["purity"])
+    rows = {row["method"]: row for row in one["metrics"][0]["federations"][0]["rows"]}
+    assert rows["ifca"]["difference"]["test"] == "t" and rows["ifca"]["difference"]["p_holm"] > 0.05
+    assert rows["ifca"]["best"] and rows["fesem"]["best"] and not rows["local"]["best"]
+    note = next(tables.grids(one)).note
+    assert "corrected by Holm, for bold over the tests against the best method, for † over those against fesem" in note
+    histories = plotting.histories(runs)
+    assert not numbers.best_of(histories, "purity", numbers.conditions(histories)), "the report's bold is the same"
+
+
 def test_clients_weigh_what_they_hold_in_the_last_round(tmp_path):
     """Where data drift, that is not what they hold at first; who has left then weighs nothing.
 

@@ -155,20 +155,21 @@ def holm(p: np.ndarray) -> np.ndarray:
     return found
 
 
-def paired_tests(differences: Sequence[np.ndarray]) -> tuple[list[Outcome | None], np.ndarray]:
+def paired_tests(differences: Sequence[np.ndarray], tests: int) -> tuple[list[Outcome | None], np.ndarray]:
     """The paired tests of several methods, and their p-values corrected by Holm.
 
     Args:
         differences: of each method, [n].
+        tests: how many tests the table has at most, which says whether they are Wilcoxon's.
 
     Returns:
         The outcome of each test, see `paired_test`; and the corrected p-values, NaN where there is no test. [methods]
     """
-    tests = [paired_test(gap, len(differences)) for gap in differences]
-    return tests, holm(np.array([np.nan if one is None else one.p for one in tests]))
+    found = [paired_test(gap, tests) for gap in differences]
+    return found, holm(np.array([np.nan if one is None else one.p for one in found]))
 
 
-def best(scores: Mapping[Any, np.ndarray], sign: int) -> set[Any]:
+def best(scores: Mapping[Any, np.ndarray], sign: int, tests: int) -> set[Any]:
     """The method with the best mean score, and those that are not worse.
 
     A method is worse if it differs significantly from the best one, or by the same difference with every seed: that has
@@ -177,10 +178,11 @@ def best(scores: Mapping[Any, np.ndarray], sign: int) -> set[Any]:
     Args:
         scores: by method, [seeds] each; two seeds or more.
         sign: 1 if higher scores are better, else -1.
+        tests: see `paired_tests`; methods that cannot be the best are among the table's.
     """
     top = max(scores, key=lambda one: sign * scores[one].mean())
     gaps = {one: gap(values, scores[top]) for one, values in scores.items() if one != top}
-    _, corrected = paired_tests(list(gaps.values()))
+    _, corrected = paired_tests(list(gaps.values()), tests)
     same = {one for one, values in gaps.items() if np.ptp(values) == 0 and values[0] != 0}
     return scores.keys() - same - {one for one, p in zip(gaps, corrected, strict=True) if p < LEVEL}
 

@@ -106,7 +106,8 @@ def rows(block: Block, name: str, baseline: str, target: float | None) -> list[d
     equal = statistics.exact(means, float(np.abs(means).max()))  # without rounding errors, which would beat a method
     worth = np.where(competes, sign(name) * equal, -np.inf)
     rivals = {method: values for (method, values), competed in zip(last.items(), competes, strict=True) if competed}
-    best = statistics.best(rivals, sign(name)) if rivals and len(block.entries[0].seeds) > 1 else set()
+    judged = bool(rivals) and len(block.entries[0].seeds) > 1
+    best = statistics.best(rivals, sign(name), len(block.entries) - 1) if judged else set()
     apart = differences(block, name, baseline)
     spent = np.array([one.bytes[:, -1].mean() for one in block.entries])
     pareto = statistics.front(spent, worth) & competes
@@ -177,7 +178,7 @@ def tests(block: Block, name: str, baseline: str) -> dict[str, tuple[statistics.
     """The tests of all other methods against one over seeds, by method, each with p corrected for their number."""
     last = {one.method: one.scores[name][:, -1] for one in block.entries}
     base = last.pop(baseline)
-    outcomes, corrected = statistics.paired_tests([statistics.gap(own, base) for own in last.values()])
+    outcomes, corrected = statistics.paired_tests([statistics.gap(own, base) for own in last.values()], len(last))
     return {method: (one, p) for method, one, p in zip(last, outcomes, corrected, strict=True)}
 
 

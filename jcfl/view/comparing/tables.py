@@ -49,7 +49,7 @@ def scores(found: Mapping[str, Any], one: Mapping[str, Any]) -> Grid:
     methods = list(dict.fromkeys(name for table in tables for name in table))
     rows = [[Cell(name), *(score(one["metric"], table.get(name)) for table in tables)] for name in methods]
     columns = [federation["federation"] for federation in one["federations"]]
-    note = f"{test_note(one)}{tuning_note(one)}"
+    note = f"{test_note(one, found['baseline'])}{tuning_note(one)}"
     alone = dict.fromkeys(name for table in tables for name, row in table.items() if not row["competes"])
     if alone:
         note += f" A method is never the best by a metric of clusters if each client has its own: {', '.join(alone)}."
@@ -103,10 +103,13 @@ def counts(one: Mapping[str, Any]) -> str:
     return f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seed{'s' * (seeds[-1] > 1)}"
 
 
-def test_note(one: Mapping[str, Any]) -> str:
+def test_note(one: Mapping[str, Any], baseline: str) -> str:
     """Which tests were made, and why where it was not Wilcoxon's."""
     told = dict.fromkeys(told_test(len(each["seeds"]), len(each["rows"]) - 1) for each in one["federations"])
-    level = f"Significant: p < {statistics.LEVEL:g}, corrected by Holm. "
+    level = (
+        f"Significant: p < {statistics.LEVEL:g}, corrected by Holm, for bold over the tests against the best method, "
+        f"for {MARK} over those against {baseline}. "
+    )
     return level * has_tests(one) + " ".join(told)
 
 

@@ -112,16 +112,13 @@ def best_of(runs: Sequence[History], name: str, complete: Mapping[int, tuple[Any
         complete: the runs that are tested, and what must be the same of them: see `conditions`.
     """
     one = metrics.score(name)
-    last = {
-        i: runs[i][name][:, -1]
-        for i in complete
-        if name in runs[i].scores and may_be_best(name, everybody_alone(runs[i]))
-    }
-    last = {i: values for i, values in last.items() if not np.isnan(values).any()}
+    have = {i: runs[i][name][:, -1] for i in complete if name in runs[i].scores}
+    have = {i: values for i, values in have.items() if not np.isnan(values).any()}
+    last = {i: values for i, values in have.items() if may_be_best(name, everybody_alone(runs[i]))}
     alike = len({complete[i] for i in last}) == 1
     if one.better is None or len(last) < 2 or not alike or next(iter(last.values())).size < 2:
         return set()
-    best = statistics.best(last, -1 if one.better == "lower" else 1)
+    best = statistics.best(last, -1 if one.better == "lower" else 1, len(have) - 1)
     return best if len(best) < len(last) else set()
 
 
