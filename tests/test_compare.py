@@ -19,7 +19,8 @@ from jcfl.runs import sections
 from jcfl.view import comparing, plotting, statistics
 from jcfl.view.comparing import figures, matching, tables
 from jcfl.view.pages import tex
-from jcfl.view.report import numbers
+from jcfl.view.report import apart, numbers
+from jcfl.view.reproduction import texts
 from tests import folders
 
 DEMSAR = """.763 .768 .771 .798  .599 .591 .590 .569  .954 .971 .968 .967  .628 .661 .654 .657  .882 .888 .886 .898
@@ -656,6 +657,15 @@ def test_equal_means_leave_nobody_worse_off(two):
     half = np.where(np.arange(seeds)[:, None] % 2, 0.9, 0.1).astype(np.float32).astype(float) * np.ones(clients)
     assert comparing.worse_off(block, half, np.full((seeds, clients), 0.5)) == 0
     assert comparing.worse_off(block, half - 0.01, np.full((seeds, clients), 0.5)) == 1
+
+
+def test_a_number_that_is_rounded_to_zero_has_no_sign():
+    """The adjusted Rand index of clusters at random is as often below zero as above it."""
+    row = {"mean": -1e-5, "std": 0.0, "difference": None, "best": False}
+    assert tables.score("ari", row).text == results.cell("ari", row, 2) == "0.000 ± 0.000"
+    assert tables.signed("ari", -1e-5) == tables.signed("ari", 1e-5) == "0.000"
+    assert (tables.signed("ari", -0.001), tables.signed("ari", 0.001)) == ("−0.001", "+0.001")
+    assert texts.number(row, 1) == "0.0 ± 0.0" and apart.number(-1e-5) == "0.00"
 
 
 def test_one_seed_has_no_deviation_and_no_test(tmp_path):

@@ -352,10 +352,10 @@ def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str
 def written(value: float, digits: int) -> str:
     """A number with so many decimals; one that is too large for them, such as a diverging loss, as a power of ten.
 
-    >>> written(2.5, 2), written(2.7979042e24, 3)
-    ('2.50', '2.8e+24')
+    >>> written(2.5, 2), written(-0.001, 2), written(2.7979042e24, 3)
+    ('2.50', '0.00', '2.8e+24')
     """
-    return f"{value:.{digits}f}" if abs(value) < 1e7 else f"{value:.3g}"
+    return f"{value:z.{digits}f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def text(records: Iterable[Record]) -> str:

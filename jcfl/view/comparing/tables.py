@@ -90,7 +90,7 @@ def score(metric: str, row: Mapping[str, Any] | None) -> Cell:
     one, apart = metrics.score(metric), row["difference"]
     spread = "" if row["std"] is None else f" ± {one.scale * row['std']:.{one.digits}f}"
     mark = MARK if apart and apart["p"] is not None and apart["p_holm"] < statistics.LEVEL else ""
-    return Cell(f"{one.scale * row['mean']:.{one.digits}f}{spread}{mark}", bool(row["best"]))
+    return Cell(f"{one.scale * row['mean']:z.{one.digits}f}{spread}{mark}", bool(row["best"]))
 
 
 def counts(one: Mapping[str, Any]) -> str:
@@ -179,13 +179,14 @@ def differences(found: Mapping[str, Any], one: Mapping[str, Any], federation: Ma
 
 
 def signed(metric: str, value: float) -> str:
-    """A difference with its sign.
+    """A difference with its sign, unless it is rounded to zero.
 
-    >>> signed("accuracy_micro", -0.0123)
-    '−1.23'
+    >>> signed("accuracy_micro", -0.0123), signed("accuracy_micro", -1e-6)
+    ('−1.23', '0.00')
     """
     one = metrics.score(metric)
-    return f"{one.scale * value:+.{one.digits}f}".replace("-", "−")
+    text = f"{one.scale * value:+z.{one.digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def ends(metric: str, interval: Sequence[float] | None) -> str:

@@ -94,7 +94,7 @@ def mean(values: np.ndarray) -> float:
 
 def number(value: float) -> str:
     """A number with two digits after the point."""
-    return "–" if np.isnan(value) else f"{value:.2f}"
+    return "–" if np.isnan(value) else f"{value:z.2f}"
 
 
 def per_cent(value: float) -> str:

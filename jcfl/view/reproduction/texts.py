@@ -113,7 +113,7 @@ def number(value: Mapping[str, float | None], digits: int) -> str:
     ('95.72 ± 0.13', '5')
     """
     std = value["std"]
-    return f"{value['mean']:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    return f"{value['mean']:z.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
 def made(found: Mapping[str, Any]) -> dict[str, Any]:
