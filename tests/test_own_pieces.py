@@ -18,7 +18,7 @@ from jcfl.core.attacks import Attack
 from jcfl.core.averaging import weighted_mean
 from jcfl.core.faults import Faults
 from jcfl.core.local import Local
-from jcfl.core.method import Aggregate, Method, Piece, Train
+from jcfl.core.method import Aggregate, Answer, Method, Piece, Train
 from jcfl.core.neutral import Every
 from jcfl.core.reliability import Reliability
 from jcfl.core.stopping import Stop
@@ -37,7 +37,7 @@ from jcfl.models import Network, task
 from jcfl.registry import register
 from jcfl.runs.answers import refuse_replaced
 from jcfl.runs.config import read
-from jcfl.runs.plan import planned
+from jcfl.runs.plan import config_and_objects, planned
 from tests import tiny
 
 RUN = {"model": "linear", "rounds": 2, "train": {"lr": 0.1, "epochs": 1}}
@@ -753,6 +753,23 @@ def test_a_piece_that_does_something_is_not_told(given):
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
         planned(read({**RUN, **DATA, **given}))
+
+
+def test_a_function_of_an_answer_that_jcfl_does_not_call_is_told():
+    """Of what clients train, how uploads become models, and how clients predict, jcfl reads the fields alone."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Vetoed(Answer):
+        steps: int = 1
+
+        def predict(self, models, x):
+            return x
+
+    given = {**RUN, "rounds": 1}
+    with pytest.warns(Notice, match=r"^fedavg: jcfl does not call predict of Vetoed, because .* fields of an Answer"):
+        planned(*config_and_objects(tiny.federation(), {**given, "method": replace(fedavg(), answer=Vetoed())}))
+    with warnings.catch_warnings(action="error"):
+        planned(*config_and_objects(tiny.federation(), {**given, "method": replace(fedavg(), answer=Answer(tune=1))}))
 
 
 def test_the_method_of_these_tests_runs():

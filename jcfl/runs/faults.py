@@ -1,5 +1,6 @@
 """What may go wrong in a run, from its configuration: attackers in the federation, and unreliable clients."""
 
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from jcfl import registry
 from jcfl.core import returned
 from jcfl.core.attacks import Attack
 from jcfl.core.faults import Faults
-from jcfl.core.method import Method
+from jcfl.core.method import Aggregate, Answer, Method, Train
 from jcfl.core.reliability import Reliability, never
 from jcfl.data import hostile
 from jcfl.runs.config import FILLED_IN, KINDS, Config
@@ -19,6 +20,10 @@ from jcfl.types import Federation
 
 ATTENDANCE = ("held_out", "arrive", "depart")
 """What a federation says of which clients take part in a round."""
+
+
+READ = {"train": Train, "aggregate": Aggregate, "answer": Answer}
+"""The answers of which jcfl reads the fields alone, by question."""
 
 
 def faults_of(config: Config) -> Faults:
@@ -35,7 +40,7 @@ def faults_of(config: Config) -> Faults:
 def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method | None]) -> Iterator[str]:
     """A line for each option of methods, or about attackers, slow or absent clients, and later rounds, without effect.
 
-    So for an attack and a stop condition that are named and do nothing. Such options are allowed: a comparison may have
+    So for an attack and a stop condition that are named and do nothing, and for functions that jcfl does not call. Such options are allowed: a comparison may have
     a baseline, and a sweep a point, in which they change nothing, and a run can go on to more rounds.
     """
     attack, reliability = faults.attack, faults.reliability
@@ -56,6 +61,7 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
     for title, method in methods.items():
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:
             yield f"{title}: every client is alone and sends no model, so the attack {attack.name} has no effect"
+        yield from uncalled(title, method)
     for method in config.methods.values():
         yield from unused(method, KINDS)
     known = registry.schema(registry.find("reliability", config.reliability.name))
@@ -66,6 +72,17 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
     if "window" in given and reliability.is_always_available:
         yield "reliability.window has no effect, because it is a share of reliability.period, which is 0"
     yield from unreached(config.model_dump(exclude={*FILLED_IN}), config.rounds)
+
+
+def uncalled(title: str, method: Method | None) -> Iterator[str]:
+    """A line for each answer of a user's class that has functions, although jcfl reads its fields alone."""
+    for question, base in READ.items() if method is not None else ():
+        kind = type(getattr(method, question))
+        found = {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+        own = sorted(found - {*dir(base)})
+        if own:
+            said = f"{title}: jcfl does not call {', '.join(own)} of {kind.__name__}, because it reads only the fields"
+            yield f"{said} of {'an' if base.__name__[0] == 'A' else 'a'} {base.__name__}"
 
 
 def unreached(options: Mapping[Any, Any], rounds: int, above: str = "") -> Iterator[str]:
