@@ -40,8 +40,9 @@ def faults_of(config: Config) -> Faults:
 def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method | None]) -> Iterator[str]:
     """A line for each option of methods, or about attackers, slow or absent clients, and later rounds, without effect.
 
-    So for an attack and a stop condition that are named and do nothing, and for functions that jcfl does not call. Such options are allowed: a comparison may have
-    a baseline, and a sweep a point, in which they change nothing, and a run can go on to more rounds.
+    So for an attack and a stop condition that are named and do nothing, and for functions that jcfl does not call. Such
+    options are allowed: a comparison may have a baseline, and a sweep a point, in which they change nothing, and a run
+    can go on to more rounds.
     """
     attack, reliability = faults.attack, faults.reliability
     if config.attack.name != "none" and not attack.share:
