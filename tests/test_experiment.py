@@ -498,6 +498,12 @@ def test_the_shared_model_is_tested_where_one_is_trained():
 
 def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
+    rooms = []
+
+    def walking(context):
+        rooms.append(context.resources.room)
+        return walk(context)
+
     calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")
     begun, errors = programs.begun, ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
 
@@ -512,10 +518,15 @@ def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
         return wait
 
     monkeypatch.setattr(programs, "begun", tight)
-    found = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "tight")
+    given = {"method": walking, "chunk": 4, "out": tmp_path / "tight"}
+    found = experiment.run(tiny.federation(), rounds=5, **given)
     assert yaml.safe_load((tmp_path / "tight" / "config.yaml").read_text())["chunk"] == 1
     np.testing.assert_allclose(found["accuracy_micro"], calm["accuracy_micro"], atol=1e-6)
     np.testing.assert_array_equal(found.labels, calm.labels)
+    whole, left = rooms[0], rooms[-1]
+    assert left == whole // 4
+    experiment.run(tiny.federation(), rounds=6, resume=True, **given)
+    assert rooms[-1] == left, "a run that goes on has no more memory than it had"
     errors.append("INTERNAL: something else")
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         experiment.run(tiny.federation(), method=walk, rounds=5)

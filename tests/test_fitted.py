@@ -8,7 +8,7 @@ import yaml
 from jcfl.errors import Notice
 from jcfl.runs import config, experiment, tuning
 from jcfl.runs.bench import cases
-from jcfl.runs.plan import Objects, config_and_objects, planned
+from jcfl.runs.plan import Objects, config_and_objects, planned, smaller
 from jcfl.types.target import Target, compiling_for
 from tests import tiny
 
@@ -55,6 +55,17 @@ def test_the_same_device_changes_nothing():
     plan, told = repeated(file)
     assert not told
     assert yaml.safe_load(plan.config.text()) == file
+
+
+def test_room_is_kept_after_memory_ran_out_on_a_device_of_this_kind_only():
+    small = smaller(planned(*config_and_objects(tiny.federation(), GIVEN | {"budget": 2**20})))
+    for resumes in (False, True):
+        again = planned(small.config, Objects(federation=tiny.federation()), resumes=resumes)
+        assert again.context.resources.room == small.context.resources.room == 2**19
+        assert again.config.fitted == small.config.fitted
+        with compiling_for(GPU):
+            other, _ = repeated(small.config.model_dump(), resumes=resumes)
+            assert other.context.resources.room == 2**20 and other.config.fitted.room is None
 
 
 def test_what_the_user_gave_stays_on_another_device():

@@ -78,6 +78,7 @@ def context(
     *,
     chunk: int | None = None,
     budget: int | None = None,
+    room: int | None = None,
     devices: int = 1,
     states_on_host: bool = False,
     **rest: Any,
@@ -89,6 +90,7 @@ def context(
         participation: the share of the available clients that are sampled in a round, in (0, 1].
         chunk: clients trained at a time; chosen from the memory at hand if not given.
         budget: bytes that a round may take for its clients; a quarter of what is free if not given.
+        room: bytes of these for what is worked on at a time; all unless given.
         devices: devices among which clients are distributed.
         states_on_host: whether models that clients keep are on the host.
         **rest: further fields of `Context`.
@@ -120,7 +122,7 @@ def context(
     )
     chunk = min(chunk, cohort) if chunk else chunk_size(task, federation, -(-cohort // devices), batch, 8, budget)
     rows = rows_at_once(task, federation)
-    resources = Resources(chunk, budget, budget, rows, devices, states_on_host=states_on_host)
+    resources = Resources(chunk, budget, min(budget, room or budget), rows, devices, states_on_host=states_on_host)
     return Context(task, trainer, population, resources, **rest)
 
 

@@ -54,8 +54,16 @@ def reopened(config: Config, kept: Collection[str] = ()) -> Config:
     return config.model_copy(update=dict.fromkeys(gone))
 
 
+def room_of(config: Config) -> int | None:
+    """The bytes for what is worked on at a time, if a run's memory has run out on a device of this kind."""
+    before, now = config.fitted, target()
+    is_same = before is not None and (before.platform, before.kind) == (now.platform, now.name)
+    return before.room if is_same else None
+
+
 def noted(config: Config, given: Config) -> Config:
     """A configuration that a plan has completed, with a note of the keys that were open in `given`."""
     before = given.fitted.keys if given.fitted is not None else ()
     keys = tuple(key for key in CHOSEN if key in before or getattr(given, key) is None)
-    return config.model_copy(update={"fitted": Fitted(platform=target().platform, kind=target().name, keys=keys)})
+    now = Fitted(platform=target().platform, kind=target().name, keys=keys, room=room_of(given))
+    return config.model_copy(update={"fitted": now})

@@ -148,6 +148,7 @@ def settled(config: Config, objects: Objects = Objects(), lanes: int | None = No
         config.participation,
         chunk=config.chunk,
         budget=config.budget or max(1, room // share),
+        room=fitted.room_of(config),
         build=build,
         engine=config.engine,
         engines=(Factored(),),
@@ -238,7 +239,8 @@ def smaller(plan: Plan) -> Plan | None:
     tuned = plan.config.tuned and {
         title: choice.model_copy(update={"chunk": None, "tile": None}) for title, choice in plan.config.tuned.items()
     }
-    config = plan.config.model_copy(update={"chunk": resources.chunk, "tuned": tuned})
+    noted = plan.config.fitted and plan.config.fitted.model_copy(update={"room": resources.room})
+    config = plan.config.model_copy(update={"chunk": resources.chunk, "tuned": tuned, "fitted": noted})
     return plan._replace(config=config, context=context, algorithms=algorithms)
 
 

@@ -82,6 +82,11 @@ class Fitted(BaseModel):
     platform: str  # cpu, gpu, tpu
     kind: str  # the device's name
     keys: tuple[str, ...] = ()
+    room: Annotated[int, Field(ge=1)] | None = None  # bytes for what is worked on at a time, if memory has run out
+
+    @model_serializer
+    def _known(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 TUNED = ("engine", "chunk", "devices")
