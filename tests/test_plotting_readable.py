@@ -51,6 +51,12 @@ def test_numbers_on_logarithmic_axes_are_written_out(limits, across, upwards):
             assert sorted(written(one), key=float) == expected
 
 
+def test_an_option_that_is_a_whole_number_has_whole_numbers_on_its_axis(tmp_path):
+    method = lambda clusters: {"method": {"name": "ifca", "clusters": clusters}}
+    runs = [folders.run(tmp_path / f"{k}", [0], "ifca", settings=method(k)) for k in (2, 3)]
+    assert written(plotting.effect(runs, scores="purity").axes[0].xaxis) == ["2", "3"]
+
+
 def test_a_decision_about_few_clients_has_numbers(one):
     run = results.load(one)
     decided = folders.DECIDED | {"clusters": [1, 2, 4, 4], "sizes": [8]}

@@ -143,6 +143,8 @@ def effect(
         axis.set_xlabel(key)
         if spans_decades(varied[key]):
             decades(axis.xaxis)
+        elif all(isinstance(value, int) for value in varied[key]):
+            whole_numbers(axis.xaxis)
     legend_above(shown, axes)
     return shown
 
@@ -282,7 +284,7 @@ def has_score(run: History, score: str) -> bool:
 def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among the options of a configuration."""
     table = options(settings)
-    return {key: float(v) for key, v in table.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {key: v for key, v in table.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def options(settings: Mapping[str, Any]) -> dict[str, Any]:
