@@ -276,13 +276,13 @@ def add_measured(name: str, meaning: str, unit: Unit, title: str = "") -> None:
     add(Score(name, title, unit=unit, over=("present",), places=("report",), meaning=meaning))
 
 
-add_measured("dropped_clients", "Clients whose upload was not finite and was left out.", "clients")
+add_measured("dropped_clients", "The number of clients whose upload was not finite and was left out.", "clients")
 add_measured(
-    "reset_clusters", "Clusters whose model was not finite and was reset to that of the round before.", "clusters"
+    "reset_clusters", "The number of clusters reset to the round before, as their model was not finite.", "clusters"
 )
 add_measured(
     "neurons",
-    "Hidden neurons that a cluster's model uses, in the mean over clusters; with `growth`.",
+    "The number of hidden neurons that a cluster's model uses, in the mean over clusters; with `growth`.",
     "",
     "neurons in use",
 )
@@ -314,7 +314,7 @@ add(
         unit="rounds",
         over=(),
         places=("terminal", "report"),
-        meaning="The rounds that were trained; a stop condition may end training before the last round.",
+        meaning="The number of rounds that were trained; a stop condition may end training before the last round.",
     )
 )
 add(
@@ -334,7 +334,7 @@ def add_quality(name: str, title: str, meaning: str, unit: Unit = "") -> None:
 
 
 add_quality(
-    "moves", "clients that moved", "Clients that are in another cluster than at the previous evaluation.", "clients"
+    "moves", "clients that moved", "How many clients changed their cluster since the previous evaluation.", "clients"
 )
 add_quality(
     "learning_objective", "learning objective F", "The mean training loss of the clusters' models (Ma 2023, eq. 3.3a)."

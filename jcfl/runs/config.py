@@ -82,7 +82,7 @@ class Config(BaseModel):
         bool | None, Field(description="all seeds side by side; null: if their states are small")
     ] = None
     compare: Annotated[tuple[Method, ...], Field(description="further methods to compare with the main one")] = ()
-    data_dir: Annotated[Path | None, Field(description="folder of datasets")] = None
+    data_dir: Annotated[Path | None, Field(description="folder of datasets; null: JCFL_DATA, else data")] = None
     track: Annotated[tuple[Piece, ...], Field(description="trackers that get the metrics: tensorboard, …")] = ()
     on_divergence: Annotated[
         OnDivergence,
@@ -119,7 +119,7 @@ class Config(BaseModel):
         int | None, Field(ge=1, lt=2**63, description="bytes for a round's clients; null: from the free memory")
     ] = None
     autotune: Annotated[
-        bool, Field(description="whether long runs begin with trials of settings; false: constants")
+        bool, Field(description="whether long runs begin with trials of settings; false: default values")
     ] = True
     chosen_by: Annotated[
         Chosen | None, Field(description="the options that jcfl tune chose, and by how many trials; null: none")
