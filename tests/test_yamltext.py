@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import yaml
 
 from jcfl import InputError
 from jcfl.runs import config, sweeping
-from jcfl.runs.yamltext import value_of
+from jcfl.runs.yamltext import value_of, written
 from tests.test_fuzz_options import BOMB
 
 
@@ -120,3 +121,15 @@ def test_a_sweep_of_too_many_points_is_refused_before_it_is_made():
     grid = {f"method.a{i}": list(range(1000)) for i in range(5)}
     with pytest.raises(InputError, match="a sweep of 1000000000000000 points would take"):
         sweeping.points("quickstart", grid)
+
+
+def test_numbers_stand_in_a_line():
+    """Those behind the choice of `auto` are some hundred, and people read config.yaml."""
+    settings = {
+        "compare": [{"name": "ifca", "clusters": 2}],
+        "error": [i / 100 for i in range(150)],
+        "track": ["mlflow"],
+    }
+    text = written(settings)
+    assert yaml.safe_load(text) == settings
+    assert text.startswith("compare:\n- name: ifca\n  clusters: 2\nerror: [0.0, 0.01, ") and text.count("\n") < 15

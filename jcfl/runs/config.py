@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jcfl import registry
@@ -18,7 +17,7 @@ from jcfl.errors import InputError, as_argument, sentence, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, sections, titles, undecided
 from jcfl.runs.sections import OPTIONAL, Attack, Chosen, Method, Piece, Privacy, Reliability, Stop, Trainer, Tuned
-from jcfl.runs.yamltext import assignment, parsed, refuse_endless
+from jcfl.runs.yamltext import assignment, parsed, refuse_endless, written
 
 SECTIONS = ("data", "scenario", "model", "method", "train", "attack", "reliability", "privacy", "stop")
 """The sections that name a registered piece and give its options."""
@@ -153,7 +152,7 @@ class Config(BaseModel):
 
     def text(self) -> str:
         """The configuration as YAML, with the value of every option."""
-        return yaml.safe_dump(plain(self.model_dump()), sort_keys=False, allow_unicode=True, width=120)
+        return written(plain(self.model_dump()))
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

@@ -75,6 +75,24 @@ class Loader(yaml.SafeLoader):
         node.value = merged + rest
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes lists of numbers in lines, as people would; all else with one value a line."""
+
+
+def list_node(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
+    """A list as `Dumper` writes it."""
+    numbers = all(isinstance(one, int | float) for one in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=numbers)
+
+
+Dumper.add_representer(list, list_node)
+
+
+def written(settings: dict[str, Any]) -> str:
+    """Plain settings as YAML text."""
+    return yaml.dump(settings, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
 def parsed(text: str, what: str) -> dict[str, Any]:
     """The mapping that YAML text contains; `what` names the text in error messages."""
     found = value_of(text, f"{what} is not YAML")

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from jcfl.data import soundness
 from jcfl.errors import InputError, Unregistered, refuse_beyond_memory, shown, unknown
 from jcfl.nested import flat, plain
@@ -18,7 +16,7 @@ from jcfl.runs.config import FILLED_IN, SECTIONS, Config, checked, overridden, w
 from jcfl.runs.objects import OBJECT_SECTIONS, Objects, config_of_federation, objects_and_settings, refuse_unused
 from jcfl.runs.sections import OPTIONAL, PLACEHOLDER
 from jcfl.runs.titles import LONGEST
-from jcfl.runs.yamltext import refuse_endless, value_of
+from jcfl.runs.yamltext import refuse_endless, value_of, written
 from jcfl.types import Federation, Task
 
 Over = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -62,7 +60,7 @@ class Points(NamedTuple):
         base = {key: value for key, value in self.base.items() if value is not None or key not in FILLED_IN}
         table = {**base, "over": [point.values for point in self.points]}
         table |= {"by": self.by} if self.by is not None else {}
-        return yaml.safe_dump(plain(table), sort_keys=False, allow_unicode=True, width=120)
+        return written(plain(table))
 
 
 def points(what: Federation | Config | Mapping[str, Any] | str | Path, over: Over | None, **settings: Any) -> Points:
