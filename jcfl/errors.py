@@ -235,6 +235,11 @@ def as_argument(path: object) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
+def onward(saves: bool) -> str:
+    """What a run that has ended early does if it is resumed, by whether it writes checkpoints."""
+    return "go on" if saves else "begin again (checkpoint_every: never)"
+
+
 def shown(value: object, most: int = MOST_SHOWN) -> str:
     """A value as an error shows it, in one line; of arrays and other long texts the beginning.
 

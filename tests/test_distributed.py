@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from jcfl import cli
+from jcfl.runs import hosts as meeting
 from tests.processes import CALM
 
 CONFIG = {
@@ -189,6 +190,16 @@ def test_hosts_that_differ_and_those_that_fail_end_together(hosts, tmp_path, own
         (line,) = host.lines(60)
         assert said in line and host.returncode == 2
     assert time.monotonic() - begin < 60 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "how"),
+    [("60.0", "go on, on all hosts"), ("never", "begin again (checkpoint_every: never), on all hosts")],
+)
+def test_a_lost_host_says_how_the_run_continues(tmp_path, every, how):
+    assert meeting.loss("3", tmp_path) == "host 3 was lost"
+    (tmp_path / "config.yaml").write_text(f"rounds: 5\ncheckpoint_every: {every}\n")
+    assert meeting.loss("3", tmp_path) == f"host 3 was lost; {how}, with: jcfl run --distributed --resume {tmp_path}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jcfl.errors import InputError, TrainingError, Unwritable, as_argument
+from jcfl.errors import InputError, TrainingError, Unwritable, as_argument, onward
 from jcfl.version import __version__
 
 app = typer.Typer(name="jcfl", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
@@ -61,8 +61,7 @@ def stopping(command: str, folder: Path, saves: bool = True) -> Iterator[None]:
         saves: whether it writes checkpoints, from which it can go on.
     """
     has_begun = lambda: any((folder / name).is_file() for name in ("config.yaml", "sweep.yaml"))
-    how = "go on" if saves else "begin again (checkpoint_every: never)"
-    go_on = f"{how} with: jcfl {command} --resume {as_argument(folder)}"
+    go_on = f"{onward(saves)} with: jcfl {command} --resume {as_argument(folder)}"
     try:
         with continued(lambda: go_on if has_begun() else ""):
             yield

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax._src import distributed  # only here JAX gives access to the key-value store that its hosts share
 
-from jcfl.errors import InputError, Interrupted, TrainingError, as_argument
+from jcfl.errors import InputError, Interrupted, TrainingError, as_argument, onward
 from jcfl.nested import plain
 from jcfl.runs.stderr import screened
 
@@ -230,9 +230,12 @@ def loss(text: str, folder: Path) -> str:
     named = re.findall(r"^(?:/job:.*/task:)?(\d+)$", text, re.MULTILINE)
     keeper = "another host" if is_first() else "host 0"  # who keeps the store is not named
     who = " and ".join(f"host {name}" for name in sorted(set(named))) or keeper
-    begun = (folder / "config.yaml").is_file()
-    resume = f"; go on, on all hosts, with: jcfl run --distributed --resume {as_argument(folder)}" if begun else ""
-    return f"{who} was lost{resume}"
+    file, saves = folder / "config.yaml", True
+    if not file.is_file():
+        return f"{who} was lost"
+    with suppress(OSError):  # the hosts' file system may be lost too
+        saves = "\ncheckpoint_every: never\n" not in f"\n{file.read_text('utf-8', 'replace')}\n"
+    return f"{who} was lost; {onward(saves)}, on all hosts, with: jcfl run --distributed --resume {as_argument(folder)}"
 
 
 def absence(coordinator: str | None) -> str:
