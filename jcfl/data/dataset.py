@@ -322,7 +322,7 @@ def redivided(rng: np.random.Generator, dataset: Dataset, fraction: float) -> Da
     """The dataset with its examples split at random, a share of every class for testing, whatever its own split is."""
     parts = [part for part in (dataset.train, dataset.test) if len(part)] or [dataset.train]
     need = sum(part.x.nbytes for part in parts)
-    refuse_beyond_memory(f"{dataset.name}, split anew", 2 * need, "leave resplit out")
+    refuse_beyond_memory(f"two copies of {dataset.name}, to split it anew,", 2 * need, "leave resplit out")
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     users = [part.user for part in parts if part.user is not None]
     user = np.concatenate(users) if len(users) == len(parts) else None
