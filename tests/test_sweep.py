@@ -93,6 +93,18 @@ def expected(seed, rounds, drift, start=0.0):
     return start + rounds * drift + sum(noise)
 
 
+def test_a_sweep_that_is_complete_has_the_same_table_when_it_is_given_again(tmp_path):
+    """A deviation of one seed is NaN; it was None, and an empty cell, where a point was read from its files."""
+    given = {"method": "majority", "model": "linear", "rounds": 0, "out": tmp_path / "out"}
+    rows, texts = [], []
+    for resume in (False, True):
+        rows.append(sweeping.sweep(tiny.federation(), {"train.lr": [0.1, 0.2]}, resume=resume, **given).rows())
+        texts.append((tmp_path / "out" / "sweep.csv").read_text())
+    np.testing.assert_equal(*rows)
+    assert np.isnan(rows[1][0]["accuracy_micro"]["std"])
+    assert texts[0] == texts[1]
+
+
 def test_more_points_than_files_that_may_be_open_are_trained(tmp_path, monkeypatch):
     """Each point that trains holds a lock, and no limit of open files should end a sweep."""
     held, claimed = [0, 0], results.claimed  # now, and at most

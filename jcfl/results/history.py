@@ -332,6 +332,11 @@ def final(history: History, evaluations: int = 1) -> dict[str, Any]:
     return table
 
 
+def numbers(value: Mapping[str, float | None]) -> dict[str, float]:
+    """A score of a summary, with NaN for what is not a number: a summary that was read from a file has None there."""
+    return {key: math.nan if item is None else item for key, item in value.items()}
+
+
 def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str:
     """A score's mean as text, with its sample standard deviation where there are several seeds.
 

@@ -17,6 +17,7 @@ from jcfl.nested import flat, plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, claimed, json_text
 from jcfl.results.files import destination
+from jcfl.results.history import numbers
 from jcfl.results.writer import refuse_taken
 from jcfl.runs import bars, loop, sweeping
 from jcfl.runs.config import FILLED_IN, Config
@@ -143,7 +144,8 @@ class Tuning:
             For each method's title the mean and the sample standard deviation of the last values over seeds, as
             `{"mean": …, "std": …}`. The deviation is NaN for one seed.
         """
-        return {title: trial.history.summary[metrics.bare_name(self.by)] for title, trial in self.best().items()}
+        name = metrics.bare_name(self.by)
+        return {title: numbers(trial.history.summary[name]) for title, trial in self.best().items()}
 
 
 @keywords_checked

@@ -18,7 +18,7 @@ from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
 from jcfl.results.files import place_of
-from jcfl.results.history import with_pandas
+from jcfl.results.history import numbers, with_pandas
 from jcfl.results.writer import but_holds
 from jcfl.runs import bars, loop
 from jcfl.runs.config import Config
@@ -88,7 +88,7 @@ class Sweep:
         """
         best, rows = self.best(), []
         for index, (point, one) in enumerate(zip(self.points, self.histories, strict=True)):
-            scores = {score: one.summary[score] for score in one.scores}
+            scores = {score: numbers(one.summary[score]) for score in one.scores}
             more = {"seconds": one.summary.get("wall_s"), "failed": one.summary.get("failed")}
             left = {key: AUTO for key, value in point.values.items() if isinstance(value, str) and value == AUTO}
             values = as_checked(point.values, point.config) | left  # also where the configuration has decided it
