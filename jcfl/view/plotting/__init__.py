@@ -164,7 +164,10 @@ def taken(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: given[key] for key in known}
     for key, parameter in known.items():
         single = get_origin(parameter.annotation) not in (Sequence, tuple)
-        if single and isinstance(values[key], list) and len(values[key]) == 1:
+        if single and isinstance(values[key], list):
+            if len(values[key]) != 1:
+                got = ", ".join(map(str, values[key]))
+                raise InputError(f"figure {name!r}: {key}: expected one value, got {got}")
             (values[key],) = values[key]
     return registry.check(f"figure {name!r}", known, values)
 
