@@ -445,11 +445,12 @@ def test_methods_are_compiled_side_by_side_before_the_first_of_them_trains(monke
     family = programs.Family(*[lambda: None] * 3, seconds=8.0)
     order = []
     monkeypatch.setattr(compiled, "begun", lambda run: order.append(f"compile {run}") or (lambda: family))
+    monkeypatch.setattr(compiled, "try_out", lambda run: order.append(f"trace {run}"))
     seconds = []
     for run, compiling in compiled.compiled_ahead("abcdef"):
         order.append(f"train {run}")
         seconds.append(compiling().seconds)
-    expected = "compile a, compile b, compile c, compile d, train a, train b, train c, train d"
+    expected = "trace e, trace f, compile a, compile b, compile c, compile d, train a, train b, train c, train d"
     assert ", ".join(order) == f"{expected}, compile e, compile f, train e, train f"
     assert seconds == [2.0] * 4 + [4.0] * 2, "each one's share of the time"
 
@@ -472,6 +473,20 @@ def test_nothing_is_compiled_while_a_method_trains(monkeypatch):
     _, two = next(ahead)
     with pytest.raises(InputError, match="too large"):
         two()
+
+
+def test_a_method_that_cannot_be_traced_is_refused_before_any_trains(tmp_path, monkeypatch):
+    """Also one that is compiled after others have trained."""
+
+    def refused(state, federation):
+        raise InputError("no such round")
+
+    cannot = lambda context: tiny.built("majority", tiny.setting())._replace(step=refused)
+    monkeypatch.setattr(compiled, "AHEAD", 1)
+    told = []
+    with pytest.raises(InputError, match="no such round"):
+        walked(compare=[cannot], out=tmp_path / "run", on_progress=lambda progress: told.append(progress.done))
+    assert not any(told) and not (tmp_path / "run").exists()
 
 
 def test_a_comparison_that_cannot_be_compiled_leaves_no_folder(tmp_path, monkeypatch):

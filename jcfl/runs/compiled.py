@@ -20,14 +20,22 @@ AHEAD = 4
 def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compiling]]:
     """Every run with its programs, `AHEAD` runs compiled side by side before the first of them trains.
 
-    Nothing is compiled while a run trains, so that its speed is measured undisturbed.
+    Nothing is compiled while a run trains, so that its speed is measured undisturbed. The other runs are traced before
+    that, so that a method that cannot be is refused before hours of training.
     """
+    for run in runs[AHEAD:]:
+        try_out(run)
     for start in range(0, len(runs), AHEAD):
         part = runs[start : start + AHEAD]
         started = [begun(run) for run in part]
         complete = [settled(compiling) for compiling in started]
         share = lambda future: lambda: (found := future.result())._replace(seconds=found.seconds / len(part))
         yield from zip(part, map(share, complete), strict=True)
+
+
+def try_out(run: Run) -> None:
+    """Refuse a run whose programs cannot be traced."""
+    programs.try_out(run.algorithm, run.plan.federation, run.parts())
 
 
 def settled(compiling: programs.Compiling) -> Future[programs.Family]:

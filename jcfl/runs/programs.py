@@ -114,6 +114,19 @@ ALL = Parts()
 """What a run that trains calls."""
 
 
+def try_out(algorithm: Algorithm, federation: Federation, parts: Parts = ALL) -> None:
+    """Trace the programs of one lane and compile nothing, so that what they refuse is refused at once."""
+    with no_garbage_collection():
+        state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
+        if parts.rounds:
+            jax.eval_shape(
+                lambda state, federation: algorithm.step(state, federation.at(state.round)), state, federation
+            )
+        if parts.evaluation:
+            judge = with_validation(algorithm.evaluate)
+            jax.eval_shape(lambda state, federation: judge(state, federation.at(state.round - 1)), state, federation)
+
+
 def begun(
     algorithm: Algorithm,
     federation: Federation,
