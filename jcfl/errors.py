@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.metadata
 import inspect
 import shlex
 import sysconfig
@@ -144,6 +145,9 @@ def named(what: str, function: Function) -> Function:
 MOST_KNOWN = 60
 """The largest number of names that an error lists. If there are more, it lists only the three most similar ones."""
 
+GROUP = "jcfl.pieces"
+"""The group of entry points under which an installed package names the modules that register its pieces."""
+
 
 def raised(error: Exception) -> str:
     """What an exception says, in one line, with the place in the user's program that raised it, if there is one.
@@ -158,11 +162,13 @@ def raised(error: Exception) -> str:
 
 
 def is_of_library(file: str) -> bool:
-    """Whether a file of code is a part of jcfl, of Python, or of an installed package."""
-    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return file.startswith("<frozen") or any(
-        Path(file).is_relative_to(one) for one in (Path(__file__).parent, *installed)
-    )
+    """Whether a file of code is a part of jcfl, of Python, or of an installed package that is no plug-in of jcfl."""
+    if file.startswith("<frozen") or Path(file).is_relative_to(Path(__file__).parent):
+        return True
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    parts = [Path(file).relative_to(one).parts[0] for one in folders if Path(file).is_relative_to(one)]
+    plugins = {one.module.partition(".")[0] for one in importlib.metadata.entry_points(group=GROUP)}
+    return bool(parts) and plugins.isdisjoint(Path(part).stem for part in parts)
 
 
 def unknown(what: str, got: object, known: Iterable[str], meant: str | None = None) -> InputError:

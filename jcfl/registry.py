@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeA
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jcfl.errors import Function, InputError, Unregistered, calling, sentence, shown, unknown
+from jcfl.errors import GROUP, Function, InputError, Unregistered, calling, sentence, shown, unknown
 
 Result = TypeVar("Result")
 
@@ -40,9 +40,6 @@ PASSED_ON = {"scenario": ("min_examples",)}
 
 RANGES: dict[str, tuple[Any, Any]] = {"int": (-(2**31), 2**31 - 1), "float": (-3.4028234e38, 3.4028234e38)}
 """The least and the largest number that an array can hold, int32 or float32, by the name of pydantic's type."""
-
-GROUP = "jcfl.pieces"
-"""The group of entry points under which an installed package names the modules that register its pieces."""
 
 _TABLES: dict[str, dict[str, Callable[..., Any]]] = {}
 _CONTESTED: dict[tuple[str, str], str] = {}  # names that two modules want, and which modules those are

@@ -1,6 +1,8 @@
+import importlib.metadata
+
 import pytest
 
-from jcfl import cli, errors
+from jcfl import cli, errors, registry
 from jcfl.errors import InputError, printable
 from jcfl.runs import bars
 
@@ -66,3 +68,16 @@ def test_available_memory_is_at_most_the_machine_s(monkeypatch):
     assert 0 < errors.available_memory() < 2**50
     monkeypatch.setattr(errors, "_left_by_groups", lambda: iter([12]))
     assert errors.available_memory() == 12
+
+
+def test_the_place_in_an_installed_plug_in_is_named(tmp_path, monkeypatch):
+    """A plug-in is its user's program, although it is where other packages are."""
+    monkeypatch.setattr(errors.sysconfig, "get_path", lambda name: str(tmp_path))
+    entry = importlib.metadata.EntryPoint("har", "jcfl_har.pieces", registry.GROUP)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
+    for package, place in (("jcfl_har", " (pieces.py, line 1)"), ("other", "")):
+        file = tmp_path / package / "pieces.py"
+        with pytest.raises(KeyError) as caught:
+            exec(compile("{}['size']", str(file), "exec"))
+        caught.value.__traceback__ = caught.value.__traceback__.tb_next
+        assert errors.raised(caught.value) == f"KeyError: 'size'{place}"
