@@ -57,8 +57,9 @@ def reopened(config: Config, kept: Collection[str] = ()) -> Config:
 def room_of(config: Config) -> int | None:
     """The bytes for what is worked on at a time, if a run's memory has run out on a device of this kind."""
     before, now = config.fitted, target()
-    is_same = before is not None and (before.platform, before.kind) == (now.platform, now.name)
-    return before.room if is_same else None
+    if before is None or (before.platform, before.kind) != (now.platform, now.name):
+        return None
+    return before.room
 
 
 def noted(config: Config, given: Config) -> Config:
