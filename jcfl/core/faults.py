@@ -189,8 +189,13 @@ def without_suspects(
         labels: every client's cluster, of k. [s] int
     """
     updates = jax.tree.map(jnp.subtract, received["params"], sent["params"])
-    suspected = exclude.suspects(updates, labels, cohort.present & (federation.train.size[cohort.who] > 0), k)
+    suspected = exclude.suspects(updates, labels, with_examples(cohort, federation).present, k)
     return counted(state, "suspected", cohort.who, suspected), Cohort(cohort.who, cohort.present & ~suspected)
+
+
+def with_examples(cohort: Cohort, federation: Federation) -> Cohort:
+    """The cohort without clients that have no training example."""
+    return cohort.replace(present=cohort.present & (federation.train.size[cohort.who] > 0))
 
 
 def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation) -> Crowd:

@@ -309,7 +309,7 @@ def grouped(
 ) -> tuple[State, Sums]:
     """The state after clients were grouped by what they trained, and the aggregates of the clusters they are in now."""
     own = dict(uploads.own)
-    trained = cohort.replace(present=cohort.present & (federation.train.size[cohort.who] > 0))  # others: weight decay
+    trained = faults.with_examples(cohort, federation)  # others change by weight decay alone
     if clients.CHANGE in own:
         state = server.with_new_controls(method, state, trained, federation, own.pop(clients.CHANGE))
     state = with_kept(state, trained, own)
@@ -340,8 +340,8 @@ def with_training(state: State, cohort: Cohort, federation: Federation) -> State
     """The state in which a stop condition, if there is one, is told whether a client that has examples was used."""
     if isinstance(state.stopping, tuple):
         return state
-    used = cohort.present & (federation.train.size[cohort.who] > 0)
-    return state.replace(stopping=state.stopping.replace(trained=used.any()))
+    used = faults.with_examples(cohort, federation)
+    return state.replace(stopping=state.stopping.replace(trained=used.present.any()))
 
 
 def in_turn(state: State, cohort: Cohort, uploads: Upload, sums: Sums) -> tuple[Upload, Sums]:

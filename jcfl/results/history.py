@@ -332,9 +332,9 @@ def final(history: History, evaluations: int = 1) -> dict[str, Any]:
     return table
 
 
-def numbers(value: Mapping[str, float | None]) -> dict[str, float]:
-    """A score of a summary, with NaN for what is not a number: a summary that was read from a file has None there."""
-    return {key: math.nan if item is None else item for key, item in value.items()}
+def numbers(entry: Mapping[str, float | None]) -> dict[str, float]:
+    """The numbers of an entry of a file, by name, with NaN for what is not a number: JSON has None there."""
+    return {key: math.nan if value is None else value for key, value in entry.items()}
 
 
 def cell(name: str, value: Mapping[str, float | None] | None, seeds: int) -> str:
@@ -376,7 +376,7 @@ def entries(text: str) -> list[dict[str, Any]]:
 
 def record(entry: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Record:
     """The record of which a line of metrics.jsonl has the scores. `arrays` are [m] each."""
-    scores = {key: math.nan if value is None else value for key, value in entry.items()}
+    scores = numbers(entry)
     return Record(int(scores.pop("seed")), int(scores.pop("round")), scores, arrays)
 
 

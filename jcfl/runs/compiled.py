@@ -20,8 +20,8 @@ AHEAD = 4
 def compiled_ahead(runs: Sequence[Run]) -> Iterator[tuple[Run, programs.Compiling]]:
     """Every run with its programs, `AHEAD` runs compiled side by side before the first of them trains.
 
-    Nothing is compiled while a run trains, so that its speed is measured undisturbed. The other runs are traced before
-    that, so that a method that cannot be is refused before hours of training.
+    Nothing is compiled while a run trains, so that its speed is measured undisturbed. The other runs are traced at the
+    beginning, so that a method that cannot be traced is refused before hours of training.
     """
     for run in runs[AHEAD:]:
         try_out(run)

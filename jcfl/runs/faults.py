@@ -23,7 +23,7 @@ ATTENDANCE = ("held_out", "arrive", "depart")
 
 
 READ = {"train": Train, "aggregate": Aggregate, "answer": Answer}
-"""The answers of which jcfl reads the fields alone, by question."""
+"""The answers of which jcfl reads only the fields, by question."""
 
 
 def faults_of(config: Config) -> Faults:
@@ -76,7 +76,7 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
 
 
 def uncalled(title: str, method: Method | None) -> Iterator[str]:
-    """A line for each answer of a user's class that has functions, although jcfl reads its fields alone."""
+    """A line for each answer of a user's own class that has functions, because jcfl reads only its fields."""
     for question, base in READ.items() if method is not None else ():
         kind = type(getattr(method, question))
         found = {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}

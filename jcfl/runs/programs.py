@@ -119,12 +119,20 @@ def try_out(algorithm: Algorithm, federation: Federation, parts: Parts = ALL) ->
     with no_garbage_collection():
         state = jax.eval_shape(algorithm.init, jax.random.key(0), federation)
         if parts.rounds:
-            jax.eval_shape(
-                lambda state, federation: algorithm.step(state, federation.at(state.round)), state, federation
-            )
+            jax.eval_shape(step_of(algorithm), state, federation)
         if parts.evaluation:
-            judge = with_validation(algorithm.evaluate)
-            jax.eval_shape(lambda state, federation: judge(state, federation.at(state.round - 1)), state, federation)
+            jax.eval_shape(judge_of(algorithm), state, federation)
+
+
+def step_of(algorithm: Algorithm) -> Callable[[State, Federation], State]:
+    """One round of an algorithm, on the data that clients have in this round."""
+    return lambda state, federation: algorithm.step(state, federation.at(state.round))
+
+
+def judge_of(algorithm: Algorithm) -> Callable[[State, Federation], Any]:
+    """The evaluation of an algorithm, on the data that clients had in the last round."""
+    evaluate = with_validation(algorithm.evaluate)
+    return lambda state, federation: evaluate(state, federation.at(state.round - 1))
 
 
 def begun(
@@ -184,11 +192,8 @@ def compiling(
     where = on_every_device(devices) if devices > 1 else None
     several = (lambda function, axes: jax.vmap(function, axes)) if lanes > 1 else (lambda function, axes: function)
     init = jax.jit(several(lambda key, scalars, federation: make(scalars).init(key, federation), (0, 0, None)))
-    step = lambda state, scalars, federation: make(scalars).step(state, federation.at(state.round))
-    step = several(step, (0, 0, None))
-    evaluation = lambda scalars: with_validation(make(scalars).evaluate)
-    judge = lambda state, scalars, federation: evaluation(scalars)(state, federation.at(state.round - 1))
-    evaluate = several(judge, (0, 0, None))
+    step = several(lambda state, scalars, federation: step_of(make(scalars))(state, federation), (0, 0, None))
+    evaluate = several(lambda state, scalars, federation: judge_of(make(scalars))(state, federation), (0, 0, None))
 
     def advance(state: State, scalars: Scalars, federation: Federation, until: Array) -> State:
         sound = lambda state: (state.failed < 0).all(-1).any() | (not stop_early)

@@ -52,13 +52,23 @@ class Method(Piece):
         return self.label or "+".join([self.name, *(addon.name for addon in self.addons)])
 
 
-class Tuned(BaseModel):
+class Noted(BaseModel):
+    """What a run notes about its machine. A key without a value is not written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer
+    def _known(self) -> dict[str, Any]:
+        # Not dict(self), which would call a field that is named `keys`.
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+class Tuned(Noted):
     """How the clients of a method train on this machine, which changes the time and no more than rounding errors.
 
     A field that is None is as the configuration and the constants have it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     engine: Literal["general", "factored"] | None = None
     chunk: Annotated[int, Field(ge=1)] | None = None  # clients trained at a time by the general engine
     tile: Annotated[int, Field(ge=1)] | None = None  # clients of a cluster trained at a time by the factored engine
@@ -66,27 +76,18 @@ class Tuned(BaseModel):
     convolution: Literal["patches", "native"] | None = None
     products: Literal["eigen"] | None = None  # the library of a CPU's products of matrices
 
-    @model_serializer
-    def _chosen(self) -> dict[str, Any]:
-        return {key: value for key, value in dict(self).items() if value is not None}
-
 
 FITTED = ("examples", "client_states", "chunk", "budget", "seeds_in_one")
 """The keys of a configuration that fit a run to the machine's memory."""
 
 
-class Fitted(BaseModel):
+class Fitted(Noted):
     """The keys of a configuration that the user left open, and the device for which a run chose their values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     platform: str  # cpu, gpu, tpu
     kind: str  # the device's name
     keys: tuple[str, ...] = ()
     room: Annotated[int, Field(ge=1)] | None = None  # bytes for what is worked on at a time, if memory has run out
-
-    @model_serializer
-    def _known(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 TUNED = ("engine", "chunk", "devices")
