@@ -50,11 +50,19 @@ def refuse_missing(pages: Iterable[str]) -> None:
 def about_method(name: str) -> str:
     """The end of a method's page: what it is, its options, pieces, costs, add-ons and deviations."""
     one = facts.facts("method", name)
-    parts = [f"## In short\n\n{prose(one.line)}", prose(one.text), f"```sh\n{one.example}\n```"]
+    parts = [f"## In short\n\n{prose(one.line)}", prose(one.text), papers(name), f"```sh\n{one.example}\n```"]
     parts += ["## Options", options(one.options) if one.options else "It has none of its own."]
     parts += ["## Seven answers", "[Each can be swapped](../pieces.md).", answers_of(name, one)]
     parts += ["## Deviations", prose(one.deviations)] if one.deviations else []
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
+
+
+def papers(name: str) -> str:
+    """The papers of a method or an add-on as links, which are those of README's tables; empty if it has none."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    links = dict(re.findall(r"^\[(.+)\]: (https:.+)$", readme, re.MULTILINE))
+    row = re.search(rf"^\| (?:`\w+`, )*`{name}`(?:, `\w+`)* \|.*\| (.*\[.*) \|$", readme, re.MULTILINE)
+    return re.sub(r"\[([^]]+)\]", lambda found: f"[{found[1]}]({links[found[1]]})", f"Source: {row[1]}.") if row else ""
 
 
 def all_pieces(kind: str) -> str:
@@ -66,6 +74,7 @@ def section(kind: str, name: str) -> str:
     """A piece's facts under a heading of its own."""
     one = facts.facts(kind, name)
     parts = [f"({kind}-{name})=\n\n### `{name}`", prose(one.line), prose(one.text)]
+    parts += [papers(name)] if kind == "addon" else []
     parts += [options(one.options)] if one.options else []
     parts += [f"**Deviations.** {prose(one.deviations)}"] if one.deviations else []
     return "\n\n".join([*filter(None, parts), f"```sh\n{one.example}\n```"])

@@ -65,6 +65,13 @@ def test_every_substitution_gives_text(parts, page):
         assert len(template.render(parts.SUBSTITUTIONS)) > 100
 
 
+def test_pages_link_to_the_papers_of_readme_s_tables(parts):
+    assert "[Ghosh et al. 2020](https://arxiv.org/abs/2006.04088)" in parts.about_method("ifca")
+    assert "[Wang et al. 2020](https://arxiv.org/abs/2002.06440)" in parts.papers("fesem_ma")
+    assert "q-FedAvg)](https://arxiv.org/abs/1905.10497)" in parts.section("addon", "fair")
+    assert not parts.papers("majority")
+
+
 def test_facts_of_a_method_are_those_of_its_function(parts):
     text = parts.about_method("stocfl")
     for option in registry.parameters(registry.find("method", "stocfl")):

@@ -111,6 +111,16 @@ def test_tables_of_methods_and_add_ons_are_complete(title, kind):
     assert sorted(first_cells(title)) == sorted(registry.names(kind)), f"README's table under {title!r}"
 
 
+def test_every_paper_named_is_a_link():
+    links = set(re.findall(r"^\[(.+)\]: https:", README, re.MULTILINE))
+    named = re.sub(r"\s+", " ", section("Methods") + section("Add-ons") + section("Papers"))
+    assert set(re.findall(r"\[([^]]+ 20\d\d[^]]*)\](?!:)", named)) == links, "papers with and without an address"
+    for title in ("Methods", "Add-ons"):
+        cells = [line.split("|")[3] for line in section(title).splitlines() if line.startswith("| `")]
+        plain = re.sub(r"\[[^]]+\]", "", " ".join(cells))
+        assert not re.search(r"\d{4}", plain), f"a paper without a link under {title!r}"
+
+
 def test_presets_named_exist():
     named = first_cells("Presets")
     assert "quickstart" in named
