@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit status, and what it leaves on disk."""
 
 import gzip
+import hashlib
 import inspect
 import io
 import json
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -290,6 +292,26 @@ sys.exit(status)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "jcfl: interrupted\n")
     assert float(done.stdout) < 10, "the command waited to its end"
+
+
+def test_ctrl_c_is_answered_while_python_waits_for_a_library(monkeypatch, capsys):
+    """As while XLA compiles: only after that does Python raise KeyboardInterrupt, and nothing was said until then."""
+
+    def command():
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)  # looks for no signal
+        time.sleep(60)
+
+    monkeypatch.setattr(cli, "PATIENCE", 0.05)
+    monkeypatch.setattr("jcfl.registry.load", command)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
+    try:
+        assert cli.status(["list"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    first, last = capsys.readouterr().err.splitlines()
+    assert "ends when" in first
+    assert last == "jcfl: interrupted"
 
 
 def test_a_run_interrupted_and_then_killed_goes_on_to_the_same_figures(tmp_path, monkeypatch):

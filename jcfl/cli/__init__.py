@@ -5,6 +5,7 @@ import errno
 import io
 import shlex
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
 INTERRUPTED = 130
 """The exit status after Ctrl-C, which is also what Typer makes of it."""
 
+PATIENCE = 2.0
+"""Seconds that a command has to end after Ctrl-C, before it says what it waits for."""
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a file that can take no more, such as the one that the output goes to."""
 
@@ -49,7 +53,7 @@ def status(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = typer.main.get_command(app)
     try:
-        with told(), terminable(), interrupted_at_last():
+        with told(), terminable(), interrupted_at_last(), answered():
             code = command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
         return complain("interrupted", code) if code == INTERRUPTED else code
     except (InputError, TrainingError, Stopped) as error:
@@ -129,6 +133,39 @@ def interrupted_at_last() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = usual
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Answer Ctrl-C or SIGTERM in a line if the command does not end soon, as while XLA compiles.
+
+    Python calls the handler of a signal only after the call into a library, but writes its number to a socket at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, number = socket.socketpair()
+    number.setblocking(False)  # which Python requires
+    over = threading.Event()
+
+    def listen() -> None:
+        while found := heard.recv(1):
+            if found[0] in (signal.SIGINT, signal.SIGTERM):
+                if not over.wait(PATIENCE):
+                    complain("the command ends when its present step has ended, such as a compilation", 0)
+                return
+
+    before = signal.set_wakeup_fd(number.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        number.close()  # which ends the listener
+        listener.join()
+        heard.close()
 
 
 @contextmanager
