@@ -131,6 +131,20 @@ def test_a_page_goes_where_a_link_leads_and_into_a_pipe(tmp_path):
     os.close(reading)
 
 
+def test_two_processes_may_write_one_page_at_a_time(tmp_path, monkeypatch):
+    """As two of `jcfl reproduce --only` that end together. One took the other's temporary file for its own."""
+    page, move = tmp_path / "page.html", os.replace
+
+    def moved(*names):
+        monkeypatch.setattr(os, "replace", move)
+        overwrite(page, b"the other's")
+        move(*names)
+
+    monkeypatch.setattr(os, "replace", moved)
+    overwrite(page, b"one's")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"page.html": b"one's"}
+
+
 LONG = "a" * 300
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -231,35 +232,43 @@ class Checksums:
         return found
 
 
-def replace(path: Path, write: Callable[[IO[bytes]], Any], expected: Callable[[Path], Any] | None = None) -> None:
+def replace(
+    path: Path, write: Callable[[IO[bytes]], Any], expected: Callable[[Path], Any] | None = None, partial: str = ""
+) -> None:
     """Write a file so that it is never seen half-written; a full disk leaves the old one.
 
     Args:
         path: the file; its folder is made.
         write: writes the content.
         expected: called with the complete new file, before it takes the old one's place.
+        partial: the name of the temporary file. By default it is the same for every writer of the file, so that one
+            that a killed process has left is written again.
     """
-    partial = path.with_name(path.name + ".partial")
+    temporary = path.with_name(partial or f"{path.name}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(partial, "wb") as file:
+            with open(temporary, "wb") as file:
                 write(file)
             if expected is not None:
-                expected(partial)
-            os.replace(partial, path)
+                expected(temporary)
+            os.replace(temporary, path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write a file that the user named, whole or not at all. Links are followed; pipes are written to directly."""
+    """Write a file in a folder that is not locked, whole or not at all.
+
+    Links are followed; pipes are written to directly. Of several processes that write the file, the last one's stays.
+    """
     if path.exists() and not path.is_file():
         with writing(path):
             path.write_bytes(content)
     else:
-        replace(Path(os.path.realpath(path)) if path.is_symlink() else path, lambda file: file.write(content))
+        place = Path(os.path.realpath(path)) if path.is_symlink() else path
+        replace(place, lambda file: file.write(content), partial=f"{secrets.token_hex(8)}.partial")
 
 
 def digest(file: Path, size: int) -> str:

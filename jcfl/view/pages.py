@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from jcfl.results.files import replace
+from jcfl.results.files import overwrite
 
 TEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -86,5 +86,5 @@ def write(stem: Path, texts: Mapping[str, str]) -> list[Path]:
     files = {stem.with_name(f"{stem.name}.{ending}"): text for ending, text in texts.items()}
     for file, text in files.items():
         # A table's file may have numbers of runs that are on another machine only.
-        replace(file, lambda out, text=text: out.write(text.encode()))
+        overwrite(file, text.encode())
     return list(files)
