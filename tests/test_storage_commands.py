@@ -14,7 +14,8 @@ from jcfl import cli, results
 from jcfl.cli.app import stopping
 from jcfl.errors import InputError, Unwritable
 from jcfl.results.files import overwrite
-from jcfl.runs import config, experiment, plan, titles, verifying
+from jcfl.runs import bench, config, experiment, plan, titles, verifying
+from jcfl.runs.bench import compiled
 from jcfl.runs.sweeping.points import point_names
 from jcfl.view import plotting
 from tests import folders
@@ -143,6 +144,16 @@ def test_two_processes_may_write_one_page_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", moved)
     overwrite(page, b"one's")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"page.html": b"one's"}
+
+
+@pytest.mark.parametrize("part", [bench, compiled])
+def test_a_bench_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch, full, part):
+    monkeypatch.setattr(part, "table", lambda found: "")
+    part.write({"cases": []}, tmp_path)
+    before = {file: file.read_text() for file in tmp_path.iterdir()}
+    with pytest.raises(Unwritable):
+        part.write({"cases": ["new" * 2**16]}, tmp_path)
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == before
 
 
 LONG = "a" * 300

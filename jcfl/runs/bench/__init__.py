@@ -155,13 +155,11 @@ def cells(case: Result, keys: Sequence[str]) -> list[str]:
 
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
     """Write the table and the measurements into a folder; returns the files."""
-    from jcfl.results import writing
+    from jcfl.results import overwrite
 
     text, figures = folder / "bench.md", folder / "bench.json"
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        text.write_text(table(found) + "\n", "utf-8")
-        figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    overwrite(figures, (json.dumps(found, indent=1) + "\n").encode())
+    overwrite(text, (table(found) + "\n").encode())
     return [text, figures]
 
 

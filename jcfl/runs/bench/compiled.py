@@ -19,7 +19,7 @@ from jcfl import trees
 from jcfl.core import sharded
 from jcfl.errors import InputError, TooLarge
 from jcfl.fast import factored
-from jcfl.results import writing
+from jcfl.results import overwrite
 from jcfl.runs.bench import absent, hlo, machine
 from jcfl.runs.bench.cases import CASES, configuration, planned_for
 from jcfl.runs.devices import on_every_device, placed_shapes, state_on_devices
@@ -265,9 +265,8 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
     """Write the numbers and the table into a folder; returns the files."""
     text, figures = folder / "compiled.md", folder / "compiled.json"
-    with writing(folder):
-        text.write_text(table(found["cases"]) + "\n", "utf-8")
-        figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    overwrite(figures, (json.dumps(found, indent=1) + "\n").encode())
+    overwrite(text, (table(found["cases"]) + "\n").encode())
     return [text, figures]
 
 
