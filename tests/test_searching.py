@@ -174,6 +174,14 @@ def test_a_search_chooses_on_validation_and_goes_on(tmp_path, capsys):
             jcfl.tune(federation(), over, out=out, **GIVEN | changed)
 
 
+def test_a_method_may_be_called_as_the_trial_of_another(tmp_path):
+    """The first trial of `a` is in the folder `a-001`, which was taken for one of the method with this label."""
+    two = {"method": {"name": "fedavg", "label": "a"}, "compare": [{"name": "local", "label": "a-001"}]}
+    for _ in range(2):
+        found = jcfl.tune(federation(), {"train.lr": [0.1]}, out=tmp_path, sampler="grid", trials=1, **GIVEN | two)
+        assert list(found.best()) == ["a", "a-001"]
+
+
 def test_the_trials_of_an_object_train_it():
     """They trained the main method: that of an object in `compare` was not passed on."""
     given = GIVEN | {"method": "majority", "trials": 2, "sampler": "grid"}

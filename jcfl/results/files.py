@@ -268,7 +268,7 @@ def overwrite(path: Path, content: bytes) -> None:
             path.write_bytes(content)
     else:
         place = Path(os.path.realpath(path)) if path.is_symlink() else path
-        replace(place, lambda file: file.write(content), partial=f"{secrets.token_hex(8)}.partial")
+        replace(place, lambda file: file.write(content), partial=f"{place.name[:40]}.{secrets.token_hex(4)}.partial")
 
 
 def digest(file: Path, size: int) -> str:

@@ -254,7 +254,7 @@ def ends(search: Search) -> list[Point]:
     for title, space in search.spaces.items():
         tried = [{key: axis.at(place)} for key, axis in space.items() for place in axis.places(2)]
         made = (points_of(search, title, [values])[0] for values in tried)  # each by itself: two may be equal
-        found += [point._replace(name=f"{title}-end-{number}") for number, point in enumerate(made)]
+        found += [point._replace(name=f"{title}-{number}-end") for number, point in enumerate(made)]
     return found
 
 
@@ -267,7 +267,8 @@ def points_of(search: Search, title: str, chosen: list[dict[str, Any]]) -> list[
 
 def carried_out(search: Search, folder: Path | None, allow_versions: bool, on_progress: OnProgress) -> Tuning:
     """A search that has come to its end, in a folder that this process has claimed; see `tune`."""
-    usual = [points_of(search, title, [{}])[0]._replace(name=title) for title in search.spaces]
+    # Names that no trial has, because those end in a number: a method's label may be the name of another one's trial.
+    usual = [points_of(search, title, [{}])[0]._replace(name=f"{title}-usual") for title in search.spaces]
     whole = Points({}, [*usual, *ends(search)])
     earlier = earlier_record(folder, search) if folder is not None else {}
 
