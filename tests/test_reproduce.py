@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import signal
+import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from jcfl.cli import paper
 from jcfl.core import costs
 from jcfl.errors import InputError, Notice, TooLarge, Unwritable
 from jcfl.results import History
-from jcfl.runs import reproducing
+from jcfl.runs import loop, reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
 from jcfl.runs.reproducing import judging, outcomes, published, tables
 from jcfl.runs.reproducing.judging import Printed
@@ -662,6 +664,25 @@ def test_a_table_that_ends_early_says_how_to_go_on(made, capsys, monkeypatch, er
     monkeypatch.setattr(reproducing, "attempted", ended)
     assert run("made.yaml", "-q") == status
     assert capsys.readouterr().err == f"jcfl: {said} go on with the same command\n"
+
+
+def test_no_run_begins_after_ctrl_c_in_the_last_rounds_of_another(made, monkeypatch, capsys):
+    """That run comes to its end. The next one was trained as if nothing had happened."""
+    begun = []
+
+    def execute(plan, place, *given, stop=None, **options):
+        begun.append(place.name)
+        with loop.interruptible(stop or threading.Event(), True):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("jcfl.runs.experiment.execute", execute)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
+    try:
+        assert run("made.yaml", "--only", "rotated", "-q") == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(begun) == 1
+    assert capsys.readouterr().err == "jcfl: interrupted; go on with the same command\n"
 
 
 def test_a_folder_with_other_runs_is_refused(made, trained, capsys):

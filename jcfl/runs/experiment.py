@@ -236,6 +236,7 @@ def execute(
     on_progress: OnProgress | None = None,
     keep_state: bool = True,
     allow_versions: bool = False,
+    stop: threading.Event | None = None,
 ) -> History:
     """Train every method of a plan, and write what is to be written.
 
@@ -245,6 +246,7 @@ def execute(
         on_progress: called about once a second.
         keep_state: whether the main method's history has its final state.
         allow_versions: whether to go on with what other versions have made.
+        stop: is set by Ctrl-C or SIGTERM, also if that comes too late to end this run.
 
     Raises:
         InputError: a tracker cannot be had, what the folder holds is another run's, or the disk has no room for the
@@ -261,7 +263,7 @@ def execute(
     several = len(plan.config.methods) > 1
     here = plan._replace(federation=jax.device_get(plan.federation)) if hosts.several() else plan
     clients = functools.cache(lambda: representation(here))  # the same for all methods
-    stop = threading.Event()
+    stop = threading.Event() if stop is None else stop
     runs = separate(plan, out, fingerprint(here.federation) if out is not None else "")
     with ExitStack() as stack:
         for run in runs:

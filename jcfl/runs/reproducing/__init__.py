@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from rich.filesize import decimal
 
-from jcfl.errors import Absent, Diverged, InputError, Notice, TooLarge, TrainingError, unknown
+from jcfl.errors import Absent, Diverged, InputError, Interrupted, Notice, TooLarge, TrainingError, unknown
 from jcfl.results import History, checkpoints, finished_history
 from jcfl.runs import devices, disk, experiment, loop
 from jcfl.runs.config import Config
@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     on_progress: OnProgress = lambda progress: None
     workers: Workers | None = None  # who trains; None: this process
     add: Collection[Path] = ()  # files with results that were written before
+    stop: threading.Event | None = None  # is set when no other run is to begin
 
 
 def reproduce(name: str, budget: str, only: Collection[str], settings: Settings) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
         elif key not in wanted:
             found[key] = Judgement("not run", "left out by --only")
     folder = settings.runs / runs_folder(table, budget)
+    settings = settings._replace(stop=threading.Event())
     if settings.workers is not None:
         found |= by_workers({key: one for key, one in configs.items() if key not in found}, folder, settings)
     for name in dict.fromkeys(federation for federation, _ in configs):
@@ -127,6 +129,8 @@ def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Pa
         if there is not None:
             found[key] = there
         elif key not in left_out:
+            if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
+                raise Interrupted
             found[key] = attempted(made, config, place, settings)
     tell_of_other_data(found, configs, folder)
     return found
@@ -152,7 +156,7 @@ def by_workers(configs: Mapping[Key, Config], folder: Path, settings: Settings) 
     found: Found = {}
     places = {key: folder.resolve() / title(key[0]) / "runs" / title(key[1]) for key in configs}
     left = {f"{key[0]}, {key[1]}": key for key in configs if finished(places[key], configs[key]) is None}
-    apart = settings._replace(on_progress=lambda progress: None, workers=None)
+    apart = settings._replace(on_progress=lambda progress: None, workers=None, stop=None)
     tasks = {name: partial(by_worker, configs[key], places[key], apart) for name, key in left.items()}
     done = 0
 
@@ -212,7 +216,8 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
         config = config if is_new else experiment.resumed(place, config)
         plan = with_room(planned(config, Objects(federation=made()), resumes=not is_new), place)
         with devices.claimed(place, new=is_new):
-            run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=settings.allow_versions)
+            versions = settings.allow_versions
+            run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=versions, stop=settings.stop)
             checkpoints.delete(devices.folder(place))
             return run
     except Absent as error:
