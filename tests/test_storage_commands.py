@@ -164,12 +164,13 @@ def call(capsys, tmp_path, monkeypatch):
     """Run a command in an empty folder: its status, and its one line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("unmounted/disk")
 
     def run(*words):
         status = cli.status([str(word) for word in words])
         said = capsys.readouterr().err
         assert said.count("\n") == 1
-        assert [item.name for item in tmp_path.iterdir()] == ["file"]
+        assert {item.name for item in tmp_path.iterdir()} == {"file", "link"}
         return status, said
 
     return run
@@ -187,6 +188,8 @@ def call(capsys, tmp_path, monkeypatch):
         ),
         ("file/x", "file/x cannot be written: file is a file, not a folder"),
         ("file", "file is a file"),
+        ("link/x", "link/x cannot be written: link is a link to nothing"),
+        ("link", "link is a link to nothing"),
     ],
 )
 def test_folders_that_cannot_be_written_are_refused_before_training(call, out, said):

@@ -30,7 +30,8 @@ def writing(path: Path) -> Iterator[None]:
         why = error.strerror or str(error)
         if isinstance(error, FileExistsError | NotADirectoryError):  # of which the system does not say where
             files = [place for place in (path, *path.parents) if os.path.lexists(place) and not place.is_dir()]
-            why = f"{shortened(files[0])} is a file, not a folder" if files else why
+            kind = "file, not a folder" if files and files[0].exists() else "link to nothing"
+            why = f"{shortened(files[0])} is a {kind}" if files else why
         raise Unwritable(f"{shortened(path)} cannot be written: {why}") from None
 
 
