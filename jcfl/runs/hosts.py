@@ -19,6 +19,7 @@ from jax._src import distributed  # only here JAX gives access to the key-value 
 
 from jcfl.errors import InputError, Interrupted, TrainingError, as_argument, onward
 from jcfl.nested import plain
+from jcfl.results.folder import Folder
 from jcfl.runs.stderr import screened
 
 HEARTBEAT = 10
@@ -230,11 +231,11 @@ def loss(text: str, folder: Path) -> str:
     named = re.findall(r"^(?:/job:.*/task:)?(\d+)$", text, re.MULTILINE)
     keeper = "another host" if is_first() else "host 0"  # who keeps the store is not named
     who = " and ".join(f"host {name}" for name in sorted(set(named))) or keeper
-    file, saves = folder / "config.yaml", True
-    if not file.is_file():
+    name, saves = "config.yaml", True
+    if not (folder / name).is_file():
         return f"{who} was lost"
-    with suppress(OSError):  # the hosts' file system may be lost too
-        saves = "\ncheckpoint_every: never\n" not in f"\n{file.read_text('utf-8', 'replace')}\n"
+    with suppress(OSError, InputError):  # the hosts' file system may be lost too
+        saves = Folder(folder).yaml(name).get("checkpoint_every") != "never"
     return f"{who} was lost; {onward(saves)}, on all hosts, with: jcfl run --distributed --resume {as_argument(folder)}"
 
 
