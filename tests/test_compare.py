@@ -666,6 +666,8 @@ def test_a_number_that_is_rounded_to_zero_has_no_sign():
     assert tables.signed("ari", -1e-5) == tables.signed("ari", 1e-5) == "0.000"
     assert (tables.signed("ari", -0.001), tables.signed("ari", 0.001)) == ("−0.001", "+0.001")
     assert texts.number(row, 1) == "0.0 ± 0.0" and apart.number(-1e-5) == "0.00"
+    gap = {"ours": {"mean": -0.02, "interval": [-0.04, 0.01]}, "digits": 1}
+    assert texts.gap(gap) == "0.0 (0.0 to 0.0)"
 
 
 def test_one_seed_has_no_deviation_and_no_test(tmp_path):

@@ -135,8 +135,8 @@ def gap(order: Mapping[str, Any]) -> str:
     if value is None:
         return "–"
     digits = max(order["digits"], 1)
-    low, high = value["interval"] or (None, None)
-    return f"{value['mean']:.{digits}f}" + (f" ({low:.{digits}f} to {high:.{digits}f})" if value["interval"] else "")
+    mean, *ends = (f"{one:z.{digits}f}" for one in (value["mean"], *(value["interval"] or ())))
+    return mean + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def tally(found: Mapping[str, Any], what: str) -> str:
