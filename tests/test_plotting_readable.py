@@ -286,3 +286,28 @@ def test_differences_say_what_their_intervals_are(intervals, expected):
     with style.matplotlib.rc_context(style.STYLE):
         (legend,) = figures.differences(one, "fedavg").legends
     assert [text.get_text() for text in legend.get_texts()] == expected
+
+
+def crosses(axis):
+    return [one.get_offsets().tolist() for one in axis.collections if one.get_label() == style.LACKING]
+
+
+def test_a_cross_says_that_some_seeds_have_no_value(tmp_path, recwarn):
+    """The mean is that of the others, and of no seed there is none; neither was to be seen."""
+    diverged = {"accuracy_micro": [[0.5, 0.55, 0.6, 0.65], [0.4, 0.45, np.nan, np.nan]]}
+    nothing = {"accuracy_micro": [[0.5, 0.5, 0.5, np.nan]] * 2}
+    shown = plotting.curves(folders.run(tmp_path / "one", **diverged))
+    assert crosses(shown.axes[0]) == [[[6, 0.6], [8, 0.65]]] and not crosses(shown.axes[1])
+    assert [text.get_text() for text in shown.legends[0].get_texts()] == ["one", "not all seeds have a value"]
+    tau = lambda value: {"method": {"name": "stocfl", "tau": value}}
+    runs = [folders.run(tmp_path / str(x), settings=tau(x), **own) for x, own in ((0.1, diverged), (0.2, nothing))]
+    shown = plotting.effect([*runs, folders.run(tmp_path / "whole", settings=tau(0.3))])
+    assert crosses(shown.axes[0]) == [[[0.1, 0.65]]] and len(shown.legends) == 1
+    addons = lambda count: {"method": {"name": "ifca", "addons": [{"name": "cam"}] * count}}
+    runs = [folders.run(tmp_path / f"b{i}", settings=addons(i), **own) for i, own in enumerate((diverged, nothing))]
+    (marks,) = crosses(plotting.with_addons(runs, scores=["accuracy_micro"]).axes[0])
+    assert [y for _, y in marks] == [0.65]
+    spent = [[1.0] * 3 + [2.0]] * 2
+    runs = [folders.run(tmp_path / f"p{i}", epsilon=spent, **own) for i, own in enumerate((diverged, nothing))]
+    assert crosses(plotting.privacy(runs, scores=["accuracy_micro"]).axes[0]) == [[[2.0, 0.65]]]
+    assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]

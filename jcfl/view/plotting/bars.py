@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from jcfl import metrics, results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.lines import has_score, options, set_y_title
+from jcfl.view.plotting.lines import has_score, known_means, mark_lacking, options, set_y_title
 from jcfl.view.plotting.style import colour, figure, in_per_cent, legend_above, panels
 
 SCORES = ("accuracy_micro", "f1_micro")
@@ -27,8 +27,9 @@ class Variant(NamedTuple):
 def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns: int | None = None) -> Figure:
     """Last scores of methods with and without add-ons, side by side (Ma 2023, Figs. 7.1 and 7.2).
 
-    A bar is the mean over seeds, its line one sample standard deviation up and down. Runs that differ in their seeds
-    alone are one bar. Methods and settings with only one run are left out.
+    A bar is the mean over seeds, its line one sample standard deviation up and down. A cross on it is where not all
+    seeds have a value. Runs that differ in their seeds alone are one bar. Methods and settings with only one run are
+    left out.
 
     Args:
         runs: histories or folders, such as those of a comparison or a sweep.
@@ -62,11 +63,13 @@ def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns
                 for place in places
             ]
             x = [place + (turn - (len(kinds) - 1) / 2) * width for place in places]
-            spread = [results.deviation(values) for values in last]
+            mean, spread = known_means(last), [results.deviation(values) for values in last]
             look: dict[str, Any] = {"color": colour(turn), "edgecolor": "white", "hatch": HATCHES[turn % len(HATCHES)]}
-            axis.bar(x, [np.nanmean(values) for values in last], width, label=kind_names[turn], linewidth=0.4, **look)
-            axis.errorbar(x, [np.nanmean(values) for values in last], spread, fmt="none", ecolor="#333333", capsize=2)
+            axis.bar(x, mean, width, label=kind_names[turn], linewidth=0.4, **look)
+            axis.errorbar(x, mean, spread, fmt="none", ecolor="#333333", capsize=2)
+            mark_lacking(axis, x, mean, last)
         axis.set_xticks(range(len(bases)), names)
+        axis.set_xlim(-0.5, len(bases) - 0.5)  # also where a bar has no value
         axis.tick_params(axis="x", length=0)
         axis.grid(axis="x", visible=False)
         set_y_title(axis, one.title)

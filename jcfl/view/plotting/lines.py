@@ -1,7 +1,7 @@
 """Figures of scores: against rounds, and against an option that differs between runs."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.plotting.style import (
+    LACKING,
     decades,
     entry,
     everybody_alone,
@@ -49,10 +50,15 @@ LETTER = 0.06
 SEEDS = ("scenario.seed",)
 """The options that say which federation is drawn, and not how."""
 
+CROSSES = 10
+"""The most crosses on a line, where not all seeds have a value."""
+
 
 @figure(single=False)
 def curves(runs: Sequence[History], scores: Sequence[str] | str | None = None, columns: int | None = None) -> Figure:
     """Scores against rounds: the mean over seeds, and a band of one sample standard deviation around it, or a bar.
+
+    A cross is where not all seeds have a value, for instance because one of them diverged.
 
     Args:
         runs: histories or folders, laid over each other.
@@ -136,9 +142,10 @@ def effect(
             chosen = [i for i, own in enumerate(hues) if own == name and has_score(runs[i], score)]
             x = sorted({varied[key][i] for i in chosen})
             last = [np.concatenate([runs[i][score][:, -1] for i in chosen if varied[key][i] == value]) for value in x]
-            mean, spread = ([reduce(values) for values in last] for reduce in (np.nanmean, results.deviation))
+            mean, spread = known_means(last), [results.deviation(values) for values in last]
             look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
             axis.errorbar(x, mean, spread, label=entry(name) or None, **look)
+            mark_lacking(axis, x, mean, last)
         scale_axis(axis, score)
         axis.set_xlabel(key)
         if spans_decades(varied[key]):
@@ -172,15 +179,12 @@ def privacy(
             found.sort(key=lambda pair: pair[0])
             look = {**line(index), "marker": marker(index), "capsize": 2, "elinewidth": 0.8}
             last = [run[score][:, -1] for _, run in found]
-            spread = [results.deviation(values) for values in last]
-            axis.errorbar(
-                [x for x, _ in found], [np.nanmean(values) for values in last], spread, label=entry(name), **look
-            )
+            x, mean, spread = [x for x, _ in found], known_means(last), [results.deviation(values) for values in last]
+            axis.errorbar(x, mean, spread, label=entry(name), **look)
+            mark_lacking(axis, x, mean, last)
             for run in own:
                 if not has_score(run, "epsilon"):
-                    axis.axhline(
-                        float(np.nanmean(run[score][:, -1])), color=line(index)["color"], linestyle=(0, (4, 2))
-                    )
+                    axis.axhline(*known_means([run[score][:, -1]]), color=look["color"], linestyle=(0, (4, 2)))
         scale_axis(axis, score)
         axis.set_xlabel(metrics.score("epsilon").title)
         decades(axis.xaxis)
@@ -215,6 +219,9 @@ def against_rounds(
         for run in runs:
             if has_score(run, score):
                 draw_run(axis, run, score, *named[id(run)])
+        for run in runs:
+            if has_score(run, score):
+                mark_lacking(axis, run.rounds, known_means(run[score].T), run[score].T)
         scale_axis(axis, score)
         axis.set_xlabel("round")
         whole_numbers(axis.xaxis)
@@ -227,12 +234,26 @@ def draw_run(axis: Axes, run: History, score: str, name: str, look: Mapping[str,
     values = run[score]
     there = ~np.isnan(values).all(0)
     rounds, values = run.rounds[there], values[:, there]
-    mean, std = np.nanmean(values, 0), results.deviation(values)
+    mean, std = known_means(values.T), results.deviation(values)
     axis.plot(rounds, mean, label=entry(name), marker="o" if len(rounds) < 3 else None, **look)
     if len(run.seeds) > 1 and len(rounds) == 1:
         axis.errorbar(rounds, mean, std, fmt="none", ecolor=look["color"], capsize=2, elinewidth=0.8)
     elif len(run.seeds) > 1:
         axis.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def known_means(values: Iterable[np.ndarray]) -> np.ndarray:
+    """The mean over the seeds that have a value, for each of several settings or rounds; NaN where none has one."""
+    return np.array([np.nan if np.isnan(own).all() else np.nanmean(own) for own in values])
+
+
+def mark_lacking(axis: Axes, x: Sequence[float] | np.ndarray, mean: np.ndarray, values: Iterable[np.ndarray]) -> None:
+    """Draw crosses on means where some seeds have no value, so that the mean is that of the others."""
+    places = np.flatnonzero([0 < np.isnan(own).sum() < len(own) for own in values])
+    if places.size:
+        some = places[np.unique(np.linspace(0, len(places) - 1, min(CROSSES, len(places))).round().astype(int))]
+        look: dict[str, Any] = {"marker": "x", "s": 36, "linewidths": 0.9, "color": "#333333", "zorder": 5}
+        axis.scatter(np.asarray(x)[some], mean[some], label=LACKING, **look)
 
 
 def scale_axis(axis: Axes, score: str) -> None:

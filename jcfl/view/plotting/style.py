@@ -39,6 +39,9 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1
 NOBODY = "#C9C9C9"
 """The colour of clients without a cluster, or of an unknown group."""
 
+LACKING = "not all seeds have a value"
+"""What a cross means, the last entry of a legend."""
+
 LINE = 0.15
 """Inches of a line of a legend."""
 
@@ -249,15 +252,15 @@ def separate(axis: Axes, labels: np.ndarray, inches: float, widest: float = 1.2,
 
 
 def legend_above(shown: Figure, axes: Iterable[Axes], several: bool = False) -> None:
-    """Draw one legend above all panels, for which the figure grows, if it has more than one entry.
+    """Draw one legend above all panels, for which the figure grows, if it has more than one entry or says of crosses.
 
     Args:
         several: draw it for a single entry, too, which says which of several runs or kinds is drawn.
     """
     pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     entries = {label: handle for handle, label in pairs[::-1]}
-    order = list(dict.fromkeys(label for _, label in pairs))
-    if len(order) > 1 or (order and several):
+    order = sorted(dict.fromkeys(label for _, label in pairs), key=lambda label: label == LACKING)
+    if len(order) > 1 or (order and several) or LACKING in order:
         names = [shortened(label) for label in order]
         room = shown.get_figwidth() / (0.55 + 0.065 * max(map(len, names)))  # inches of an entry
         ncols = min(len(order), max(1, int(room)))
