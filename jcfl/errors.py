@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -241,6 +242,31 @@ def as_argument(path: object) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
+_commanded: ContextVar[bool] = ContextVar("_commanded", default=False)
+
+
+@contextmanager
+def commanded() -> Iterator[None]:
+    """While the body runs, errors name arguments as options of a command."""
+    token = _commanded.set(True)
+    try:
+        yield
+    finally:
+        _commanded.reset(token)
+
+
+def argument(name: str, value: object = None, option: str = "") -> str:
+    """An argument as who gave it has written it: in Python `held_back`, in a command `--held-back`.
+
+    Args:
+        name: the argument's.
+        value: what it is set to; None to name the argument alone.
+        option: the name of the command's option, where it is another.
+    """
+    written = f"--{(option or name).replace('_', '-')}" if _commanded.get() else name
+    return written if value is None else f"{written}={value}"
+
+
 def onward(saves: bool) -> str:
     """What a run that has ended early does if it is resumed, by whether it writes checkpoints."""
     return "go on" if saves else "begin again (checkpoint_every: never)"
@@ -268,13 +294,16 @@ def listed(value: object) -> str:
     return ", ".join(map(shown, items))
 
 
-def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+def sentence(
+    error: ValidationError, model: type[BaseModel] | None = None, named: Callable[[str], str] = lambda key: key
+) -> str:
     """The first complaint of a pydantic error, as one line: key, complaint, what was got.
 
     An unknown key comes before all others, because a key that is missing is often the same one, misspelled.
 
     Args:
         model: what was checked; the nearest of its keys is offered for an unknown one.
+        named: how the error names a key.
     """
     first, *rest = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
@@ -297,7 +326,7 @@ def sentence(error: ValidationError, model: type[BaseModel] | None = None) -> st
     plain = PLAIN.get(first["type"], "").format(listed=listed(first.get("input")), **first.get("ctx", {}))
     said = plain or first["msg"][0].lower() + first["msg"][1:]
     said = " or ".join([said, *filter(None, also)])
-    return f"{key}{': ' * bool(key)}{said}{got}{more}"
+    return f"{named(key)}{': ' * bool(key)}{said}{got}{more}"
 
 
 def known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:

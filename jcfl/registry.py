@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeA
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jcfl.errors import GROUP, Function, InputError, Unregistered, calling, sentence, shown, unknown
+from jcfl.errors import GROUP, Function, InputError, Unregistered, argument, calling, sentence, shown, unknown
 
 Result = TypeVar("Result")
 
@@ -105,7 +105,7 @@ def register(kind: str, name: str) -> Callable[[Function], Function]:
                 _CONTESTED[kind, name] = told
             raise InputError(told)
         table[name] = function
-        return keywords_checked(function) if kind == "method" else function
+        return keywords_checked(function, str) if kind == "method" else function
 
     return put
 
@@ -275,7 +275,11 @@ def options(
 
 
 def check(
-    what: str, known: Mapping[str, inspect.Parameter], given: Mapping[str, Any], beside: Iterable[str] = ()
+    what: str,
+    known: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    beside: Iterable[str] = (),
+    named: Callable[[str], str] = str,  # how errors name an option
 ) -> dict[str, Any]:
     """`given` checked against parameters and their annotations, defaults filled in.
 
@@ -283,14 +287,13 @@ def check(
         InputError: as for `options`.
     """
     valid = [*known, *beside]
-    for key in given:
-        if key not in known:
-            none = InputError(f"{what} has no options, got {key!r}")
-            raise unknown(f"option of {what}:", key, valid) if valid else none
+    for key in (key for key in given if key not in known):
+        none = InputError(f"{what} has no options, got {key!r}")
+        raise unknown(f"option of {what}:", key, valid) if valid else none
     try:
         checked = options_model(*known.values())(**given)
     except ValidationError as error:
-        raise InputError(f"{what}: {sentence(error)}") from None
+        raise InputError(f"{what}: {sentence(error, named=named)}") from None
     return {key: getattr(checked, f"option_{key}") for key in known}
 
 
@@ -353,7 +356,7 @@ def not_boolean(value: Any) -> Any:
     return value
 
 
-def keywords_checked(function: Function) -> Function:
+def keywords_checked(function: Function, named: Callable[[str], str] = argument) -> Function:
     """The function with its keyword-only arguments checked and converted by their annotations, as options are.
 
     A tracer is not checked, so that a method can be made inside of `jax.jit`, with an option as its argument.
@@ -369,7 +372,7 @@ def keywords_checked(function: Function) -> Function:
         traced = {key for key, value in given.items() if isinstance(value, Tracer)}
         misspelt = set() if takes_any else given.keys() - signature.keys()  # `check` refuses these
         own = {key: given[key] for key in given if key in known.keys() - traced | misspelt}
-        found = check(function.__name__, {key: known[key] for key in known if key not in traced}, own)
+        found = check(function.__name__, {key: known[key] for key in known if key not in traced}, own, (), named)
         return function(*args, **{**given, **{key: found[key] for key in own}})
 
     return call  # pyright: ignore[reportReturnType]

@@ -178,7 +178,9 @@ def test_the_command_prints_what_the_function_finds(capsys):
     assert printed[0].split() == ["k", "accuracy", "±", "over", "seeds"] and printed[1].split()[:2] == ["*", "2"]
     assert printed[2] == "k = 2; 100 % of resamples of clients and seeds choose it"
     assert cli.status([*words[:-1], "2,x"]) == 2
-    assert "expected a list of numbers from 1 to 8" in capsys.readouterr().err
+    assert "--k: expected a list of numbers from 1 to 8" in capsys.readouterr().err
+    assert cli.status([*words, "--held-back", "2"]) == 2
+    assert "--held-back: input should be less than 1, got 2.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["method.name=ifca", "rounds=3", "compare=[fesem]"])

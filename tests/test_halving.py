@@ -220,4 +220,4 @@ def test_command(tmp_path, monkeypatch, capsys):
     stored = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert stored["rounds"] == {"fedavg": 3} and sorted(len(row["rungs"]) for row in stored["results"]) == [1, 2]
     assert cli.status([*words, "--halving", "3"]) == 2
-    assert "halving=3 stops no trial" in capsys.readouterr().err
+    assert "--halving=3 stops no trial; expected --trials of at least 3" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_the_command_draws_what_its_options_say(one, tmp_path, monkeypatch, caps
     assert cli.status([*words, "--out", str(tmp_path)]) == 0  # all figures
     assert {*drawn} == set(plotting.FIGURES) - {"effect", "with_addons", "privacy", "model_similarity", "distances"}
     printed = capsys.readouterr().out
-    assert "distances: not drawn, figure 'distances': at: expected one value, got 4, 6" in printed
+    assert "distances: not drawn, figure 'distances': --at: expected one value, got 4, 6" in printed
     assert titles(drawn["model_embedding"])[:2] == ["round 4, seed 1", "round 6, seed 1"]
     assert [tick.get_text() for tick in drawn["flow"].axes[0].get_xticklabels()] == ["4", "6"]
 
@@ -72,13 +72,13 @@ def test_panels_have_room_for_their_titles_and_legends(one):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--at", "5,x"], "'embedding': at.1: input should be a valid integer"),
+        (["--at", "5,x"], "'embedding': --at: input should be a valid integer"),
         (["--at", "0"], "greater than or equal to 1, got '0'"),
         (["--at", ""], "got ''"),
-        (["--figure", "distances", "--at", "2,4"], "'distances': at: expected one value, got 2, 4"),
+        (["--figure", "distances", "--at", "2,4"], "'distances': --at: expected one value, got 2, 4"),
         (["--figure", "distances", "--at", "3"], "not compared after round 3"),
-        (["--figure", "curves,sizes", "--at", "4"], "the option at is for other figures than curves, sizes; it is for"),
-        (["--by", "umap"], "input should be 'tsne' or 'pca', got 'umap'"),
+        (["--figure", "curves,sizes", "--at", "4"], "the option --at is for other figures than curves, sizes; it is"),
+        (["--by", "umap"], "--by: input should be 'tsne' or 'pca', got 'umap'"),
         (["--seed", "7"], "one has no seed 7; it has 0, 1"),
         (["--seed", "first"], "--seed"),
         (["--figure", "model_similarity", "--cluster", "9"], "cluster 9 has no clients"),

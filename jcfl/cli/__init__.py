@@ -18,7 +18,7 @@ import typer
 from jcfl.cli import choosing, comparing, measuring, reproducing, training, tuning, verifying, viewing
 from jcfl.cli.app import Stopped, app, complain
 from jcfl.cli.arguments import as_override
-from jcfl.errors import InputError, Notice, TrainingError
+from jcfl.errors import InputError, Notice, TrainingError, commanded
 
 COMMANDS = (training, tuning, viewing, comparing, choosing, reproducing, verifying, measuring)
 """The modules that add commands to the application when they are imported."""
@@ -53,7 +53,7 @@ def status(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = typer.main.get_command(app)
     try:
-        with told(), terminable(), interrupted_at_last(), answered():
+        with commanded(), told(), terminable(), interrupted_at_last(), answered():
             code = command.main(arguments, prog_name="jcfl", standalone_mode=False, obj=["jcfl", *arguments]) or 0
         return complain("interrupted", code) if code == INTERRUPTED else code
     except (InputError, TrainingError, Stopped) as error:

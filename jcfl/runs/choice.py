@@ -12,7 +12,7 @@ from pydantic import Field
 from jcfl.core.quality import keeps_models
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
-from jcfl.errors import InputError, shown
+from jcfl.errors import InputError, argument, shown
 from jcfl.registry import keywords_checked
 from jcfl.results import History, deviation
 from jcfl.runs import experiment, fitted
@@ -173,7 +173,8 @@ def refuse_without_models(federation: Federation, given: dict[str, Any]) -> None
     for name, algorithm in plan.algorithms.items():
         if not keeps_models(jax.eval_shape(algorithm.init, jax.random.key(0), plan.federation)):
             raise InputError(
-                f"criterion 'distance' needs a method that keeps the clients' models (wecfl, fesem), got {name!r}"
+                f"{argument('criterion', 'distance')} needs a method that keeps the clients' models (wecfl, fesem), "
+                f"got {name!r}"
             )
 
 
@@ -182,16 +183,16 @@ def refuse_others(keys: Iterable[str]) -> None:
     for key in Config.model_fields.keys() & set(keys) - set(USED):
         raise InputError(
             f"choose-k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}, and its own options "
-            "method, rounds, clients and seeds"
+            f"{', '.join(map(argument, ('method', 'rounds', 'clients')))} and {argument('seeds')}"
         )
 
 
 def sample(rng: np.random.Generator, federation: Federation, clients: int, held_back: float) -> Federation:
     """Some clients that train, with a part of their training examples in place of their test examples."""
     if not 0 < held_back < 1:
-        raise InputError(f"held_back must be above 0 and below 1, got {held_back}")
+        raise InputError(f"{argument('held_back')} must be above 0 and below 1, got {held_back}")
     if clients < 1:
-        raise InputError(f"clients must be at least 1, got {clients}")
+        raise InputError(f"{argument('clients')} must be at least 1, got {clients}")
     before = jax.tree.map(np.asarray, federation.train)
     eligible = np.flatnonzero(~np.asarray(federation.held_out) & (before.size >= 2))
     if not eligible.size:
@@ -212,16 +213,19 @@ def sample(rng: np.random.Generator, federation: Federation, clients: int, held_
 def checked(ks: Sequence[int], criterion: str, clients: int) -> list[int]:
     """Numbers of clusters that can be compared, ascending."""
     if criterion not in ("accuracy", "distance"):
-        raise InputError(f"criterion: expected accuracy or distance, got {criterion!r}")
+        raise InputError(f"{argument('criterion')}: expected accuracy or distance, got {criterion!r}")
+    name = argument("ks", option="k")
     series = isinstance(ks, Sequence | np.ndarray) and getattr(ks, "ndim", 1) == 1 and len(ks) <= MOST
     if not series or not all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in ks):
-        raise InputError(f"ks: expected a list of numbers from 1 to {clients}, the clients sampled, got {shown(ks)}")
+        raise InputError(
+            f"{name}: expected a list of numbers from 1 to {clients}, the clients sampled, got {shown(ks)}"
+        )
     ks = sorted({int(k) for k in ks})
     least = 3 if criterion == "distance" else 1
     if len(ks) < least:
-        told = f"ks: expected at least {least} different numbers for the criterion {criterion}"
+        told = f"{name}: expected at least {least} different numbers for the criterion {criterion}"
         raise InputError(f"{told}, got {shown(ks)}")
     outside = next((k for k in reversed(ks) if not 1 <= k <= clients), None)
     if outside is not None:
-        raise InputError(f"ks: expected numbers from 1 to {clients}, the clients sampled, got {outside}")
+        raise InputError(f"{name}: expected numbers from 1 to {clients}, the clients sampled, got {outside}")
     return ks

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import psutil
 
-from jcfl.errors import InputError, Interrupted, TrainingError, Unregistered, optional_package, shown, unknown
+from jcfl.errors import InputError, Interrupted, TrainingError, Unregistered, argument, optional_package, shown, unknown
 from jcfl.results.files import writing
 from jcfl.runs.environment import of_jax, use_cache
 from jcfl.runs.loop import unheard
@@ -113,7 +113,7 @@ def workers(given: Any) -> Workers:
     where, slurm, rest = str(given).partition("slurm:")
     count, *options = (rest if slurm else where).split(",")
     if (where and slurm) or not count.isdecimal() or int(count) < 1 or (options and not slurm):
-        raise InputError(f"workers: {EXPECTED}; got {shown(given)}")
+        raise InputError(f"{argument('workers')}: {EXPECTED}; got {shown(given)}")
     submitit = optional_package("submitit", 'workers need submitit: pip install "jcfl[workers]"')
     if not slurm:
         devices_of(0, int(count))
@@ -123,7 +123,10 @@ def workers(given: Any) -> Workers:
     for key, *_ in pairs:
         if key not in known:
             raise unknown("option of Slurm's jobs", key, known)
-    return Workers(int(count), {key: value_of(value, f"workers: {key}={value} is not YAML") for key, _, value in pairs})
+    return Workers(
+        int(count),
+        {key: value_of(value, f"{argument('workers')}: {key}={value} is not YAML") for key, _, value in pairs},
+    )
 
 
 def from_command(given: str | None) -> Workers | None:
@@ -218,7 +221,7 @@ def started(task: Task, workers: Workers, number: int, logs: Path) -> Any:
             executor.update_parameters(**{"job_name": "jcfl", **workers.slurm})
             return executor.submit(task)
         except (RuntimeError, ValueError, FailedJobError) as error:
-            raise InputError(f"workers: Slurm cannot be used here: {error}") from None
+            raise InputError(f"{argument('workers')}: Slurm cannot be used here: {error}") from None
     executor = submitit.LocalExecutor(logs)
     gpus = devices_of(number, workers.at_once)
     executor.update_parameters(timeout_min=YEAR, gpus_per_node=len(gpus), visible_gpus=gpus, setup=[DEAF])
@@ -299,5 +302,6 @@ def devices_of(number: int, count: int) -> Sequence[int]:
     there = range(len(list(Path("/dev").glob("nvidia[0-9]*")))) if named is None else named.split(",")
     gpus = [int(gpu) for gpu in there if str(gpu).isdecimal()] if os.environ.get("JAX_PLATFORMS") != "cpu" else []
     if 0 < len(gpus) < count:
-        raise InputError(f"workers: expected at most {len(gpus)}, one for each GPU of this machine, got {count}")
+        name = argument("workers")
+        raise InputError(f"{name}: expected at most {len(gpus)}, one for each GPU of this machine, got {count}")
     return gpus[number::count]

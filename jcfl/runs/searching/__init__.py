@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from jcfl import metrics
-from jcfl.errors import InputError, TrainingError, refuse_beyond_memory, unknown
+from jcfl.errors import InputError, TrainingError, argument, refuse_beyond_memory, unknown
 from jcfl.nested import flat, plain
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, claimed, json_text
@@ -227,17 +227,19 @@ def searched(
         raise unknown("sampler", sampler, SAMPLERS)
     if halving > 1 and sampler not in AT_ONCE:
         raise InputError(
-            f"halving compares trials that begin together, and sampler {sampler} chooses them one batch after another; "
-            f"expected sampler {' or '.join(AT_ONCE)}"
+            f"{argument('halving')} compares trials that begin together, and {argument('sampler', sampler)} chooses "
+            f"them one batch after another; expected {' or '.join(AT_ONCE)}"
         )
     if sampler == "tpe":
         with_optuna()
     sweeping.refuse_score(by)
     if not by.startswith(metrics.VALIDATION):
-        raise InputError(f"tune chooses on validation examples alone; got by={by}, expected {metrics.VALIDATION}{by}")
+        got = argument("by", by)
+        raise InputError(f"tune chooses on validation examples alone; got {got}, expected {metrics.VALIDATION}{by}")
     config, objects = config_and_objects(what, dict(given))
     if halving > 1 and config.checkpoint_every == "never":
-        raise InputError("halving needs checkpoints, from which trials go on; expected seconds for checkpoint_every")
+        needs = f"{argument('halving')} needs checkpoints, from which trials go on"
+        raise InputError(f"{needs}; expected seconds for checkpoint_every")
     rungs(config, trials, halving)  # which refuses what cannot be halved
     search = Search(what, given, config, spaces(config, over), by, trials, batch, sampler, halving, workers, objects)
     most = [steps_and_points(axes, trials)[1] if sampler == "grid" else trials for axes in search.spaces.values()]
@@ -338,8 +340,8 @@ def refuse_moved(folder: Path, search: Search, before: int) -> None:
             moved = [key for key, axis in axes.items() if isinstance(axis, Range)]
             raise InputError(
                 f"{folder} has a grid of {before} trials, and {', '.join(moved)} would have other values with "
-                f"{search.trials}; expected trials={before}, or another folder; with sampler random a search can go on "
-                "with more trials"
+                f"{search.trials}; expected {argument('trials', before)}, or another folder; with "
+                f"{argument('sampler', 'random')} a search can go on with more trials"
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl.errors import InputError, optional_package
+from jcfl.errors import InputError, argument, optional_package
 from jcfl.runs.searching.space import Axis, Range
 
 Asked = list[dict[str, Any]]
@@ -33,7 +33,8 @@ def grid(axes: Mapping[str, Axis], trials: int, batch: int, seed: int) -> Sample
     """
     steps, points = steps_and_points(axes, trials)
     if points > trials:
-        raise InputError(f"the grid has {points} points; expected at most trials={trials}; give more, or fewer values")
+        most = argument("trials", trials)
+        raise InputError(f"the grid has {points} points; expected at most {most}; give more, or fewer values")
     yield [at(axes, chosen) for chosen in itertools.product(*(axis.places(steps) for axis in axes.values()))]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jcfl import metrics
-from jcfl.errors import InputError, Notice
+from jcfl.errors import InputError, Notice, argument
 from jcfl.results import History
 from jcfl.runs import experiment
 from jcfl.runs.config import Config
@@ -74,13 +74,15 @@ def rungs(config: Config, trials: int, halving: int) -> list[Rung]:
         rounds.insert(0, fewer)
     if halving > 1 and len(rounds) == 1:
         raise InputError(
-            f"halving={halving} stops no trial; expected trials of at least {halving}, got {trials}, and an evaluation "
-            f"before the last of rounds={config.rounds}, got evaluate_every={config.evaluate_every}"
+            f"{argument('halving', halving)} stops no trial; expected {argument('trials')} of at least {halving}, "
+            f"got {trials}, and an evaluation before the last of rounds={config.rounds}, got "
+            f"evaluate_every={config.evaluate_every}"
         )
     late = [round for round in config.compare_models if round > rounds[0] and halving > 1]
     if late:
         raise InputError(
-            f"halving: expected compare_models within the {rounds[0]} rounds that all trials have, got {late[0]}"
+            f"{argument('halving')}: expected compare_models within the {rounds[0]} rounds that all trials have, "
+            f"got {late[0]}"
         )
     return [Rung(count, trials // halving**place) for place, count in enumerate(rounds)]
 

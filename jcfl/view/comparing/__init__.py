@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics, results
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, argument, unknown
 from jcfl.results import History
 from jcfl.view import statistics
 from jcfl.view.comparing import matching
@@ -55,9 +55,9 @@ def comparison(
             if baseline not in known:
                 raise unknown(f"baseline by {name} on {block.federation}:", baseline, known)
     if target is not None and not math.isfinite(target):
-        raise InputError(f"target: expected a finite number, got {target:g}")
+        raise InputError(f"{argument('target')}: expected a finite number, got {target:g}")
     if target is not None and metrics.score(names[0]).unit == "%" and not 0 <= target <= 1:
-        raise InputError(f"target: expected a share of {names[0]} such as 0.9, got {target:g}")
+        raise InputError(f"{argument('target')}: expected a share of {names[0]} such as 0.9, got {target:g}")
     found = [one_metric(blocks[name], name, baseline, target if name == names[0] else None) for name in names]
     for one, those in zip(found, blocks.values(), strict=True):
         one["without"] = sorted(

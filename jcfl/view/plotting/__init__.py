@@ -11,7 +11,7 @@ from typing import Any, get_origin
 from matplotlib.figure import Figure
 
 from jcfl import registry
-from jcfl.errors import InputError, unknown
+from jcfl.errors import InputError, argument, unknown
 from jcfl.results import History
 from jcfl.view.plotting.bars import with_addons
 from jcfl.view.plotting.clientwise import clients, heatmap, label_map, samples
@@ -140,7 +140,9 @@ def refuse_untaken(names: Sequence[str], given: Mapping[str, Any]) -> None:
         having = [name for name in names if key in parameters(name)]
         if not having:
             every = ", ".join(name for name in FIGURES if key in parameters(name))
-            raise InputError(f"the option {key} is for other figures than {', '.join(names)}; it is for {every}")
+            raise InputError(
+                f"the option {argument(key)} is for other figures than {', '.join(names)}; it is for {every}"
+            )
         refused = []
         for name in having:
             try:
@@ -167,9 +169,10 @@ def taken(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if single and isinstance(values[key], list):
             if len(values[key]) != 1:
                 got = ", ".join(map(str, values[key]))
-                raise InputError(f"figure {name!r}: {key}: expected one value, got {got}")
+                raise InputError(f"figure {name!r}: {argument(key)}: expected one value, got {got}")
             (values[key],) = values[key]
-    return registry.check(f"figure {name!r}", known, values)
+    # A value in a list has the list's name and its place, such as at.1.
+    return registry.check(f"figure {name!r}", known, values, named=lambda key: argument(key.partition(".")[0]))
 
 
 def parameters(name: str) -> Mapping[str, inspect.Parameter]:
