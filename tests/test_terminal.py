@@ -305,7 +305,7 @@ def test_no_colour_where_none_is_wanted():
         (Progress("fedavg", 0, 4, 4, 4, {}), None, "round 4/4"),
         (Progress("fedavg", 0, 4, 12, 12, {}), None, "round 12/12 over all seeds"),
         (Progress("sweep", 0, 3, 3, 9, {}), None, "round 3/9 over all points and seeds"),
-        (Progress("tune", 0, 0, 3, 9, {}), None, "round 3/9 over all points and seeds"),
+        (Progress("tune", 0, 0, 3, 9, {}), None, "round 3/9 over all trials and seeds"),
         (Progress("S1-laptop", 0, 0, 3, 9, {}), None, "3/9 done"),  # runs of workers
     ],
 )

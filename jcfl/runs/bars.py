@@ -20,8 +20,8 @@ MARK = {"jcfl": "progress"}
 
 Watch = Callable[[loop.Progress], None]
 
-SEVERAL = ("sweep", "tune")
-"""The names under which several points train."""
+SEVERAL = {"sweep": "points", "tune": "trials"}
+"""The names under which several runs train together, and the word for these."""
 
 
 @contextmanager
@@ -176,14 +176,14 @@ def where(progress: loop.Progress, seeds: int | None) -> str:
     ('round 2/4, 3 seeds', 'round 1/4 of seed 1, 5/12 in all')
 
     Args:
-        progress: its rounds are counted over all seeds and points.
+        progress: its rounds are counted over all seeds, and over all points or trials.
         seeds: how many seeds the method trains; None if that is not known.
     """
     if not progress.done and progress.total:
         return "compiling"
     share = f"{progress.done}/{progress.total}"
     if progress.name in SEVERAL:
-        return f"round {share} over all points and seeds"
+        return f"round {share} over all {SEVERAL[progress.name]} and seeds"
     if progress.done and not progress.round:  # the runs that workers have trained
         return f"{share} done"
     if not seeds:
