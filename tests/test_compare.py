@@ -209,6 +209,16 @@ def test_a_baseline_is_found_by_its_name_whatever_its_label(tmp_path):
     assert {f"worse off than {one}, %" for one in ("local", "alone", "average")} <= {*costs.columns}
 
 
+def test_the_note_about_costs_explains_the_columns_that_there_are(tmp_path):
+    for name in ("ifca", "fesem", "local"):
+        write(tmp_path / name, 0.5, settings={"method": {"name": name}})
+    for names, explained in ((("ifca", "fesem"), False), (("ifca", "local"), True)):
+        costs = list(tables.grids(found(*(tmp_path / name for name in names))))[-1]
+        assert any(title.startswith("worse off") for title in costs.columns) == explained
+        assert ("Worse off" in costs.note) == ("Neither counts" in costs.note) == explained
+        assert ("It does not count attackers" in costs.note) != explained
+
+
 def test_long_names_of_many_methods_are_inside_their_figures(tmp_path):
     names = [f"stocfl+finetune (tau=0.{i}, lam=0.05)" for i in range(16)]
     for federation in ("rotated", "shifted"):

@@ -219,15 +219,18 @@ def costs(found: Mapping[str, Any], federation: Mapping[str, Any]) -> Grid:
         rows.append([Cell(row["method"]), *map(Cell, cells)])
     title = metrics.score(name).title
     aim = "" if target is None else f" Target: {title} {shown(name, target)}, at an evaluated round."
-    return Grid(f"Clients and costs, {federation['federation']}", columns, rows, cost_note(name) + aim)
+    return Grid(f"Clients and costs, {federation['federation']}", columns, rows, cost_note(name, bool(others)) + aim)
 
 
-def cost_note(metric: str) -> str:
-    """The columns of the table of costs in words."""
+def cost_note(metric: str, with_others: bool) -> str:
+    """The columns of the table of costs in words; `with_others`: whether some say who is worse off."""
     one = metrics.score(metric)
+    served = "It does not count attackers."
+    if with_others:
+        served = "Worse off: the share of clients with a lower accuracy, averaged over seeds. Neither counts attackers."
     return (
-        "Worst decile: the accuracy that nine clients in ten exceed. Worse off: the share of clients with a lower "
-        "accuracy, averaged over seeds. Neither counts attackers. Sent: models down and up in the run of a seed. "
+        f"Worst decile: the accuracy that nine clients in ten exceed. {served} Sent: models down and up in the run of "
+        "a seed. "
         "Computed: the local training of all sampled clients, a gradient counted as three predictions. On the Pareto "
         f"front: no other method with at most as many bytes has a {one.better} {one.title}, and none with fewer bytes "
         "has the same."
