@@ -147,6 +147,8 @@ def test_errors_name_the_client():
     few = np.where(np.arange(len(Y)) == 5, "writer-alone", CLIENTS)
     with pytest.raises(InputError, match=r"1 of 21 .* such as 'writer-alone'"):
         from_clients(X, Y, few)
+    with pytest.raises(InputError, match=r"^federation: min_examples\.0: "):
+        from_clients(X, Y, CLIENTS, min_examples=(0, 1))
     with pytest.raises(InputError, match="3 ids for 20 clients"):
         jcfl.data.place(whole.replace(ids=Ids(["a", "b", "c"])))
     with pytest.raises(InputError, match="expected ids"):

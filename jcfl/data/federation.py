@@ -117,10 +117,10 @@ def federation(
 
 def parted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options that all scenarios have, checked, with defaults filled in; and the others."""
-    known = {option.name for option in registry.parameters(federation)}
+    known = {option.name: option for option in registry.parameters(federation)}
     common = {name: value for name, value in options.items() if name in known}
     own = {name: value for name, value in options.items() if name not in known}
-    return registry.options("federation", "options", common), own
+    return registry.check("federation", known, common), own
 
 
 def divided(datasets: Sequence[Dataset], scenario: str, common: dict[str, Any], given: dict[str, Any]) -> Federation:
