@@ -492,6 +492,16 @@ def test_rounds_are_counted_until_clusters_are_final():
     assert outcomes.rounds_until(run, "groups").tolist() == [3, 1]
 
 
+def test_clusters_that_get_other_numbers_stand_still():
+    """Agglomerative clustering numbers its clusters anew in each round."""
+    labels = np.array([[[0, 1, 0, -1], [0, 1, 1, -1], [1, 0, 0, -1], [5, 3, 3, -1]]])
+    run = History("a", [0], np.array([1, 2, 3, 4]), {}, labels, np.zeros(0), np.zeros(4, int))
+    assert outcomes.rounds_until(run, "still").tolist() == [2]
+    run.labels = np.array([[[0, 0, 1, -1], [0, 0, 1, -1], [0, 0, 1, 1]]])  # a client without a cluster is in none
+    run.rounds = run.rounds[:3]
+    assert outcomes.rounds_until(run, "still").verdict == "not reproduced"
+
+
 def test_clusters_are_compared_with_the_groups_of_their_round_where_data_drift():
     run = History(
         "a", [0], np.array([1, 2, 3]), {}, np.array([[[0, 1], [0, 1], [0, 0]]]), np.zeros(0), np.zeros(2, int)

@@ -112,6 +112,7 @@ def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
         there = np.array([[metrics.ari(*one) == 1 for one in zip(seed, groups, strict=True)] for seed in labels])
         there &= ((labels >= 0) | (groups < 0)).all(-1)  # ARI leaves out clients without a cluster
     else:
+        labels = np.apply_along_axis(numbered, -1, labels)
         there = (labels == labels[:, -1:]).all(-1) & (labels >= 0).any(-1)
         there[:, -1] &= there[:, -2:].all(-1)  # clusters that changed in the last round may go on changing
     lasting = np.logical_and.accumulate(there[:, ::-1], axis=1).sum(1)  # evaluations at the end
@@ -119,6 +120,16 @@ def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
         missed = int((lasting == 0).sum())
         return Judgement("not reproduced", f"not within {run.rounds[-1]} rounds with {missed} of {len(labels)} seeds")
     return np.asarray(run.rounds, float)[-lasting]
+
+
+def numbered(labels: np.ndarray) -> np.ndarray:
+    """Labels [m] in which a cluster has the number of its first client, whatever number the method gives it.
+
+    >>> numbered(np.array([7, 3, 7, -1])).tolist()
+    [0, 1, 0, -1]
+    """
+    _, first, cluster = np.unique(labels, return_index=True, return_inverse=True)
+    return np.where(labels < 0, -1, first[cluster])
 
 
 def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgement, budget: Budget) -> dict[str, Any]:
