@@ -660,6 +660,26 @@ def test_a_lower_method_that_diverges_does_not_contradict_an_order(made, row, ve
     assert (order["verdict"], order["why"], order["ours"]) == (verdict, said, None)
 
 
+def test_the_better_method_has_the_lower_loss(made):
+    """The claim was left out in silence, because the better number is the lower one."""
+    Path("made.yaml").write_text(
+        MADE.replace("rotated: {federation: rotated}", "rotated: {federation: rotated, score: loss}")
+    )
+    table = tables.find("made.yaml")
+    order = tables.Order(above="FedAvg", below="IFCA, K=2", at=("rotated",))  # printed: 12 and 99
+    table = table._replace(given=table.given.model_copy(update={"orders": (order,)}))
+    cells, diverged = dict(table.cells()), judging.Judgement("not reproduced", "training diverged")
+    ours = {("FedAvg", "rotated"): np.array([12.0, 12.1]), ("IFCA, K=2", "rotated"): np.array([99.0, 99.1])}
+    (found,) = outcomes.judged_orders(table, cells, ours)
+    assert (found["above"], found["below"], found["verdict"]) == ("IFCA, K=2", "FedAvg", "reproduced")
+    assert found["printed"] == 87 and found["ours"]["mean"] == 87
+    (found,) = outcomes.judged_orders(table, cells, ours | {("IFCA, K=2", "rotated"): diverged})
+    said = "the one that the paper prints as higher has no number: training diverged"
+    assert (found["verdict"], found["why"]) == ("not judged", said)
+    (found,) = outcomes.judged_orders(table, cells, ours | {("FedAvg", "rotated"): diverged})
+    assert found["verdict"] == "not reproduced"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [

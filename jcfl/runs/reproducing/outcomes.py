@@ -191,7 +191,10 @@ def spread(found: Any) -> dict[str, Any]:
 def judged_orders(
     table: Table, printed: Mapping[Cell, Printed], ours: Mapping[Cell, np.ndarray | Judgement]
 ) -> Iterator[dict[str, Any]]:
-    """The orders that the paper's text claims, wherever its numbers have them, each with a verdict."""
+    """The orders that the paper's text claims, wherever its numbers have them, each with a verdict.
+
+    In an order, `above` is the one with the higher number, which is the worse one where lower values are better.
+    """
     rows, columns = table.given.printed.rows, table.given.printed.columns
     for order in (*table.given.orders, *table.given.more_orders):
         by_rows = order.above in rows
@@ -199,7 +202,8 @@ def judged_orders(
             pair = [(one, label) if by_rows else (label, one) for one in (order.above, order.below)]
             if any(cell not in printed for cell in pair):
                 continue
-            gap = printed[pair[0]].mean - printed[pair[1]].mean
+            higher, lower = (order.above, order.below)[:: table.sign(pair[0])]
+            gap = table.sign(pair[0]) * (printed[pair[0]].mean - printed[pair[1]].mean)
             if gap <= 0:
                 continue
             above, below = (ours[cell] for cell in pair)
@@ -207,12 +211,13 @@ def judged_orders(
                 counts_rounds = table.part(pair[0]).until is not None
                 found, judgement = None, without(above, "higher") if counts_rounds else above
             elif isinstance(below, Judgement):
-                found, judgement = None, without(below, "lower")
+                found, judgement = None, without(below, "lower" if lower == order.below else "higher")
             else:
-                found, judgement = spread(above - below), judging.order(list(above - below), gap)
+                apart = table.sign(pair[0]) * (above - below)
+                found, judgement = spread(apart), judging.order(list(apart), gap)
             yield {
-                "above": order.above,
-                "below": order.below,
+                "above": higher,
+                "below": lower,
                 "at": label,
                 "printed": gap,
                 "ours": found,

@@ -56,7 +56,10 @@ class Part(BaseModel):
 
 
 class Order(BaseModel):
-    """Two rows, or two columns, of which the paper's text says that the first is higher; where the numbers say so."""
+    """Two rows, or two columns, of which the paper's text says that the first is better; where the numbers say so.
+
+    Of a score of which lower values are better, such as a loss, the first is the lower one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     above: str
@@ -157,6 +160,11 @@ class Table(NamedTuple):
         part = self.part(cell)
         counted = part.until is not None or metrics.score(part.score or "accuracy_micro").is_whole
         return WIDEST_COUNT * printed.mean if counted else WIDEST * self.scale(cell)
+
+    def sign(self, cell: Cell) -> int:
+        """-1 for a score of which lower values are better, else 1."""
+        part = self.part(cell)
+        return -1 if part.until is None and metrics.score(part.score or "accuracy_micro").better == "lower" else 1
 
     def doubts(self, cell: Cell) -> list[str]:
         """Why a cell is suspect; empty for most."""
