@@ -311,3 +311,13 @@ def test_a_cross_says_that_some_seeds_have_no_value(tmp_path, recwarn):
     runs = [folders.run(tmp_path / f"p{i}", epsilon=spent, **own) for i, own in enumerate((diverged, nothing))]
     assert crosses(plotting.privacy(runs, scores=["accuracy_micro"]).axes[0]) == [[[2.0, 0.65]]]
     assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
+
+
+def test_lines_are_between_clusters_that_have_room_for_them(many_clusters, tmp_path):
+    """The lines between 40 clusters hid a fifth of their cosines."""
+    matrix = lambda run: max(
+        (axis for axis in plotting.similarity(run).axes if axis.images), key=lambda a: len(a.lines)
+    )
+    groups = np.repeat(np.arange(40), 3)
+    assert len(matrix(folders.run(tmp_path / "three")).lines) == 4  # two across and two down
+    assert not matrix(folders.run(tmp_path / "forty", groups=groups, labels=np.tile(groups, (4, 1)))).lines

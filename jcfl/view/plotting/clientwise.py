@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jcfl import results
 from jcfl.errors import InputError, printable
 from jcfl.results import History
-from jcfl.view.plotting.cosines import draw_strip, groups_of, labels_of, remove_axes
+from jcfl.view.plotting.cosines import draw_strip, groups_of, labels_of, remove_axes, separate
 from jcfl.view.plotting.style import (
     COLUMN,
     PAGE,
@@ -27,7 +27,6 @@ from jcfl.view.plotting.style import (
     panels,
     ranked,
     remove_space,
-    separate,
     shortened,
     titles,
 )

@@ -26,7 +26,6 @@ from jcfl.view.plotting.style import (
     ranked,
     refuse_seed,
     remove_space,
-    separate,
 )
 
 NAMED = 12
@@ -34,6 +33,10 @@ NAMED = 12
 
 FEW = 5
 """So few points have no t-SNE; they are drawn along their principal axes."""
+
+
+NARROW = 6.0
+"""Points of columns that are too narrow, in the mean, for lines between them."""
 
 
 @figure(single=True)
@@ -163,6 +166,24 @@ def draw_matrix(shown: Any, matrix: np.ndarray, labels: np.ndarray, groups: np.n
     bar = shown.colorbar(image, cax=shown.add_subplot(grid[1, 2]), extend="both")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return bar
+
+
+def separate(axis: Axes, labels: np.ndarray, inches: float, widest: float = 1.2, both: bool = False) -> None:
+    """Draw white lines between columns of an image that have different labels, unless these are too narrow for lines.
+
+    Args:
+        labels: those of the columns, equal ones side by side. [n]
+        inches: the width of the image, of which the lines take a tenth at most.
+        widest: points of the width of a line.
+        both: draw the same lines between rows too.
+    """
+    edges = np.flatnonzero(np.diff(labels))
+    edges = edges if NARROW * len(edges) < 72 * inches else edges[:0]
+    look: dict[str, Any] = {"color": "white", "linewidth": min(widest, 7.2 * inches / max(len(edges), 1))}
+    for edge in edges + 0.5:
+        axis.axvline(edge, **look)
+        if both:
+            axis.axhline(edge, **look)
 
 
 def labels_of(run: History, seed: int | None) -> np.ndarray:

@@ -23,6 +23,7 @@ from jcfl.view.plotting.cosines import (
     principal_axes,
     remove_axes,
     scatter,
+    separate,
     tsne,
 )
 from jcfl.view.plotting.style import (
@@ -34,7 +35,6 @@ from jcfl.view.plotting.style import (
     panels,
     ranked,
     remove_space,
-    separate,
 )
 
 SHOTS = 4

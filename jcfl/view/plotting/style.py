@@ -234,23 +234,6 @@ def entry(name: str) -> str:
     return f"\u200b{name}" if name.startswith("_") else name
 
 
-def separate(axis: Axes, labels: np.ndarray, inches: float, widest: float = 1.2, both: bool = False) -> None:
-    """Draw white lines between columns of an image that have different labels.
-
-    Args:
-        labels: those of the columns, equal ones side by side. [n]
-        inches: the width of the image, of which the lines take a tenth at most.
-        widest: points of the width of a line.
-        both: draw the same lines between rows too.
-    """
-    edges = np.flatnonzero(np.diff(labels))
-    look: dict[str, Any] = {"color": "white", "linewidth": min(widest, 7.2 * inches / max(len(edges), 1))}
-    for edge in edges + 0.5:
-        axis.axvline(edge, **look)
-        if both:
-            axis.axhline(edge, **look)
-
-
 def legend_above(shown: Figure, axes: Iterable[Axes], several: bool = False) -> None:
     """Draw one legend above all panels, for which the figure grows, if it has more than one entry or says of crosses.
 
