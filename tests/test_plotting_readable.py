@@ -13,7 +13,7 @@ from jcfl import results
 from jcfl.errors import InputError
 from jcfl.view import plotting
 from jcfl.view.comparing import figures
-from jcfl.view.plotting import cosines, style
+from jcfl.view.plotting import cosines, lines, style
 from jcfl.view.report import clients
 from tests import folders
 
@@ -321,3 +321,14 @@ def test_lines_are_between_clusters_that_have_room_for_them(many_clusters, tmp_p
     groups = np.repeat(np.arange(40), 3)
     assert len(matrix(folders.run(tmp_path / "three")).lines) == 4  # two across and two down
     assert not matrix(folders.run(tmp_path / "forty", groups=groups, labels=np.tile(groups, (4, 1)))).lines
+
+
+def test_numbers_below_zero_have_one_minus_sign(tmp_path):
+    """Cells and per cents had a hyphen beside the minus of axes."""
+    shown = plotting.group_similarity(folders.run(tmp_path / "run"))
+    texts = [text.get_text() for text in shown.axes[0].texts]
+    assert any(text.startswith("−") for text in texts) and not any("-" in text for text in texts)
+    loss = plotting.curves(folders.run(tmp_path / "below", accuracy_micro=[[-0.2, 0.0, 0.1, 0.2]] * 2)).axes[0]
+    loss.figure.draw_without_rendering()
+    assert any(text.get_text().startswith("−") for text in loss.get_yticklabels())
+    assert lines.said("method.tau", -0.5) == "tau = −0.5"

@@ -26,6 +26,7 @@ from jcfl.view.plotting.style import (
     ranked,
     refuse_seed,
     remove_space,
+    signed,
 )
 
 NAMED = 12
@@ -137,7 +138,8 @@ def group_similarity(run: History) -> Figure:
         dark = np.asarray(image.norm(mean)) < 0.6
         for row, column in np.argwhere(pairs > 0):
             ink = "white" if dark[row, column] else "black"
-            axis.text(column, row, f"{mean[row, column]:z.2f}", ha="center", va="center", fontsize=6, color=ink)
+            text = signed(f"{mean[row, column]:z.2f}")
+            axis.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
     bar = shown.colorbar(image, ax=axis)
     bar.set_label("mean cosine similarity")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

@@ -35,6 +35,7 @@ from jcfl.view.plotting.style import (
     panels,
     ranked,
     remove_space,
+    signed,
 )
 
 SHOTS = 4
@@ -119,7 +120,7 @@ def draw_centres(axis: Axes, cosine: np.ndarray, clusters: np.ndarray) -> None:
     ticks, shown = range(0, len(names), step), names[::step]
     axis.set(xticks=ticks, xticklabels=shown, yticks=ticks, yticklabels=shown)
     axis.set(xlabel="cluster", ylabel="cluster")
-    texts = {place: f"{value:z.{digits}f}" for place, value in np.ndenumerate(shades) if not np.isnan(value)}
+    texts = {place: signed(f"{value:z.{digits}f}") for place, value in np.ndenumerate(shades) if not np.isnan(value)}
     size = min(6.0, 72 * ROOM / len(names) / (0.65 * max(map(len, texts.values()))))
     for (i, j), text in texts.items() if size >= SMALLEST else ():
         dark = shades[i, j] < (low + high) / 2

@@ -253,7 +253,12 @@ def legend_above(shown: Figure, axes: Iterable[Axes], several: bool = False) -> 
 
 def in_per_cent(axis: Axis) -> None:
     """Print shares as per cent, with no more digits than needed."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: signed(f"{100 * value:.4g}%")))
+
+
+def signed(number: str) -> str:
+    """A number with the minus sign that axes have."""
+    return number.replace("-", "−")
 
 
 def whole_numbers(axis: Axis) -> None:
