@@ -12,6 +12,8 @@ import pytest
 from jcfl import registry
 from jcfl.core import robust
 from jcfl.core.aggregates import ServerOptimizer
+from jcfl.core.attacks import InnerProduct, LittleIsEnough
+from jcfl.core.faults import Faults
 from jcfl.core.local import Local
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import addons, fedavg, fesem
@@ -212,6 +214,17 @@ def test_clients_without_examples_make_no_other_client_a_suspect():
     setting = tiny.setting(data=data, epochs=1, batch_size="full", extras=({"name": "exclude"},))
     (states,) = tiny.ends(tiny.built("fedavg", setting), 1, 0, [data])
     np.testing.assert_array_equal(states.clients["suspected"][-1], 0)
+
+
+@pytest.mark.parametrize("attack", [LittleIsEnough(), InnerProduct()], ids=lambda attack: attack.name)
+def test_attackers_see_no_clients_without_examples(attack):
+    """Nobody averages what these send, so zero updates are not in the honest mean, nor such attackers in a majority."""
+    data = tiny.federation(sizes=(6, 6, 6, 6, 6, 6, 0, 0))
+    data = data.replace(hostile=np.isin(np.arange(8), [0, 1, 6]))
+    never = data.replace(arrive=np.where(data.train.size == 0, 99, 0).astype(np.int32))
+    setting = tiny.setting(data=data, epochs=1, batch_size="full").with_context(faults=Faults(attack=attack))
+    with_them, without = tiny.ends(tiny.built("fedavg", setting), 1, 0, [data, never])
+    tiny.same(with_them.clusters, without.clusters, 1e-6)
 
 
 def test_a_client_that_is_excluded_for_good_is_not_grouped():

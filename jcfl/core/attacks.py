@@ -28,8 +28,8 @@ class Crowd(NamedTuple):
 
     who: Array  # [s] int32
     cluster: Array  # [s] int32
-    hostile: Array  # [s] bool, attackers whose upload arrives
-    honest: Array  # [s] bool, honest clients whose upload arrives
+    hostile: Array  # [s] bool, attackers whose upload arrives and counts
+    honest: Array  # [s] bool, honest clients whose upload arrives and counts
     k: int  # clusters
 
 

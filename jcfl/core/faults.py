@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jcfl import trees
 from jcfl.core import averaging
 from jcfl.core.attacks import Attack, Crowd, with_forgeries
+from jcfl.core.engine import Weigh, weights_of
 from jcfl.core.method import Piece
 from jcfl.core.reliability import Reliability
 from jcfl.core.robust import local_outlier_factors, norms
@@ -117,6 +118,7 @@ def after_training(
     state: State,
     cohort: Cohort,
     federation: Federation,
+    weigh: Weigh,
     uploads: Upload,
 ) -> tuple[State, Cohort, Upload]:
     """The uploads that the server receives, and the clients whose uploads it uses.
@@ -126,6 +128,7 @@ def after_training(
         alone: whether `uploads.cluster` are clients' own models, which stay with them.
         key: of the stream TRAIN.
         state: with the models and labels that the cohort was sent.
+        weigh: how clients count.
 
     Returns:
         the state in which those left out are counted; the cohort without them; and the uploads [s, ...].
@@ -133,13 +136,13 @@ def after_training(
     labels = jnp.maximum(state.labels[cohort.who], 0)
     sent, shared = trees.take(state.clusters, labels), trees.stack(state.shared, labels.size)
     if faults.attack.forges:
-        members = crowd(cohort, labels, trees.count(state.clusters), federation)
+        members = crowd(cohort, labels, trees.count(state.clusters), federation, weigh)
         forge = lambda: with_forgeries(faults.attack, key, sent, uploads.cluster, members)
         cluster = uploads.cluster if alone else forge()  # a client's own model is not sent
         common = uploads.shared
         if trains_shared:
             common = forged_together(
-                faults.attack, stream(key, Stream.FORGED), cohort, federation, shared, uploads.shared
+                faults.attack, stream(key, Stream.FORGED), cohort, federation, weigh, shared, uploads.shared
             )
         elif jax.tree.leaves(common):
             common = cluster
@@ -163,10 +166,10 @@ def after_training(
 
 
 def forged_together(
-    attack: Attack, key: Key, cohort: Cohort, federation: Federation, sent: Models, models: Models
+    attack: Attack, key: Key, cohort: Cohort, federation: Federation, weigh: Weigh, sent: Models, models: Models
 ) -> Models:
     """The models [s, ...] that the server gets of a cohort, if attackers look at all its clients as one cluster."""
-    everybody = crowd(cohort, jnp.zeros(cohort.who.shape, jnp.int32), 1, federation)
+    everybody = crowd(cohort, jnp.zeros(cohort.who.shape, jnp.int32), 1, federation, weigh)
     return with_forgeries(attack, key, sent, models, everybody)
 
 
@@ -198,11 +201,14 @@ def with_examples(cohort: Cohort, federation: Federation) -> Cohort:
     return cohort.replace(present=cohort.present & (federation.train.size[cohort.who] > 0))
 
 
-def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation) -> Crowd:
-    """The attackers and the honest clients among a cohort in k clusters; the federation says who attacks."""
-    nobody = jnp.zeros(cohort.who.shape, bool)
+def crowd(cohort: Cohort, labels: Array, k: int, federation: Federation, weigh: Weigh) -> Crowd:
+    """The attackers and the honest clients among a cohort in k clusters; the federation says who attacks.
+
+    Clients that count nothing in averages are neither: without examples they send what they were sent.
+    """
+    nobody, counts = jnp.zeros(cohort.who.shape, bool), weights_of(cohort, federation, weigh) > 0
     hostile = federation.hostile[cohort.who] if federation.is_attacked else nobody  # an attack's share may be 0
-    return Crowd(cohort.who, labels, cohort.present & hostile, cohort.present & ~hostile, k)
+    return Crowd(cohort.who, labels, counts & hostile, counts & ~hostile, k)
 
 
 def counted(state: State, name: str, who: Array, which: Array) -> State:

@@ -77,7 +77,8 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         if context.faults.attack.forges:
             # The server gets the clients' models only now. Nobody has a cluster yet, so attackers look at all clients.
             key = round_keys(state.key, state.round - 1).train
-            models = faults.forged_together(context.faults.attack, key, members, federation, before, models)
+            attack, weigh = context.faults.attack, server.counting(method)
+            models = faults.forged_together(attack, key, members, federation, weigh, before, models)
         if method.aggregate.exclude is not None:
             nobodys = jnp.zeros_like(everyone)
             state, members = faults.without_suspects(

@@ -203,7 +203,7 @@ def training(method: Method, context: Context, keep: bool):
                 exclude,
                 method.trains_shared,
                 method.group.alone,
-                *(keys.train, view, cohort, federation, uploads),
+                *(keys.train, view, cohort, federation, weigh, uploads),
             )
             uploads = noising.clipped_rows(method, view, cohort, uploads)
             participants, weight = noising.participants_of(method, view, cohort, federation, weigh, sampled)

@@ -218,7 +218,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
             models = trained_by_all(probe, key, state, federation, context.resources.chunk)
             to_all, sent = trees.stack(state.shared, m), trees.stack(state.shared, 1)
             if attack.forges:
-                models = faults.forged_together(attack, key, Cohort(everyone, here), federation, to_all, models)
+                members = Cohort(everyone, here)
+                models = faults.forged_together(attack, key, members, federation, weigh, to_all, models)
             if leaves_out:
                 here &= robust.is_sound(models)
             models = trees.select(here, models, to_all)  # which may not be finite elsewhere
