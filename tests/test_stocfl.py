@@ -199,6 +199,19 @@ def test_clients_never_asked_are_placed_where_they_belong(gram):
     np.testing.assert_array_equal(inferred(state, data)[0], np.where(labels < 0, nearest, labels))
 
 
+def test_a_client_without_examples_is_placed_nowhere():
+    """Its Ψ is zero, and so is its cosine with every cluster; a Ψ that is not finite is taken for zero, too."""
+    data = tiny.federation(sizes=(6, 6, 0, 6))
+    x = data.x.copy()
+    x[data.train.rows[data.train.start[3] :]] = np.inf
+    data = jax.device_put(data.replace(x=x, arrive=np.array([0, 0, 0, 9], np.int32)))
+    algorithm = grouping(tiny.setting(data=data), tau=0.3, unsampled="placed")
+    state = jax.jit(algorithm.step)(jax.jit(algorithm.init)(jax.random.key(0), data), data)
+    assert state.labels.tolist()[2:] == [-1, -1]
+    labels = jax.jit(algorithm.predict)(state, data)[0]
+    assert (labels[:2] >= 0).all() and (labels[2:] == -1).all(), "ω predicts for the last two"
+
+
 def test_too_few_slots_is_written_down():
     states = tiny.run(grouping(tiny.setting(), tau=0.95, capacity=3), 2)
     assert tuple(states.failed[-1]) == (0, -2)

@@ -63,7 +63,9 @@ def merge_similar(settings: Settings, anchor: Callable[[Key, State], Model]) -> 
         memory = state.memory
         near = projections(settings, memory, who, federation) * merging.inverse_norm(jnp.diagonal(memory.gram))
         nearest = jnp.where(memory.live, near, -jnp.inf).argmax(-1)  # [h]
-        return jnp.where(memory.live.any(), nearest, -1).astype(jnp.int32)
+        # A Ψ of no examples is zero, and so is one that is not finite: neither is near to any cluster.
+        known = (settings.weigh(federation.train.size[who]) > 0) & (near != 0).any(-1)
+        return jnp.where(known & memory.live.any(), nearest, -1).astype(jnp.int32)
 
     def measures(state: State, federation: Federation) -> dict[str, Array]:
         return {"objective": metrics.objective(state.memory.gram, state.memory.live)}

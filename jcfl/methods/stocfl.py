@@ -64,8 +64,8 @@ def stocfl(
         `shared_update="sequential"` and, for Shifted MNIST alone, `train.share=0.8` are the authors' code.
         `similarity="noise_corrected"` and `sketch` are ours, and so is `renew`, for data that drift: Ψ is computed
         again, and a client whose cosine with its old Ψ is below τ leaves its cluster and joins one like a new client.
-        A client that was never sampled, or has no training example, predicts with ω; with `unsampled="placed"` its
-        cluster is inferred as in §4.4.
+        A client that was never sampled, or has no training example, predicts with ω; with `unsampled="placed"` the
+        cluster of one that has examples is inferred as in §4.4.
     """
     gradient = Gradient(anchor=anchor, sketch=sketch)
     pull, chained = Proximal(lam, "shared"), shared_update == "sequential"
