@@ -11,8 +11,9 @@ import pytest
 from jcfl.core import fair
 from jcfl.core.aggregates import Fair, NormBound
 from jcfl.core.local import adam
-from jcfl.core.neutral import Once
+from jcfl.core.neutral import Every, Once
 from jcfl.errors import InputError
+from jcfl.grouping.describe import Update
 from jcfl.methods import fedavg, oneshot_kmeans
 from tests import plain, tiny
 from tests.test_faults import LABELS, WEIGHTS, default, flat, of_cluster, uploads
@@ -107,6 +108,9 @@ def test_a_fair_average_serves_the_worst_clients_better():
     assert largest[1] < largest[0] - 0.02, largest
 
 
+REGROUPED = replace(oneshot_kmeans(clusters=2), describe=Update(), when=Every())
+
+
 @pytest.mark.parametrize(
     ("name", "extras", "message"),
     [
@@ -116,6 +120,7 @@ def test_a_fair_average_serves_the_worst_clients_better():
         ("wecfl", (FAIR,), "the last models of absent clients count too"),
         ("fedavg", (FAIR, {"name": "robust"}), "averages in a way of its own, so the add-on 'robust'"),
         ("local", (FAIR,), "nothing that the rule 'fair.*add-ons robust, fair"),
+        (REGROUPED, (FAIR,), "here their clusters may change after they have trained"),
     ],
 )
 def test_where_it_means_nothing_it_is_refused(name, extras, message):

@@ -279,6 +279,7 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     nearest, weigh = least_loss(method, context), server.counting(method)
     of_models = isinstance(describe, TrainedModel)
     refuse_private_descriptions(method, context)
+    refuse_fair_average(method)
     # Cluster models are no centres among descriptions whose form depends on those of all other clients.
     continues = of_models and group.continues_from_models() and compare.compares_as_they_are
     streamed = group.nearest(method, context)
@@ -342,6 +343,18 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
         return jax.lax.cond(due, lambda: regrouped(key, state, members, federation, points), lambda: state)
 
     return grouping_of(init=init, before=before, after=after, place=nearest, serve=served(method))
+
+
+def refuse_fair_average(method: Method) -> None:
+    """Refuse to weigh clients by their losses at the model of a cluster that they have joined after they trained.
+
+    Their updates are no gradients of these losses, as q-FedAvg takes them to be (Li et al. 2020, Alg. 2).
+    """
+    if isinstance(method.aggregate.rule, aggregates.Fair):
+        raise InputError(
+            f"{method.name}: the rule 'fair' needs clients that have trained the model that their average replaces, "
+            "and here their clusters may change after they have trained; set method.when=once"
+        )
 
 
 def refuse_private_descriptions(method: Method, context: Context) -> None:
