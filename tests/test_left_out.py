@@ -59,6 +59,17 @@ def test_a_client_that_is_not_there_may_diverge(engine):
     assert np.isfinite(vectors(at(path, 1).clusters)).all()
 
 
+@pytest.mark.parametrize("engine", ["general", "factored"])
+def test_a_client_that_diverges_spoils_its_own_cluster_alone(engine):
+    """The sums are products, in which 0 · NaN is NaN; the run ends and names the first model that is not finite."""
+    more = DIVERGES | {"engine": engine, "rounds": 1}
+    (path,) = paths([two_groups(scale={3: 1e30})], "ifca", clusters=3, **more)
+    found = at(path, 1)
+    assert found.failed.tolist() == [0, found.labels[3]]
+    assert len(set(found.labels)) > 1
+    assert np.isfinite(vectors(found.clusters)).all(1).tolist() == [k != found.labels[3] for k in range(3)]
+
+
 def test_an_update_that_is_not_finite_is_left_out():
     (path,) = paths([two_groups(scale={3: 1e30})], "fedavg", {"name": "exclude"}, **DIVERGES)
     assert (at(path, 1).failed < 0).all()
