@@ -106,6 +106,12 @@ def test_counts_by_hand():
     np.testing.assert_allclose(metrics.f1(got), [1 / 3, np.nan, 1 / 3], rtol=1e-6)  # class 0 is present, with F1 0
 
 
+def test_f1_of_more_examples_than_single_integers_hold():
+    """A client's counts are int32; labels and predictions together, and true positives twice, are not."""
+    many = np.array([[[2**30, 2**29], [2**30, 2**30], [3 * 2**29, 2**29]]], np.int32)
+    np.testing.assert_allclose(metrics.f1(many), [(4 / 5 + 2 / 3) / 2])
+
+
 @pytest.mark.parametrize("bad", [-1, -M, 10**6])
 @pytest.mark.parametrize("column", [0, 1, 2])
 def test_a_row_out_of_range_is_left_out_and_never_wraps(column, bad):

@@ -83,8 +83,8 @@ def f1(counts: Any) -> np.ndarray:  # [..., 3, c] -> [...]
         A number in [0, 1], NaN without examples. [...] float64
     """
     counts = np.asarray(counts)
-    occurrences = counts[..., 1, :] + counts[..., 2, :]
-    classes = ratio(2 * counts[..., 0, :], occurrences, empty=0.0)
+    occurrences = counts[..., 1:, :].sum(-2)  # like the products below, in more bits than an int32 of 2^30 examples has
+    classes = ratio(2.0 * counts[..., 0, :], occurrences, empty=0.0)
     return ratio(classes.sum(-1), (occurrences > 0).sum(-1))
 
 
