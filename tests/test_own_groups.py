@@ -14,6 +14,7 @@ from jcfl.core.faults import Faults
 from jcfl.core.method import Group
 from jcfl.core.neutral import grouping_of
 from jcfl.core.reliability import Reliability, arrived
+from jcfl.core.terms import LossTerm
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import fedavg
 from jcfl.runs import loop
@@ -227,6 +228,49 @@ class Changed(Reliability):
 
     def shares(self, key, clients):
         return self.work(clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping(Pairs):
+    """`Pairs` whose clients keep something."""
+
+    kept: Any = ()
+
+    def keeps(self, method, context):
+        return self.kept if isinstance(self.kept, list) else dict(self.kept)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ((("work", jnp.zeros_like),), "'work' is a state of jcfl's own; choose another name"),
+        ((("dropped", jnp.zeros_like),), "'dropped' is a state of jcfl's own"),
+        ((("mine", 0.5),), r"'mine': expected a function of the first model, as in lambda first: .*, got 0.5"),
+        ([0.5], r"expected a dict of functions by name, got \[0.5\]"),
+    ],
+)
+def test_what_clients_keep_for_a_group_is_no_state_of_jcfl(kept, said):
+    """Under the name `work` a zero would be the share of its steps that a client does: nothing would be trained."""
+    with pytest.raises(InputError, match=f"^group 'pairs': keeps: {said}"):
+        tiny.built(replace(fedavg(), group=Keeping(kept=kept)), tiny.setting(held_out=HELD_OUT))
+
+
+def test_clients_get_what_their_group_keeps_of_them():
+    """A loss term reads the client's own row, which the group has written before the round."""
+    who = (("who", lambda first: jnp.int32(-1)),)
+    number = in_rounds(lambda state: state.replace(clients=state.clients | {"who": jnp.arange(8, dtype=jnp.int32)}))
+    read = []
+
+    @dataclass(frozen=True)
+    class Reads(LossTerm):
+        """Nothing; it reads what the client was sent."""
+
+        def build(self, task):
+            return lambda model, batch, sent: read.append(sent.own["who"]) or 0.0 * sent.own["who"]
+
+    method = replace(fedavg(), group=Keeping(kept=who, functions=(("before", number),)))
+    traced(method.with_train(terms=(Reads(),)))
+    assert read[0].shape == () and read[0].dtype == jnp.int32
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What a client does in a round: it trains what it was sent, and keeps what stays with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,11 +16,14 @@ from jcfl.core.memory import memories
 from jcfl.core.method import Mean, Method
 from jcfl.core.objective import Objective, Pull, Term, objective, own, own_share, shared
 from jcfl.core.terms import Correction, LossTerm
-from jcfl.errors import InputError, calling, named
+from jcfl.errors import InputError, calling, named, shown
 from jcfl.types import Broadcast, Clients, Key, Model, Task, Upload
 
 CHANGE = "change of the control variate"
 """What a client sends beside its model if clients keep control variates; nobody keeps it."""
+
+TAKEN = ("optimizer", "private", "control", "controlled", "work", "share", "dropped", "suspected", "membership")
+"""Names by which rounds and clients find states that are declared here, so no group can use them for its own."""
 
 KeptStates = dict[str, Callable[[Model], Any]]
 """The states that clients keep between rounds: by name, what each begins with, from the first model."""
@@ -201,4 +204,23 @@ def kept_states(method: Method, context: Context) -> KeptStates:
         advice = "set client_states: host, leave it out, or take fewer clients or a smaller model"
         clients, devices = context.population.clients, context.resources.devices
         refuse_too_large(", ".join(sizes), clients, sum(sizes.values()), advice, memories(devices))
-    return found | method.group.keeps(method, context)
+    return found | kept_by_group(method, context)
+
+
+def kept_by_group(method: Method, context: Context) -> KeptStates:
+    """The states of clients that a method's group declares, checked.
+
+    Raises:
+        InputError: they are no functions by name, or one has the name of a state that clients use for something else.
+    """
+    what = f"group {method.group.name!r}: keeps"
+    found = named(what, method.group.keeps)(method, context)
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise InputError(f"{what}: expected a dict of functions by name, got {shown(found)}")
+    for name, begin in found.items():
+        if name in TAKEN:
+            raise InputError(f"{what}: {name!r} is a state of jcfl's own; choose another name")
+        if not callable(begin):
+            expected = "a function of the first model, as in lambda first: jnp.zeros(3)"
+            raise InputError(f"{what}: {name!r}: expected {expected}, got {shown(begin)}")
+    return dict(found)

@@ -101,9 +101,11 @@ class Group(Piece):
         raise lacks(self, "grouping")
 
     def keeps(self, method: "Method", context: Any) -> dict[str, Callable[[Any], Any]]:
-        """What the server keeps of every client to group it by: each name's value before the first round.
+        """What is kept of every client between rounds: by name, a function of the first model that makes the first value.
 
-        With `model`, the clients' last models, absent clients count in the clusters' aggregates too.
+        The functions of `grouping` read and write `state.clients[name]` [m, ...]; a client, and so a loss term, gets
+        its own row as `sent.own[name]`. With `model`, the clients' last models, absent clients count in the clusters'
+        aggregates too; `model` and `description` stay with the server.
         """
         return {}
 
