@@ -616,6 +616,13 @@ def test_a_trainer_that_derives_from_sgd_is_no_plain_sgd(kind):
         tiny.built(replace(fedavg(), aggregate=Aggregate(rule=Fair())), here)
 
 
+def test_a_trainer_takes_no_option_that_its_copies_would_not_have():
+    """`for_steps`, by which a client is fine-tuned, makes a copy; the copy would have the class's value."""
+    trainer = Twice(0.1, 1, None, "full", 0.0, 0.0)
+    with pytest.raises(InputError, match=r"trainer Twice: 'lam' would be lost in copies.*inside the registered"):
+        trainer.lam = 2.0
+
+
 def test_the_factored_engine_refuses_a_pull_of_what_a_function_makes_of_parameters():
     @dataclass(frozen=True)
     class Cubes(LossTerm):

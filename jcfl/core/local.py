@@ -100,6 +100,13 @@ class Local(NamedTuple):
     other: Callable[[], optax.GradientTransformation] | None = None  # makes the optimizer in place of SGD
     share: float = 1.0  # of the client's examples; each training draws its own
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what copies, such as that of `for_steps`, would not have: they are made of the fields alone."""
+        raise InputError(
+            f"trainer {type(self).__name__}: {name!r} would be lost in copies of the trainer; define the class inside "
+            "the registered function, whose options its methods then see"
+        )
+
     def train(self, objective: Objective, start: Model, sent: Broadcast, data: Clients, key: Key) -> Model:
         """The model after local training from `start` on one client's examples (`data.x` [n, ...])."""
         return self.resume(objective, start, self.fresh_state(start), sent, data, key)[0]

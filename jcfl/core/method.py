@@ -101,7 +101,7 @@ class Group(Piece):
         raise lacks(self, "grouping")
 
     def keeps(self, method: "Method", context: Any) -> dict[str, Callable[[Any], Any]]:
-        """What is kept of every client between rounds: by name, a function of the first model that makes the first value.
+        """What is kept of each client between rounds: by name, functions of the first model that make the first values.
 
         The functions of `grouping` read and write `state.clients[name]` [m, ...]; a client, and so a loss term, gets
         its own row as `sent.own[name]`. With `model`, the clients' last models, absent clients count in the clusters'
