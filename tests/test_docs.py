@@ -15,6 +15,7 @@ import yaml
 
 import jcfl
 from jcfl import cli, metrics, registry
+from jcfl.core.local import Local
 from jcfl.core.method import QUESTIONS
 from jcfl.runs import config
 from jcfl.runs.reproducing import every_key
@@ -217,7 +218,7 @@ def test_every_configuration_is_one(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "python")])
 def test_python_runs(tmp_path, monkeypatch, capsys, page):
     monkeypatch.chdir(tmp_path)
-    names = {}
+    names = {"__name__": "docs"}
     for block in blocks(PAGES[page], "python"):
         exec(compile(block, page, "exec"), names)
     assert capsys.readouterr().out
@@ -230,6 +231,10 @@ def test_python_runs(tmp_path, monkeypatch, capsys, page):
         assert names["config"].train.options["lr"] in (0.01, 0.1, 1.0) and names["figure"].axes
     elif page == "files.md":
         assert [round for round, _ in names["curve"]] == [1, 2] and (names["cosine"].diagonal() == 1).all()
+    elif page == "other_papers.md":
+        heads = names["histories"][0].state.clients["private"]["params"]["head"]["kernel"][0]
+        assert np.ptp(heads, axis=0).min() > 0
+        assert registry.made("train", "ahead", alpha=0.5).for_steps(1) == Local(0.5, None, 1, "full", 0.0, 0.0)
     else:
         assert names["federation"].groups.shape == (12,)
 
