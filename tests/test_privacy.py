@@ -27,7 +27,7 @@ from jcfl.core.reliability import Reliability
 from jcfl.core.rounds import first_state, sample
 from jcfl.core.streams import Stream, round_keys, stream
 from jcfl.errors import InputError
-from jcfl.grouping.describe import Update
+from jcfl.grouping.describe import LabelCounts, Update
 from jcfl.methods import fedavg
 from jcfl.runs import accounting
 from jcfl.runs.cohorts import cohorts
@@ -378,6 +378,31 @@ def test_models_that_a_group_of_ones_own_keeps_are_covered_or_refused():
     """The sums of ω are covered, those of the cluster's model would not be."""
     with pytest.raises(InputError, match=r"privacy: ditto .*group 'looks'.*set method.describe to update or model"):
         tiny.built(replace(fedavg(), name="ditto", group=Keeps()).with_train(shared="trained"), setting(NOISY))
+
+
+class Describes(Keeps):
+    """One cluster, in which clients keep a number that they get back."""
+
+    def keeps(self, method, context):
+        return {"mine": lambda first: jnp.zeros(())}
+
+
+def test_data_that_a_group_of_ones_own_looks_at_are_covered_or_refused():
+    """Only the group itself can add noise to them; those of jcfl that group all clients do."""
+
+    class Covers(Describes):
+        covers_data: ClassVar[bool] = True
+
+    own = lambda group: tiny.built(replace(fedavg(), name="own", group=group, describe=LabelCounts()), setting(NOISY))
+    with pytest.raises(InputError, match=r"privacy: own .*group 'looks'.*context.privacy.descriptions.*covers_data"):
+        own(Describes())
+    own(Covers())
+
+
+def test_a_state_that_clients_keep_for_their_group_shows_who_took_part():
+    """What they send then differs from what they would send had they not been sampled before."""
+    secret = lambda group: releases(replace(fedavg(), group=group), setting(NOISY, 0.5).context)[0].sampled
+    assert secret(Looks()) and not secret(Describes())
 
 
 @pytest.mark.parametrize(

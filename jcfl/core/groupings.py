@@ -37,6 +37,7 @@ def grouping(method: Method, context: Context) -> Grouping:
         refuse_unseen_models(method)
     if own.after is not None or keeps_models(method, context):
         refuse_models_without_noise(method, context)
+    refuse_data_without_noise(method, context)
 
     def init(state: State, federation: Federation) -> State:
         return sound_state(own.init(state, federation), state, k, f"{name}: init", begins=True)
@@ -84,6 +85,21 @@ def refuse_models_without_noise(method: Method, context: Context) -> None:
             f"privacy: {method.name} looks at models of single clients (group {method.group.name!r}), and these get "
             "noise only where they describe the clients; set method.describe to update or model, got "
             f"{method.describe.name!r}"
+        )
+
+
+def refuse_data_without_noise(method: Method, context: Context) -> None:
+    """Refuse privacy where a group describes clients by their data and does not say that it covers descriptions.
+
+    Raises:
+        InputError: the line says what to do.
+    """
+    group = method.group
+    if context.privacy.is_on and method.describe.source == "data" and not group.covers_data:
+        raise InputError(
+            f"privacy: {method.name} describes clients by data, and group {group.name!r} does not say that it adds "
+            "noise to descriptions; pass them through context.privacy.descriptions, and set covers_data = True in its "
+            "class"
         )
 
 

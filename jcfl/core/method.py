@@ -91,6 +91,7 @@ class Group(Piece):
 
     clustered: ClassVar[bool] = True  # whether clients are divided into clusters
     alone: ClassVar[bool] = False  # whether every client has a model of its own, which is never sent
+    covers_data: ClassVar[bool] = False  # whether its descriptions of data pass through `context.privacy.descriptions`
 
     def slots(self, context: Any) -> int:
         """The number of cluster models to hold."""

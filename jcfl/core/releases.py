@@ -8,6 +8,7 @@ import jax
 
 from jcfl.core import clients
 from jcfl.core.context import Context
+from jcfl.core.engine import SERVER_SIDE
 from jcfl.core.method import Method
 from jcfl.errors import InputError
 
@@ -98,6 +99,7 @@ def is_secret(method: Method, context: Context) -> bool:
     """Whether who takes part in a round is a secret that makes what is sent more private."""
     shown = describes(method) and (method.when.on_arrival or method.describe.is_repeated(method.when))
     remembered = set(REMEMBERED) & set(clients.kept_states(method, context))
+    remembered |= set(clients.kept_by_group(method, context)) - set(SERVER_SIDE)  # clients get these back
     return not (shown or remembered) and context.faults.reliability.is_always_available
 
 

@@ -6,7 +6,7 @@ descriptions. This module decides when and from which clients descriptions are t
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,8 @@ class Memory(struct.PyTreeNode):
 @dataclass(frozen=True, kw_only=True)
 class Clustering(Group):
     """A clustering algorithm over the descriptions of all clients."""
+
+    covers_data: ClassVar[bool] = True
 
     def labels(self, method: Method, context: Context, compare: Distances) -> Labels:
         """The algorithm with its options, for descriptions compared by `compare`."""
