@@ -77,6 +77,7 @@ def section(kind: str, name: str) -> str:
     parts += [papers(name)] if kind == "addon" else []
     parts += [options(one.options)] if one.options else []
     parts += [f"**Deviations.** {prose(one.deviations)}"] if one.deviations else []
+    parts += [f"In Python: `{one.python}`"] if one.python else []
     return "\n\n".join([*filter(None, parts), f"```sh\n{one.example}\n```"])
 
 

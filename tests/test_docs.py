@@ -21,7 +21,7 @@ from jcfl.runs import config
 from jcfl.runs.reproducing import every_key
 from jcfl.runs.reproducing.tables import tables
 from jcfl.runs.sweeping.points import points
-from jcfl.view import plotting
+from jcfl.view import facts, plotting
 from tests.commands import blocks, checked, commands
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +112,15 @@ def test_pieces_of_every_kind_have_their_facts(parts):
         text = parts.all_pieces(kind)
         assert re.findall(r"^### `(\w+)`$", text, re.MULTILINE) == registry.names(kind)
         assert re.findall(rf"^\({kind}-(\w+)\)=$", text, re.MULTILINE) == registry.names(kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in ANSWERS])
+def test_an_answer_says_where_it_is_in_python(parts, kind):
+    own = [name for name in registry.names(kind) if not facts.facts(kind, name).package]  # other tests register more
+    for name in own:
+        where = facts.facts(kind, name).python
+        assert pkgutil.resolve_name(where) is registry.find(kind, name)
+        assert f"In Python: `{where}`" in parts.section(kind, name)
 
 
 TO_PIECES = rf"\]\([\w./]*#((?:{'|'.join(registry.KINDS)})-\w+)\)"

@@ -138,6 +138,7 @@ def page(facts: Facts) -> Group:
     """All that is said of one piece: what it is, its options, what departs from its paper. An example goes below."""
     parts: list[Any] = [Text.assemble((facts.name, "bold"), f" ({facts.kind})"), Text(facts.line)]
     parts += [Text(f"From {facts.package}")] if facts.package else []
+    parts += [Text(f"In Python: {facts.python}")] if facts.python else []
     parts += [Text(), Text(paragraphs(facts.text))] if facts.text else []
     for title, rows in (("Options", facts.options), ("Options of all scenarios", facts.common)):
         parts += [Text(), Text(title, "bold"), options(rows)] if rows else []

@@ -35,6 +35,9 @@ KINDS = {
 }
 """Every kind of piece, and its title."""
 
+ANSWERS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
+"""The kinds that answer one of the seven questions."""
+
 MEANINGS = {
     "describe": "how a client is described to the server",
     "compare": "how similar two descriptions are",
@@ -153,6 +156,7 @@ class Facts(NamedTuple):
     package: str = ""  # the module and the package of the piece, if that is not jcfl
     answers: Mapping[str, str] = {}  # a method's seven answers
     costs: Mapping[str, float] = {}  # of one client in one round of a method; FedAvg is 1
+    python: str = ""  # where an answer can be imported from, for a `Method` in Python
 
 
 def facts(kind: str, name: str) -> Facts:
@@ -174,6 +178,8 @@ def facts(kind: str, name: str) -> Facts:
     if kind == "method" and (value := method_value(name)) is not None:
         clusters = getattr(value.group, "clusters", None) or 1  # one where the number is found or not given
         more = {"answers": value.answers(), "costs": costs(value, clusters)}
+    if kind in ANSWERS and "<" not in function.__qualname__:  # one that is defined inside a function has no path
+        more = {"python": f"{function.__module__}.{function.__qualname__}"}
     found = Facts(kind, name, line, text, deviations, options(function), shared, example(kind, name))
     return found._replace(package=outside_package(function), **more)
 
