@@ -318,24 +318,11 @@ def sums_with(sums: tuple[Models, Model], part: Participants, place: Array, rows
     if isinstance(clusters, HostRows):
         clusters = clusters.put(jnp.where(part.in_cluster > 0, place, clusters.count), rows.cluster)
     else:
-        clusters = with_rows(clusters, place, part.in_cluster, rows.cluster)
+        clusters = trees.add_apart(clusters, place, part.in_cluster, rows.cluster)
     if not jax.tree.leaves(rows.shared):
         return clusters, common
-    shared = trees.where_weighted(part.in_cohort, rows.shared)
-    lone = trees.add_by(trees.stack(common, 1), jnp.zeros_like(part.label), part.in_cohort, shared)
+    lone = trees.add_apart(trees.stack(common, 1), jnp.zeros_like(part.label), part.in_cohort, rows.shared)
     return clusters, trees.take(lone, 0)
-
-
-def with_rows(sums: Models, place: Array, weights: Array, rows: Models) -> Models:
-    """The sums [q, ...] with `weights` [c] times `rows` [c, ...] added at their places [c].
-
-    A row that is not finite would spoil all sums of a matrix product, because 0 · ∞ is NaN, and the run would name
-    another cluster than that of its client. Such rows are left out, and only the sum at their place becomes NaN.
-    """
-    good = trees.finite(rows)
-    spoilt = jnp.zeros(trees.count(sums), bool).at[place].max((weights != 0) & ~good)
-    sums = trees.add_by(sums, place, weights, trees.where_weighted(weights * good, rows))
-    return jax.tree.map(lambda total: jnp.where(trees.wide(spoilt, total), jnp.nan, total), sums)
 
 
 def averages(state: State, participants: Participants, uploads: Upload) -> tuple[Models, Model]:

@@ -233,5 +233,5 @@ def with_new_controls(method: Method, state: State, cohort: Cohort, federation: 
     number = jnp.zeros(k).at[jnp.where(member >= 0, member, k)].add(1.0, mode="drop")
     label = jnp.maximum(member[cohort.who], 0)
     weights = jnp.where(cohort.present & (member[cohort.who] >= 0), 1 / jnp.maximum(number, 1)[label], 0.0)
-    control = trees.add_by(state.server["control"], label, weights, trees.where_weighted(weights, change))
+    control = trees.add_apart(state.server["control"], label, weights, change)
     return state.replace(server=state.server | {"control": control})

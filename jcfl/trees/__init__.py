@@ -161,12 +161,31 @@ def add_by(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
     client has its own cluster it is a scatter.
     """
     k = count(sums)
-    if k <= 2 * weights.size:
+    if by_product(k, weights):
         chosen = jax.nn.one_hot(labels, k, axis=0) * weights  # [k, c]
         return jax.tree.map(
             lambda total, row: total + jnp.tensordot(chosen, row, 1, precision=EXACT).astype(total.dtype), sums, rows
         )
     return jax.tree.map(lambda total, row: total.at[labels].add(row * wide(weights, row)), sums, rows)
+
+
+def by_product(k: int, weights: Array) -> bool:
+    """Whether a matrix product adds up clients of these weights [c], because k clusters are few beside them."""
+    return k <= 2 * weights.size
+
+
+def add_apart(sums: Models, labels: Array, weights: Array, rows: Models) -> Models:
+    """As `add_by`, but a row that is not finite makes the sum of its own cluster NaN, and no other cluster's.
+
+    It is left out of the matrix product, in which 0 · ∞ would be NaN. Rows of weight 0 need not be finite.
+    """
+    k, rows = count(sums), where_weighted(weights, rows)
+    if k == 1 or not by_product(k, weights):
+        return add_by(sums, labels, weights, rows)
+    good = finite(rows)
+    sums = add_by(sums, labels, weights, where_weighted(good, rows))
+    spoilt = jnp.zeros(k, bool).at[labels].max(~good)
+    return jax.tree.map(lambda total: jnp.where(wide(spoilt, total), jnp.nan, total), sums)
 
 
 def where_weighted(weights: Array, rows: Models) -> Models:
