@@ -332,3 +332,22 @@ def test_numbers_below_zero_have_one_minus_sign(tmp_path):
     loss.figure.draw_without_rendering()
     assert any(text.get_text().startswith("−") for text in loss.get_yticklabels())
     assert lines.said("method.tau", -0.5) == "tau = −0.5"
+
+
+def test_names_of_many_bars_and_of_long_methods_are_told_apart(tmp_path):
+    addons = lambda count: [{"name": "cam"}] * count
+    names = ["ifca", "fesem", "wecfl", "a_very_long_method_name", "stocfl", "fedavg"]
+    runs = [
+        folders.run(tmp_path / f"{name}{count}", settings={"method": {"name": name, "addons": addons(count)}})
+        for name in names
+        for count in (0, 1)
+    ]
+    shown = plotting.with_addons(runs)
+    shown.draw_without_rendering()
+    assert {label.get_rotation() for axis in shown.axes for label in axis.get_xticklabels()} == {30}
+    few = plotting.with_addons(runs[:4])
+    assert {label.get_rotation() for axis in few.axes for label in axis.get_xticklabels()} == {0}
+    long = [f"stocfl+finetune+exclude (tau=0.1, lam=0.05, warmup={x})" for x in (3, 5)]
+    runs = [folders.run(tmp_path / "long" / name) for name in long]
+    names = [text.get_text() for text in plotting.curves(runs).legends[0].get_texts()]
+    assert len(set(names)) == 2 and [name[-3:] for name in names] == ["=3)", "=5)"] and max(map(len, names)) == 40

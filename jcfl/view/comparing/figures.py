@@ -64,7 +64,7 @@ def differences(one: Mapping[str, Any], baseline: str) -> Figure:
             x = [scale * apart["mean"] for _, apart in alone]
             axis.plot(x, [i for i, _ in alone], linestyle="none", ms=3, marker="D", color="black", label="no interval")
         axis.axvline(0, color="black", linewidth=0.6)
-        axis.set_yticks(range(len(rows)), [style.shortened(row["method"], LONGEST) for row in rows])
+        axis.set_yticks(range(len(rows)), style.told_apart([row["method"] for row in rows], LONGEST))
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         axis.set_title(federation["federation"])
@@ -85,8 +85,8 @@ def ranks(found: Mapping[str, Any]) -> Figure:
     k, half = len(order), -(-len(order) // 2)
     joined = statistics.alike(np.array(found["mean"]), found["critical"])
     lines = 0.35 + 0.28 * len(joined)  # the depth of the joining lines, in rows
-    pairs = zip(found["methods"], found["mean"], strict=True)
-    names = [f"{style.shortened(name, LONGEST)} ({mean:.2f})" for name, mean in pairs]
+    pairs = zip(style.told_apart(found["methods"], LONGEST), found["mean"], strict=True)
+    names = [f"{name} ({mean:.2f})" for name, mean in pairs]
     beside = 0.15 + LETTER * max(map(len, names))  # inches on each side
     inches = style.COLUMN if 2 * beside < style.COLUMN / 2 else style.PAGE
     shown, (axis,) = style.panels(1, 1, 0.55 + ROW * (half + lines), inches)

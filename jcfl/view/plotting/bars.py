@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from jcfl import metrics, results
 from jcfl.errors import InputError
 from jcfl.results import History
-from jcfl.view.plotting.lines import has_score, known_means, mark_lacking, options, set_y_title
+from jcfl.view.plotting.lines import LETTER, has_score, known_means, mark_lacking, options, set_y_title
 from jcfl.view.plotting.style import colour, figure, in_per_cent, legend_above, panels
 
 SCORES = ("accuracy_micro", "f1_micro")
@@ -69,6 +69,9 @@ def with_addons(runs: Sequence[History], scores: Sequence[str] = SCORES, columns
             axis.errorbar(x, mean, spread, fmt="none", ecolor="#333333", capsize=2)
             mark_lacking(axis, x, mean, last)
         axis.set_xticks(range(len(bases)), names)
+        longest = max(len(line) for name in names for line in name.split("\n"))
+        if longest * LETTER > axis.bbox.width / axis.figure.dpi / len(bases):
+            axis.set_xticks(range(len(bases)), names, rotation=30, ha="right", rotation_mode="anchor")
         axis.set_xlim(-0.5, len(bases) - 0.5)  # also where a bar has no value
         axis.tick_params(axis="x", length=0)
         axis.grid(axis="x", visible=False)

@@ -225,6 +225,17 @@ def shortened(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
+def told_apart(names: Sequence[str], most: int = 40) -> list[str]:
+    """Names with at most so many characters; where their beginnings are the same, the middle is left out.
+
+    >>> told_apart(["stocfl (lam=0.1)", "stocfl (lam=0.5)", "fedavg"], 11)
+    ['stocf…=0.1)', 'stocf…=0.5)', 'fedavg']
+    """
+    found, half = [shortened(name, most) for name in names], most // 2
+    pairs = zip(names, found, strict=True)
+    return [one if found.count(one) == 1 else f"{name[:half]}…{name[half + 1 - most :]}" for name, one in pairs]
+
+
 def entry(name: str) -> str:
     """A name for a legend. Matplotlib leaves out names that begin with _, so they get a space without width before it.
 
@@ -244,7 +255,7 @@ def legend_above(shown: Figure, axes: Iterable[Axes], several: bool = False) -> 
     entries = {label: handle for handle, label in pairs[::-1]}
     order = sorted(dict.fromkeys(label for _, label in pairs), key=lambda label: label == LACKING)
     if len(order) > 1 or (order and several) or LACKING in order:
-        names = [shortened(label) for label in order]
+        names = told_apart(order)
         room = shown.get_figwidth() / (0.55 + 0.065 * max(map(len, names)))  # inches of an entry
         ncols = min(len(order), max(1, int(room)))
         shown.set_figheight(shown.get_figheight() + LINE * max(math.ceil(len(order) / ncols) - 2, 0))
