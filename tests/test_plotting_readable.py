@@ -351,3 +351,11 @@ def test_names_of_many_bars_and_of_long_methods_are_told_apart(tmp_path):
     runs = [folders.run(tmp_path / "long" / name) for name in long]
     names = [text.get_text() for text in plotting.curves(runs).legends[0].get_texts()]
     assert len(set(names)) == 2 and [name[-3:] for name in names] == ["=3)", "=5)"] and max(map(len, names)) == 40
+
+
+def test_a_narrow_axis_of_rounds_has_two_numbers(tmp_path):
+    shown = plotting.curves(folders.run(tmp_path / "run", epsilon=[[1, 2, 3, 4]] * 2))
+    shown.draw_without_rendering()
+    for axis in shown.axes:
+        low, high = axis.get_xlim()
+        assert len([tick for tick in axis.get_xticks() if low <= tick <= high]) >= 2

@@ -273,8 +273,10 @@ def signed(number: str) -> str:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Put ticks at round whole numbers; there may be one, as for a single round."""
-    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    """Put ticks at round whole numbers, at two or more unless there is one in view, as for a single round."""
+    low, high = sorted(axis.get_view_interval())
+    least = 2 if math.floor(high) > math.ceil(low) else 1
+    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=least))
 
 
 def decades(axis: Axis) -> None:
