@@ -359,3 +359,13 @@ def test_a_narrow_axis_of_rounds_has_two_numbers(tmp_path):
     for axis in shown.axes:
         low, high = axis.get_xlim()
         assert len([tick for tick in axis.get_xticks() if low <= tick <= high]) >= 2
+
+
+def test_an_accuracy_between_rounds_without_one_is_seen(tmp_path):
+    """Clients without a cluster were in the legend, and their only accuracy was a line without a length."""
+    labels = np.stack([np.full(folders.CLIENTS, -1), *[folders.GROUPS] * 3])
+    drawn = {
+        line.get_label(): line
+        for line in plotting.by_cluster(folders.run(tmp_path / "run", labels=labels)).axes[0].lines
+    }
+    assert drawn["none yet"].get_marker() == "o" and drawn["1"].get_marker() in ("None", None)

@@ -123,7 +123,11 @@ def draw_means(
     for kind in found[np.argsort(found < 0, kind="stable")]:
         there = (labels == kind) & known
         mean = np.where(there, accuracy, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
-        axis.plot(rounds, mean, color=cluster_colour(kind), marker="o" if len(rounds) < 3 else None, label=name(kind))
+        some = np.pad(~np.isnan(mean), 1)
+        alone = some[1:-1] & ~some[:-2] & ~some[2:]  # a line does not show them
+        look: dict[str, Any] = {"marker": "o", "markevery": alone.tolist()} if alone.any() else {}
+        look = {"marker": "o"} if len(rounds) < 3 else look
+        axis.plot(rounds, mean, color=cluster_colour(kind), label=name(kind), **look)
     axis.set(xlabel="round", ylabel="accuracy")
     whole_numbers(axis.xaxis)
     in_per_cent(axis.yaxis)
