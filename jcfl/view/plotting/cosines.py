@@ -75,7 +75,8 @@ def embedding(
         axis.set_title(f"{many} cluster{'s' * (many != 1)} after round {run.rounds[shot]}{of_seed(run, seed)}")
     if truth:
         scatter(axes[-1], points, groups, "group", names=run.groups[who])
-        axes[-1].set_title(f"{len(np.unique(run.groups[run.groups >= 0]))} true groups")
+        many = len(np.unique(run.groups[run.groups >= 0]))
+        axes[-1].set_title(f"{many} true group{'s' * (many != 1)}")
     if len(who) < whole.shape[1]:
         shown.supxlabel(f"{len(who)} of {whole.shape[1]} clients", fontsize=8)  # below the legends
     return shown

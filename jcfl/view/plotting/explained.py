@@ -79,7 +79,7 @@ def apart(run: History, seed: int | None = None, columns: int | None = None) -> 
     pictured = any(one.image is not None for one in clusters)
     width = PAGE * 0.8 if columns is None else COLUMN * 1.25
     shown = Picture(figsize=(width, 1.05 * len(clusters) + 0.6))
-    ratios = (2.6, 1, 1) if pictured else (1,)
+    ratios = (2.6, *[1] * (pictured + any(one.effect is not None for one in clusters)))
     axes = shown.subplots(len(clusters), len(ratios), squeeze=False, width_ratios=ratios)
     top = 1.1 * max(found.labels.max(), *(one.labels.max() for one in clusters))
     for row, one in zip(axes, clusters, strict=True):
@@ -104,7 +104,9 @@ def draw_labels(axis: Axes, one: Cluster, everybody: np.ndarray, top: float) -> 
     axis.bar(places, one.labels, width=0.8, color=colour(one.number - 1), label="cluster")
     axis.hlines(everybody, places - 0.45, places + 0.45, color="black", linewidth=1, label="all clients")
     strength = "" if np.isnan(one.association) else f", V {one.association:.2f}"
-    axis.set_title(f"cluster {one.number} ({one.clients} clients){strength}", loc="left", fontsize=7)
+    axis.set_title(
+        f"cluster {one.number} ({one.clients} client{'s' * (one.clients != 1)}){strength}", loc="left", fontsize=7
+    )
     axis.set(xlim=(-0.6, len(everybody) - 0.4), ylim=(0, top))
     axis.grid(False, axis="x")
     whole_numbers(axis.xaxis)

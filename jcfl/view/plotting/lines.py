@@ -336,7 +336,7 @@ def said(name: str, value: Any) -> str:
     if name.endswith(".name"):
         return str(value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{option_name(name)} = {signed(f'{value:g}') if number else value}"
+    return f"{option_name(name)} = {signed(f'{value:zg}') if number else value}"
 
 
 def differing(settings: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
