@@ -627,7 +627,9 @@ def test_models_are_ordered_by_cluster(one):
     left, right = (largest_image(part.axes) for part in shown.subfigs)
     expected = unit(centres) @ unit(centres).T
     np.testing.assert_allclose(left.images[0].get_array()[0, 1:], expected[0, 1:], atol=1e-6)
-    assert [text.get_text() for text in left.texts][:2] == [f"{value:.4f}" for value in expected[0, 1:]]
+    assert [text.get_text() for text in left.texts][:2] == [
+        f"{value:.4f}".replace("-", "−") for value in expected[0, 1:]
+    ]
     order = np.concatenate([np.flatnonzero(g == folders.GROUPS) for g in LARGEST])
     np.testing.assert_allclose(
         right.images[0].get_array(), (unit(rows) @ unit(rows).T)[np.ix_(order, order)], atol=1e-6
