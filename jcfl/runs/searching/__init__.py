@@ -227,8 +227,8 @@ def searched(
         raise unknown("sampler", sampler, SAMPLERS)
     if halving > 1 and sampler not in AT_ONCE:
         raise InputError(
-            f"{argument('halving')} compares trials that begin together, and {argument('sampler', sampler)} chooses "
-            f"them one batch after another; expected {' or '.join(AT_ONCE)}"
+            f"{argument('halving')} compares trials that begin together, and {argument('sampler')} {sampler} chooses "
+            f"them one batch after another; expected {argument('sampler')} {' or '.join(AT_ONCE)}"
         )
     if sampler == "tpe":
         with_optuna()
@@ -341,7 +341,7 @@ def refuse_moved(folder: Path, search: Search, before: int) -> None:
             raise InputError(
                 f"{folder} has a grid of {before} trials, and {', '.join(moved)} would have other values with "
                 f"{search.trials}; expected {argument('trials', before)}, or another folder; with "
-                f"{argument('sampler', 'random')} a search can go on with more trials"
+                f"{argument('sampler')} random a search can go on with more trials"
             )
 
 
