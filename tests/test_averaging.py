@@ -273,7 +273,12 @@ def yogi(delta, m, v, turn, lr, b1, b2, tau):
     return lr * m / (1 - b1 ** (turn + 1)) / (np.sqrt(v / (1 - b2 ** (turn + 1))) + tau), m, v
 
 
-@pytest.mark.parametrize(("kind", "loop"), [("adagrad", adagrad), ("yogi", yogi)])
+def sgd(delta, m, v, turn, lr, b1, b2, tau):
+    """FedAvg with a learning rate of the server."""
+    return lr * delta, m, v
+
+
+@pytest.mark.parametrize(("kind", "loop"), [("sgd", sgd), ("adagrad", adagrad), ("yogi", yogi)])
 def test_server_optimizers_are_those_of_the_paper(kind, loop):
     optimizer = ServerOptimizer(kind=kind, lr=0.1, momentum=0.9, b2=0.99, eps=1e-3).transformation()
     x = y = np.zeros(3, np.float32)

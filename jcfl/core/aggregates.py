@@ -63,7 +63,7 @@ Spread = Annotated[
 Weighting = Annotated[Weights, Field(description="weights of clients: by their training examples, or equal")]
 Rate = Annotated[float, Field(gt=0, le=1, description="step of the server towards the aggregate")]
 Optimizer = Annotated[
-    Literal["none", "momentum", "adam", "yogi", "adagrad"],
+    Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"],
     Field(description="the server's optimizer; its gradient is a cluster's old model minus the average"),
 ]
 Absent = Annotated[
@@ -74,7 +74,7 @@ ServerRate = Annotated[
     Field(
         gt=0,
         description="learning rate of the server's optimizer",
-        json_schema_extra={"only_with": {"server": ["momentum", "adam", "yogi", "adagrad"]}},
+        json_schema_extra={"only_with": {"server": ["sgd", "momentum", "adam", "yogi", "adagrad"]}},
     ),
 ]
 
@@ -293,6 +293,7 @@ class ServerOptimizer(Piece):
         """The optax transformation, one state for every cluster."""
         adaptive = {"b1": self.momentum, "b2": self.b2, "eps": self.eps}
         return {
+            "sgd": lambda: optax.sgd(self.lr),  # by 2, twice as far as the average
             "momentum": lambda: optax.sgd(self.lr, self.momentum),
             "adam": lambda: optax.adam(self.lr, **adaptive),
             "yogi": lambda: optax.chain(
