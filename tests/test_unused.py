@@ -36,7 +36,7 @@ def test_marks_name_options_and_values_that_there_are():
         ),
         (
             {"name": "fedavg", "aggregate": {"name": "mean", "server_lr": 0.5}},
-            "^fedavg: aggregate.server_lr has no effect with server=none, only with momentum or adam",
+            "^fedavg: aggregate.server_lr has no effect with server=none, only with sgd or momentum or adam",
         ),
         ({"name": "fesem_ma", "spread": 2.0}, "^fesem_ma: spread has no effect without growth$"),
         ({"name": "flhc", "clusters": 2, "capacity": 3}, "^flhc: capacity has no effect without distance_threshold$"),
