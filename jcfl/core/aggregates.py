@@ -293,7 +293,7 @@ class ServerOptimizer(Piece):
         """The optax transformation, one state for every cluster."""
         adaptive = {"b1": self.momentum, "b2": self.b2, "eps": self.eps}
         return {
-            "sgd": lambda: optax.sgd(self.lr),  # by 2, twice as far as the average
+            "sgd": lambda: optax.sgd(self.lr),  # with lr = 2 the server goes twice as far as the average
             "momentum": lambda: optax.sgd(self.lr, self.momentum),
             "adam": lambda: optax.adam(self.lr, **adaptive),
             "yogi": lambda: optax.chain(

@@ -311,6 +311,9 @@ class Phase(NamedTuple):
 QUESTIONS = ("describe", "compare", "group", "when", "train", "aggregate", "answer")
 """The seven questions, by the names of `Method`'s fields."""
 
+KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
+"""The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from jcfl import registry
-from jcfl.core.method import QUESTIONS
+from jcfl.core.method import KINDS, QUESTIONS
 from jcfl.core.method import Method as Value
 from jcfl.errors import InputError
 from jcfl.runs import schedules
-from jcfl.runs.config import KINDS
 from jcfl.runs.objects import registered_name
 from jcfl.runs.sections import Method
 

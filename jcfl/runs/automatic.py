@@ -13,13 +13,13 @@ import numpy as np
 
 from jcfl import registry
 from jcfl.core import pilot
-from jcfl.core.method import QUESTIONS
+from jcfl.core.method import KINDS, QUESTIONS
 from jcfl.core.method import Method as Value
 from jcfl.core.streams import Stream, stream
 from jcfl.data.federation import assembled
 from jcfl.data.partition import packed
 from jcfl.errors import InputError, Notice
-from jcfl.runs.config import KINDS, Config
+from jcfl.runs.config import Config
 from jcfl.runs.sections import Method
 from jcfl.runs.undecided import left_open, stored_values, value_at, with_values
 from jcfl.runs.xla import cheap_options

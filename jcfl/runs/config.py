@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jcfl import registry
 from jcfl.core.context import EngineName
 from jcfl.core.faults import OnDivergence
-from jcfl.core.method import QUESTIONS
+from jcfl.core.method import KINDS, QUESTIONS
 from jcfl.errors import InputError, as_argument, sentence, shown, unknown
 from jcfl.nested import flat, plain
 from jcfl.runs import schedules, sections, titles, undecided
@@ -33,9 +33,6 @@ FILLED_IN = ("tuned", "fitted", "decided", "made_by")
 
 MARKS = {*FILLED_IN} - {"fitted"}
 """The keys by which a file that jcfl has written out is known; the first versions did not write `fitted`."""
-
-KINDS = {question: question for question in QUESTIONS} | {"train": "training"}
-"""The kind of piece that answers each of a method's questions; `train` is the kind of local trainers."""
 
 
 class Config(BaseModel):

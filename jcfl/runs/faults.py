@@ -11,10 +11,10 @@ from jcfl import registry
 from jcfl.core import returned
 from jcfl.core.attacks import Attack
 from jcfl.core.faults import Faults
-from jcfl.core.method import Aggregate, Answer, Method, Train
+from jcfl.core.method import KINDS, Aggregate, Answer, Method, Train
 from jcfl.core.reliability import Reliability, never
 from jcfl.data import hostile
-from jcfl.runs.config import FILLED_IN, KINDS, Config
+from jcfl.runs.config import FILLED_IN, Config
 from jcfl.runs.unused import unused
 from jcfl.types import Federation
 

@@ -9,6 +9,7 @@ import yaml
 
 from jcfl import metrics, registry
 from jcfl.core.costs import costs
+from jcfl.core.method import KINDS as ANSWERS
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.options import Option, options
 
@@ -34,9 +35,6 @@ KINDS = {
     "score": "scores",
 }
 """Every kind of piece, and its title."""
-
-ANSWERS = ("describe", "compare", "group", "when", "training", "aggregate", "answer")
-"""The kinds that answer one of the seven questions."""
 
 MEANINGS = {
     "describe": "how a client is described to the server",
@@ -178,7 +176,7 @@ def facts(kind: str, name: str) -> Facts:
     if kind == "method" and (value := method_value(name)) is not None:
         clusters = getattr(value.group, "clusters", None) or 1  # one where the number is found or not given
         more = {"answers": value.answers(), "costs": costs(value, clusters)}
-    if kind in ANSWERS and "<" not in function.__qualname__:  # one that is defined inside a function has no path
+    if kind in ANSWERS.values() and "<" not in function.__qualname__:  # one inside a function has no path
         more = {"python": f"{function.__module__}.{function.__qualname__}"}
     found = Facts(kind, name, line, text, deviations, options(function), shared, example(kind, name))
     return found._replace(package=outside_package(function), **more)

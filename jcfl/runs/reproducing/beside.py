@@ -63,7 +63,7 @@ def stacked(table: Table, axis: int, labels: Iterable[str]) -> list[tuple[Place 
 def place_of(table: Table, cell: Cell) -> Place | None:
     """What a baseline's number beside a cell is; None where it would have no meaning."""
     part = table.part(cell)
-    score = part.score or "accuracy_micro"
+    score = part.metric
     is_plain = part.blocked is None and part.until is None and part.minus is None
     if not is_plain or part.federation is None or not metrics.score(score).is_of_predictions:
         return None

@@ -82,7 +82,7 @@ def values(
             return run
     if part.until is not None:
         return rounds_until(runs[0], part.until)
-    name = part.score or "accuracy_micro"
+    name = part.metric
     if any(not has_score(run, name) for run in runs):
         return Judgement("not judged", f"there is no score {name!r} in this run")
     whole = [score(run, name, budget.last or table.given.last) for run in runs]

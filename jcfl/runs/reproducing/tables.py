@@ -54,6 +54,11 @@ class Part(BaseModel):
     digits: Annotated[int | None, Field(ge=0)] = None  # decimals that the paper prints
     blocked: str | None = None  # why it cannot be run
 
+    @property
+    def metric(self) -> str:
+        """The score of a cell: the accuracy over examples unless another one is given."""
+        return self.score or "accuracy_micro"
+
 
 class Order(BaseModel):
     """Two rows, or two columns, of which the paper's text says that the first is better; where the numbers say so.
@@ -153,18 +158,18 @@ class Table(NamedTuple):
     def scale(self, cell: Cell) -> float:
         """What a cell's score is multiplied by to be in the unit of the table."""
         part = self.part(cell)
-        return metrics.score(part.score or "accuracy_micro").scale if part.scale is None else part.scale
+        return metrics.score(part.metric).scale if part.scale is None else part.scale
 
     def widest(self, cell: Cell, printed: Printed) -> float:
         """Half of the widest interval by which a cell is judged, in the unit of the table."""
         part = self.part(cell)
-        counted = part.until is not None or metrics.score(part.score or "accuracy_micro").is_whole
+        counted = part.until is not None or metrics.score(part.metric).is_whole
         return WIDEST_COUNT * printed.mean if counted else WIDEST * self.scale(cell)
 
     def sign(self, cell: Cell) -> int:
         """-1 for a score of which lower values are better, else 1."""
         part = self.part(cell)
-        return -1 if part.until is None and metrics.score(part.score or "accuracy_micro").better == "lower" else 1
+        return -1 if part.until is None and metrics.score(part.metric).better == "lower" else 1
 
     def doubts(self, cell: Cell) -> list[str]:
         """Why a cell is suspect; empty for most."""
