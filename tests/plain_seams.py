@@ -14,19 +14,31 @@ def losses(models, client):
     return np.stack([-np.log(plain.chances(plain.logits(model, x))[rows, y]) for model in models], 1)
 
 
-def responsibilities(models, client, weights):
-    """FedEM's E-step: q ∝ π exp(−ℓ). [n, k]"""
-    return plain.chances(np.log(weights) - losses(models, client))
+def responsibilities(models, client, weights, shares=None):
+    """FedEM's E-step: q ∝ π exp(−ℓ); FedRC's, with the classes' shares [k, c]: q ∝ π exp(−ℓ) / share. [n, k]"""
+    corrected = 0 if shares is None else np.log(shares)[:, client[1]].T
+    return plain.chances(np.log(weights) - losses(models, client) - corrected)
 
 
-def fedem(clients, cohorts, models):
-    """Marfoq et al. 2021, Alg. 1: every client trains all models; yields the mixture weights too."""
+def shares_of(counts):
+    """The share of each class in a cluster; a class that is not there has 1e-8 examples. [k, c]"""
+    counts = np.maximum(counts, 1e-8)
+    return counts / counts.sum(1, keepdims=True)
+
+
+def fedem(clients, cohorts, models, classes=None):
+    """Marfoq et al. 2021, Alg. 1: every client trains all models; yields the mixture weights too.
+
+    With a number of `classes` it is FedRC (Guo et al. 2024).
+    """
     m, k = len(clients), len(models)
-    labels, weights = np.full(m, -1), np.full((m, k), 1 / k)
+    labels, weights, told = np.full(m, -1), np.full((m, k), 1 / k), np.zeros((m, k, classes or 0))
     for cohort in cohorts:
-        uploads = {}
+        uploads, shares = {}, shares_of(told.sum(0)) if classes else None
         for i in cohort:
-            q = responsibilities(models, clients[i], weights[i])
+            q = responsibilities(models, clients[i], weights[i], shares)
+            for label in range(classes or 0):
+                told[i, :, label] = q[clients[i][1] == label].sum(0)
             parts = zip(models, q.T, strict=True)
             uploads[i] = np.array([plain.trained(model, clients[i], counts=row[:, None]) for model, row in parts])
             weights[i] = q.mean(0)

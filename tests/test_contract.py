@@ -62,7 +62,7 @@ TAKES = (
     | dict.fromkeys(["fedsgd", "fedavg", "fedprox", "feddist", "feddws", "feddane", "ditto"], SINGLE)
     | dict.fromkeys(["clustered", "fedadam", "scaffold"], SINGLE)
     | dict.fromkeys(["fedavg_plus", "fedprox_plus"], SINGLE)
-    | {"local": ("cam", "finetune", "voting"), "fedem": ("voting", "exclude")}
+    | {"local": ("cam", "finetune", "voting"), "fedem": ("voting", "exclude"), "fedrc": ("voting", "exclude")}
     | dict.fromkeys(["fesem", "wecfl"], tuple(name for name in ADDONS if name != "fair"))
     | dict.fromkeys(["fesem_ma", "robust_tkm"], tuple(name for name in ADDONS if name not in ("robust", "fair")))
     | {"majority": ()}
@@ -75,6 +75,7 @@ UNCOVERED = {
     "feddane": "sends gradients beside updates",
     "scaffold": "sends control variates beside updates",
     "oneshot_kmeans": "begins clusters at the means of trained models",
+    "fedrc": "reports label_counts beside updates",
 }
 """What methods send that no noise covers; all others train under privacy."""
 
@@ -295,7 +296,7 @@ def test_unsampled_clients_keep_their_label(name, addons):
 def test_an_empty_cluster_keeps_its_model(name, addons):
     found = outcome(name, addons)
     states, kept = found.loops[0], 0
-    k = 1 if name == "fedem" else jax.tree.leaves(states.clusters)[0].shape[1]  # its clients train all models
+    k = 1 if name in ("fedem", "fedrc") else jax.tree.leaves(states.clusters)[0].shape[1]  # all models
     for turn, asked in enumerate(found.cohorts):
         before, after = states.labels[turn], states.labels[turn + 1]
         members = np.flatnonzero(states.seen[turn + 1]) if name in STORED else asked

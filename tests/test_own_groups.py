@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jcfl
@@ -13,10 +14,12 @@ from jcfl.core import groupings
 from jcfl.core.faults import Faults
 from jcfl.core.method import Group
 from jcfl.core.neutral import grouping_of
+from jcfl.core.privacy import Privacy
 from jcfl.core.reliability import Reliability, arrived
 from jcfl.core.terms import LossTerm
 from jcfl.errors import InputError, TrainingError
-from jcfl.methods import fedavg
+from jcfl.grouping.em import Responsibilities
+from jcfl.methods import fedavg, fedem
 from jcfl.runs import loop
 from jcfl.runs.answers import for_room
 from jcfl.runs.sections import Method
@@ -302,3 +305,58 @@ def test_who_arrives_was_sampled_and_may_be_told_in_another_order():
     tiny.same(everybody, cohort)
     turned = arriving(lambda cohort: Cohort(cohort.who[::-1], cohort.present[::-1].at[0].set(False)), cohort)
     tiny.same(turned, cohort.replace(present=jnp.array([True, True, False, True, True, False])))
+
+
+# Soft groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Responsibilities):
+    """As `em`; functions of the losses and of the responsibilities can be given."""
+
+    name: ClassVar[str] = "told"
+    cost: Any = None
+    told: Any = None
+
+    def costs(self, losses, y, memory):
+        return self.cost(losses) if self.cost else losses
+
+    def report(self, q, y, own):
+        return self.told(q) if self.told else {"sum": q.sum(0)}
+
+    def keeps(self, method, context):
+        return {"sum": lambda first: jnp.zeros(self.clusters)}
+
+
+def soft(**more):
+    return replace(fedem(clusters=2), group=Told(clusters=2, **more))
+
+
+def test_a_soft_group_weighs_examples_and_keeps_what_clients_report():
+    """Of two models the second is the cheapest for every example, so that it gets all of them."""
+    algorithm = tiny.built(soft(cost=lambda losses: losses + jnp.array([100.0, 0.0])), tiny.setting())
+    state = jax.jit(algorithm.step)(algorithm.init(jax.random.key(0), tiny.federation()), tiny.federation())
+    seen = np.asarray(state.seen)
+    np.testing.assert_allclose(state.clients["membership"][seen], [[0, 1]] * seen.sum(), atol=1e-6)
+    np.testing.assert_allclose(state.clients["sum"][seen, 1], tiny.federation().train.size[seen], rtol=1e-6)
+    assert not state.clients["sum"][~seen].any()
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"cost": lambda losses: losses.sum(1)}, "costs: expected floats of shape"),
+        ({"told": lambda q: {"other": q.sum(0)}}, "report: expected new values of what the group keeps"),
+        ({"told": lambda q: None}, "report: expected new values of what the group keeps"),
+        ({"told": lambda q: {"sum": q.sum()}}, "report: expected sum as float32"),
+    ],
+)
+def test_what_a_soft_group_returns_is_checked(more, line):
+    with pytest.raises(InputError, match=line):
+        traced(soft(**more))
+
+
+def test_what_clients_report_is_refused_under_privacy():
+    setting = tiny.setting().with_context(privacy=Privacy(clip=1.0, noise=1.0))
+    with pytest.raises(InputError, match=r"^privacy: fedem reports sum beside updates"):
+        tiny.built(soft(), setting)

@@ -520,7 +520,7 @@ def test_a_user_s_annotations_need_not_be_known_here():
         ({"name": "stocfl", "shared_update": "sequential", "describe": "model", "compare": "l2", "group": "kmeans",
           "when": "every"}, "train one after another"),
         ({"name": "wecfl", "train": "nothing"}, "group 'kmeans' groups by trained models, but clients train none"),
-        ({"name": "wecfl", "train": "all_models", "answer": "mixture"}, "expected group 'em', got 'kmeans'"),
+        ({"name": "wecfl", "train": "all_models", "answer": "mixture"}, "another soft group, got 'kmeans'"),
         ({"name": "fedem", "clusters": 2, "aggregate": {"name": "mean", "absent": True}}, "no members of one cluster"),
     ],
 )  # fmt: skip

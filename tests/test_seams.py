@@ -22,7 +22,21 @@ from jcfl.core.method import Aggregate, Group, Method, Phase, Train
 from jcfl.core.neutral import Every, Incomparable, Nothing, grouping_of
 from jcfl.core.terms import LossTerm
 from jcfl.errors import InputError
-from jcfl.methods import cfl, fedadam, fedavg, feddane, fedem, fedprox, fesem, flhc, ifca, scaffold, stocfl, wecfl
+from jcfl.methods import (
+    cfl,
+    fedadam,
+    fedavg,
+    feddane,
+    fedem,
+    fedprox,
+    fedrc,
+    fesem,
+    flhc,
+    ifca,
+    scaffold,
+    stocfl,
+    wecfl,
+)
 from jcfl.runs.answers import with_answers
 from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Clients, Task, Upload
@@ -68,10 +82,11 @@ def differs(one, two, least=1e-3):
 # Soft membership
 
 
-def test_soft_membership():
-    here, states = run_of("fedem")
+@pytest.mark.parametrize(("name", "classes"), [("fedem", None), ("fedrc", tiny.CLASSES)])
+def test_soft_membership(name, classes):
+    here, states = run_of(name)
     asked, models = asked_of(here, states), plain.vectors(states.clusters, 2)[0]
-    expected = list(plain_seams.fedem(CLIENTS, asked, models))
+    expected = list(plain_seams.fedem(CLIENTS, asked, models, classes))
     agree(states, expected)
     for turn, (*_, weights) in enumerate(expected, 1):
         np.testing.assert_allclose(states.clients["membership"][turn], weights, rtol=0, atol=1e-5)
@@ -79,10 +94,19 @@ def test_soft_membership():
     assert not states.seen[2].all()
 
 
-def test_a_mixture_answers_for_those_who_took_part_and_those_who_never_did():
+def test_the_shares_of_classes_change_who_belongs_to_which_model():
+    """With shares that are all alike, as in the first round, FedRC is FedEM."""
+    one, two = (run_of(name)[1] for name in ("fedem", "fedrc"))
+    first, last = (lambda states, turn=turn: states.clients["membership"][turn] for turn in (1, TURNS))
+    np.testing.assert_allclose(first(one), first(two), rtol=0, atol=1e-6)
+    differs(last(one), last(two))
+
+
+@pytest.mark.parametrize("method", [fedem(clusters=3), fedrc(clusters=3)], ids=str)
+def test_a_mixture_answers_for_those_who_took_part_and_those_who_never_did(method):
     """Clients outside get the weights of one M-step from equal ones; so do those not asked yet."""
     data = tiny.federation(held_out=2)
-    algorithm = tiny.built(fedem(clusters=3), setting(0.5, data=data))
+    algorithm = tiny.built(method, setting(0.5, data=data))
 
     def whole(key, data):
         state = jax.lax.fori_loop(0, 1, lambda _, state: algorithm.step(state, data), algorithm.init(key, data))
@@ -91,7 +115,8 @@ def test_a_mixture_answers_for_those_who_took_part_and_those_who_never_did():
     state, (labels, logits) = jax.jit(whole)(jax.random.key(0), jax.device_put(data))
     models, seen = plain.vectors(state.clusters, 1), np.asarray(state.seen)
     assert seen.sum() == 3
-    fresh = [plain_seams.responsibilities(models, client, np.full(3, 1 / 3)).mean(0) for client in CLIENTS]
+    shares = np.asarray(state.memory) if method.name == "fedrc" else None
+    fresh = [plain_seams.responsibilities(models, client, np.full(3, 1 / 3), shares).mean(0) for client in CLIENTS]
     weights = np.where(seen[:, None], state.clients["membership"], fresh)
     differs(fresh, 1 / 3)
     owner = np.repeat(np.arange(8), data.test.size)
@@ -346,6 +371,7 @@ def test_kept_states_go_on_bit_for_bit(name):
 ADAM = {"lr": 0.05}
 HALVES = {
     "fedem": fedem(clusters=3),
+    "fedrc": fedrc(clusters=3),
     "fedper": private(fedavg(), "head"),
     "fedper with a pull": private(fedprox(mu=0.5), "head"),
     "scaffold": scaffold(),

@@ -69,8 +69,8 @@ def client(method: Method, context: Context, task: Task | None = None, trains: T
     scale = own_share if train.by_share else None
     cluster_loss = objective(task, terms(method, task), partner=shared if added else None, scale=scale)
     shared_loss = objective(task, shared_terms(method, task), partner=own if added else None)
-    if train.models == "all":
-        return soft.client(task, usual, context.resources.rows)
+    if isinstance(method.group, soft.SoftGroup):
+        return soft.client(task, usual, method.group, context.resources.rows)
     private = parts.names(context.task, train.private, "private")
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = usual) -> Upload:

@@ -13,6 +13,7 @@ from jcfl.core.memory import memories
 from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
 from jcfl.core.releases import refuse_uncovered, with_privacy
+from jcfl.core.soft import SoftGroup
 from jcfl.errors import InputError, named
 from jcfl.types import Algorithm, Clients
 
@@ -164,10 +165,14 @@ def check(method: Method, context: Context) -> None:
         raise InputError(
             f"{name}: a mixture of models cannot be fine-tuned as one model; leave the add-on 'finetune' out"
         )
-    if soft and method.group.name != "em":
+    if soft and not isinstance(method.group, SoftGroup):
         raise InputError(
-            f"{name}: clients that train all models are grouped by their membership; expected group 'em', got "
-            f"{method.group.name!r}"
+            f"{name}: clients that train all models are grouped by their membership; expected group 'em' or another "
+            f"soft group, got {method.group.name!r}"
+        )
+    if isinstance(method.group, SoftGroup) and not soft:
+        raise InputError(
+            f"{name}: group {method.group.name!r} needs clients that train all models; set method.train=all_models"
         )
     if soft and method.aggregate.absent:
         raise InputError(f"{name}: clients that train all models are no members of one cluster; set absent=false")

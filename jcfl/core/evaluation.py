@@ -1,6 +1,7 @@
 """Evaluation: every client predicts its own test examples with the model that serves it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,7 +91,7 @@ def predictor(method: Method, context: Context, grouping: Grouping, client: Call
         return jnp.full(context.population.clients, -1), most_frequent(federation)[chunks.owners(federation.test)]
 
     def mixture(state: State, federation: Federation) -> tuple[Array, Array]:
-        weights = memberships(context, state, federation)
+        weights = memberships(method, context, state, federation)
         return soft.hard(weights), mixture_logits(context, state, federation, weights)
 
     def by_models(state: State, federation: Federation) -> tuple[Array, Array]:
@@ -139,17 +140,17 @@ def most_frequent(federation: Federation) -> Array:
     return jnp.log(counts / counts.sum(-1, keepdims=True))
 
 
-def memberships(context: Context, state: State, federation: Federation) -> Array:
+def memberships(method: Method, context: Context, state: State, federation: Federation) -> Array:
     """Every client's weights of the cluster models: those it keeps, or, if it never took part, fresh ones. [m, k]
 
     Fresh weights are those of one M-step from equal ones, on the client's training examples.
     """
     kept = state.clients["membership"]
+    assert isinstance(method.group, soft.SoftGroup)  # a mixture needs one
+    weights = partial(soft.weights, method.group, memory=state.memory, before=jnp.ones(kept.shape[1]))
 
     def fresh(who: Array, data: Any) -> Array:
-        found = soft.losses(context.task, state.clusters, data, context.resources.rows)
-        q = soft.responsibilities(found, data.mask, jnp.ones(kept.shape[1]))
-        return soft.prior(q, data.mask)
+        return weights(soft.losses(context.task, state.clusters, data, context.resources.rows), data)[1]
 
     def found() -> Array:
         everybody = chunks.over_clients(fresh, federation, jnp.arange(kept.shape[0]), context.resources.chunk)

@@ -10,6 +10,7 @@ from jcfl.core import clients
 from jcfl.core.context import Context
 from jcfl.core.engine import SERVER_SIDE
 from jcfl.core.method import Method
+from jcfl.core.soft import SoftGroup
 from jcfl.errors import InputError
 
 REMEMBERED = ("optimizer", "private", "membership")
@@ -128,6 +129,9 @@ def uncovered(method: Method, context: Context) -> Iterator[str]:
         yield "sends control variates beside updates; take fedavg or fedprox"
     if train.correction:
         yield "sends gradients beside updates; take fedprox"
+    reported = clients.kept_by_group(method, context) if isinstance(method.group, SoftGroup) else ()
+    if reported:
+        yield f"reports {', '.join(reported)} beside updates; take fedem"
     for rule in aggregate.other_rules:
         yield f"aggregates by {rule}, which one client can move by more than its clip; take the mean"
     if method.aggregate.exclude:

@@ -4,13 +4,73 @@ Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributi
 https://arxiv.org/abs/2108.10252.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from jcfl.core import chunks
+from jcfl.core import chunks, returned
 from jcfl.core.engine import Client
 from jcfl.core.local import Trainer
+from jcfl.core.method import Group
+from jcfl.errors import InputError, named, shown
 from jcfl.types import Array, Broadcast, Clients, Key, Model, Models, Task, Upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftGroup(Group):
+    """A group whose clients train the models of all clusters: how much each example counts for each of them."""
+
+    def costs(self, losses: Array, y: Array, memory: Any) -> Array:
+        """What an example costs under each model; its responsibilities fall exponentially with it.
+
+        Args:
+            losses: the loss of every example of a client under every model. [n, k] float
+            y: the classes of the examples. [n] int32
+            memory: what the grouping remembers, `State.memory`.
+
+        Returns:
+            the losses themselves, as in FedEM. [n, k] float
+        """
+        return losses
+
+    def report(self, q: Array, y: Array, own: Mapping[str, Any]) -> dict[str, Any]:
+        """What a client reports beside its models: new values of states that the group `keeps`, by name.
+
+        Args:
+            q: the responsibilities of its examples; 0 where a row is no example. [n, k] float
+            y: the classes of the examples. [n] int32
+            own: what is kept of the client, by name.
+        """
+        return {}
+
+
+def weights(group: SoftGroup, losses: Array, data: Clients, memory: Any, before: Array) -> tuple[Array, Array]:
+    """The weights of a client's examples after an E-step, [n, k], and its mixture weights after an M-step, [k].
+
+    Args:
+        losses: the loss of every example under every model. [n, k] float
+        before: the client's mixture weights so far, up to a factor. [k] float
+    """
+    what = f"group {group.name!r}: costs"
+    costs = returned.array(named(what, group.costs)(losses, data.y, memory), losses.shape, (returned.FLOATS,), what)
+    q = responsibilities(costs, data.mask, before)
+    return q, prior(q, data.mask)
+
+
+def reported(group: SoftGroup, q: Array, y: Array, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client of a group reports, checked.
+
+    Raises:
+        InputError: it is no new value of what is kept of the client.
+    """
+    what = f"group {group.name!r}: report"
+    found = named(what, group.report)(q, y, own)
+    if not isinstance(found, Mapping) or not found.keys() <= own.keys():
+        raise InputError(f"{what}: expected new values of what the group keeps, by name, got {shown(found)}")
+    return returned.models(dict(found), {name: own[name] for name in found}, what)
 
 
 def losses(task: Task, models: Models, data: Clients, rows: int) -> Array:
@@ -57,8 +117,8 @@ def hard(weights: Array) -> Array:
     return weights.argmax(-1).astype(jnp.int32)
 
 
-def client(task: Task, trainer: Trainer, rows: int) -> Client:
-    """A client of FedEM: one E-step, then local training of all K models on examples weighted by responsibility.
+def client(task: Task, trainer: Trainer, group: SoftGroup, rows: int) -> Client:
+    """A client of a soft group: one E-step, then local training of all K models on examples weighted by responsibility.
 
     `Broadcast.cluster` and `Upload.cluster` hold the models of all clusters, `[k, ...]`. The responsibilities are the
     weights of examples, `Clients.weight`: the loss of a batch is the weighted sum of the losses of its real rows,
@@ -66,18 +126,19 @@ def client(task: Task, trainer: Trainer, rows: int) -> Client:
     """
 
     def work(sent: Broadcast, data: Clients, key: Key, local: Trainer = trainer) -> Upload:
-        found = responsibilities(losses(task, sent.cluster, data, rows), data.mask, sent.own["membership"])  # [n, k]
+        before = losses(task, sent.cluster, data, rows)
+        q, membership = weights(group, before, data, sent.memory, sent.own["membership"])
 
-        def one(model: Model, weights: Array) -> Model:
+        def one(model: Model, weight: Array) -> Model:
             def value(params, model: Model, batch: Clients, sent: Broadcast, key: Key):
                 logits, after = task.apply({**model, "params": params}, batch.x, key=key, mask=batch.mask)
                 weighted = jnp.where(batch.mask, jnp.asarray(batch.weight) * task.loss(logits, batch.y), 0.0)
                 return weighted.sum() / jnp.maximum(batch.mask.sum(), 1), after
 
-            return local.train(value, model, sent, data.replace(weight=weights), key)
+            return local.train(value, model, sent, data.replace(weight=weight), key)
 
-        models = jax.vmap(one)(sent.cluster, found.T)
-        return Upload(models, (), {"membership": prior(found, data.mask)})
+        models = jax.vmap(one)(sent.cluster, q.T)
+        return Upload(models, (), reported(group, q, data.y, sent.own) | {"membership": membership})
 
     return work
 

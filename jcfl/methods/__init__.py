@@ -23,7 +23,7 @@ from jcfl.methods.fedavg import (
     scaffold,
 )
 from jcfl.methods.fesem import fesem, fesem_ma, oneshot_kmeans, robust_tkm, wecfl
-from jcfl.methods.ifca import fedem, ifca
+from jcfl.methods.ifca import fedem, fedrc, ifca
 from jcfl.methods.stocfl import stocfl
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "fedem",
     "fedprox",
     "fedprox_plus",
+    "fedrc",
     "fedsgd",
     "fesem",
     "fesem_ma",

@@ -1,4 +1,4 @@
-"""Methods that choose among K models by their losses: IFCA, and FedEM, which weighs all of them."""
+"""Methods that choose among K models by their losses: IFCA, and FedEM and FedRC, which weigh all of them."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from jcfl.core.method import Aggregate, Answer, Method, Train
 from jcfl.core.neutral import Every
-from jcfl.grouping.em import Responsibilities
+from jcfl.grouping.em import ByLabel, Responsibilities
 from jcfl.grouping.losses import Itself, Least, Losses
 from jcfl.methods.options import Averaging, Clusters
 from jcfl.registry import register
@@ -48,3 +48,19 @@ def fedem(*, clusters: Clusters = 3) -> Method:
     """
     train, answer = Train(models="all", distinct=True), Answer(model="mixture")
     return Method(name="fedem", **BY_LOSS, group=Responsibilities(clusters=clusters), train=train, answer=answer)
+
+
+@register("method", "fedrc")
+def fedrc(*, clusters: Clusters = 3) -> Method:
+    """As `fedem`, but clients are grouped by what classes look like, not by the classes that they hold.
+
+    Guo et al. 2024, https://arxiv.org/abs/2301.12379. In an example's responsibilities, the likelihood of its class is
+    divided by the share of this class in the cluster. The server computes the shares before each round from the
+    responsibilities that clients reported last.
+
+    Deviations:
+        Only clients that took part count in the shares; all clients take part in the paper. A client that was never
+        sampled predicts with the weights of one M-step from equal weights, with the shares of the last round.
+    """
+    train, answer = Train(models="all", distinct=True), Answer(model="mixture")
+    return Method(name="fedrc", **BY_LOSS, group=ByLabel(clusters=clusters), train=train, answer=answer)

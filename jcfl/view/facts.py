@@ -99,6 +99,7 @@ EXAMPLES = {
     "group linkage": f"method=clustered method.describe=gradient method.compare=cosine {LINKAGE}",
     "group least": LEAST,
     "group em": MIXTURE,
+    "group rc": MIXTURE.replace("group=em", "group=rc"),
     "group bipartition": f"{SETTLED} participation=1",
     "when": "method=wecfl method.when=NAME",
     "when arrival": "method=stocfl method.when=arrival",
