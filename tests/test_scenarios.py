@@ -193,6 +193,21 @@ def test_shifted_labels(copies):
     assert len(made.y) == (3200 if copies else 800)
 
 
+def test_clients_of_a_group_hold_classes_by_dirichlet():
+    """A group's clients hold all its examples: about equal numbers of each class with a large α, else not."""
+    spread = {}
+    for alpha in (1e4, 0.1):
+        made = federation(DATA, "shifted", clients=8, shifts=(0, 3), alpha=alpha, min_examples=(1, 0))
+        owner = np.repeat(np.arange(8), made.train.size)
+        counts = np.zeros((8, 10), int)
+        np.add.at(counts, (owner, made.y[made.train.rows]), 1)
+        np.testing.assert_array_equal([counts[:4].sum(0), counts[4:].sum(0)], 60)
+        number = made.x[made.train.rows][:, 0, 0, 0].astype(int) * 256 + made.x[made.train.rows][:, 0, 1, 0]
+        np.testing.assert_array_equal(made.y[made.train.rows], (number + 3 * made.groups[owner]) % 10)
+        spread[alpha] = counts.std(0).mean()
+    assert spread[1e4] < 1 and spread[0.1] > 15
+
+
 def test_hybrid_groups_have_a_dataset_each():
     two = numbered(500, 100, name="two")
     two.train.x[:, 3, 3], two.test.x[:, 3, 3] = 7, 7

@@ -38,6 +38,10 @@ FOUR = (0.0, 90.0, 180.0, 270.0)
 """The angles of Zeng et al."""
 
 Copies = Annotated[bool, Field(description="each group has a copy of the whole dataset, not an equal share of it")]
+Skew = Annotated[
+    float | None,
+    Field(gt=0, description="each class is spread over a group's clients by Dir(α); none: equal shares"),
+]
 
 
 @register("scenario", "iid")
@@ -71,6 +75,7 @@ def rotated(
     ] = 0.0,
     copies: Copies = True,
     sizes: Sizes = "equal",
+    alpha: Skew = None,
 ) -> Partition:
     """Images rotated by a different angle in each group (Rotated MNIST, Rotated CIFAR).
 
@@ -94,7 +99,7 @@ def rotated(
     turned = partial(rotated_images, interpolation=interpolation, outside=outside)
     versions = [partial(turned, angle=angle) for angle in turns]
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
-    return _dealt(rng, parts, group)
+    return _dealt(rng, parts, group, alpha)
 
 
 @register("scenario", "crowd")
@@ -146,6 +151,7 @@ def shifted(
     ),
     copies: Copies = True,
     sizes: Sizes = "equal",
+    alpha: Skew = None,
 ) -> Partition:
     """Labels (y + s) mod c with a different shift s in each group (Shifted MNIST)."""
     if len({shift % dataset.classes for shift in shifts}) < len(shifts):
@@ -154,11 +160,13 @@ def shifted(
     versions = [np.asarray] * len(shifts)
     parts = copied(dataset, versions) if copies else divided(rng, dataset, versions)
     labels = (parts.y + np.asarray(shifts)[parts.part]) % dataset.classes
-    return _dealt(rng, parts._replace(y=labels), client_groups(clients, len(shifts), sizes))
+    return _dealt(rng, parts._replace(y=labels), client_groups(clients, len(shifts), sizes), alpha)
 
 
 @register("scenario", "hybrid")
-def hybrid(rng: np.random.Generator, *datasets: Dataset, clients: Count = 200, sizes: Sizes = "equal") -> Partition:
+def hybrid(
+    rng: np.random.Generator, *datasets: Dataset, clients: Count = 200, sizes: Sizes = "equal", alpha: Skew = None
+) -> Partition:
     """A different dataset for each group with the same label numbers (MNIST and Fashion-MNIST: Hybrid MNIST).
 
     Raises:
@@ -176,7 +184,7 @@ def hybrid(rng: np.random.Generator, *datasets: Dataset, clients: Count = 200, s
     pools = [pool(dataset) for dataset in datasets]
     part = np.repeat(np.arange(len(pools)), [len(one.y) for one in pools])
     x, y, trains = (np.concatenate([getattr(one, field) for one in pools]) for field in ("x", "y", "trains"))
-    return _dealt(rng, Pool(x, y, trains, part), client_groups(clients, len(datasets), sizes))
+    return _dealt(rng, Pool(x, y, trains, part), client_groups(clients, len(datasets), sizes), alpha)
 
 
 @register("scenario", "natural")
@@ -218,9 +226,19 @@ def natural(
     return Partition(examples.x, examples.y, examples.trains, client[index], groups, examples.source, ids[kept])
 
 
-def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray) -> Partition:
-    """The partition in which the clients of group g have random equal shares of part g."""
-    owner = random_owners(rng, parts.part, parts.trains, group_shares(groups))
+def _dealt(rng: np.random.Generator, parts: Pool, groups: np.ndarray, alpha: float | None = None) -> Partition:
+    """The partition in which the clients of group g have random equal shares of part g.
+
+    Args:
+        alpha: if given, the group's clients have shares of each class of the part that are drawn from Dir(α).
+    """
+    cell, shares = parts.part, group_shares(groups)
+    if alpha is not None:
+        classes = int(parts.y.max()) + 1
+        cell, shares = cell * classes + parts.y, np.repeat(shares, classes, axis=0)
+        for row in shares:
+            row[row > 0] = rng.dirichlet(np.full(np.count_nonzero(row), alpha))
+    owner = random_owners(rng, cell, parts.trains, shares)
     return Partition(parts.x, parts.y, parts.trains, owner, groups, parts.source)
 
 
