@@ -59,8 +59,8 @@ def fedrc(*, clusters: Clusters = 3) -> Method:
     responsibilities that clients reported last.
 
     Deviations:
-        Only clients that took part count in the shares; all clients take part in the paper. A client that was never
-        sampled predicts with the weights of one M-step from equal weights, with the shares of the last round.
+        A client that has not taken part does not count in the shares; in the authors' code it counts as one example of
+        each cluster. It predicts with the weights of one M-step from equal weights, with the shares of the last round.
     """
     train, answer = Train(models="all", distinct=True), Answer(model="mixture")
     return Method(name="fedrc", **BY_LOSS, group=ByLabel(clusters=clusters), train=train, answer=answer)
