@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -262,6 +263,17 @@ def test_a_group_of_one_client_has_no_cosine_of_its_own(tmp_path):
     alone = folders.run(tmp_path / "alone", [0], groups=groups[:1], labels=np.zeros((4, 1), int))
     with pytest.raises(InputError, match=r"alone: expected cosines of two clients .*, got one client"):
         plotting.group_similarity(alone)
+
+
+def test_a_single_client_is_written_in_the_singular(tmp_path):
+    alone = results.load(folders.run(tmp_path / "alone", [0], groups=np.zeros(1, int), labels=np.zeros((4, 1), int)))
+    decided = folders.DECIDED | {"sizes": [1]}
+    alone = dataclasses.replace(alone, summary=alone.summary | {"decided": decided})
+    names = ["flow", "groups_to_clusters", "heatmap", "distances", "decision", "apart", "similarity"]
+    figures = [plotting.FIGURES[name](alone) for name in names]
+    words = [text.get_text() for shown in figures for text in shown.findobj(Text)]
+    assert len([text for text in words if "1 client" in text]) >= 7
+    assert not [text for text in words if re.search(r"\b1 (true )?\w+s\b", text)]
 
 
 def test_legends_of_means_say_what_their_names_are(tmp_path):

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from jcfl.data.summary import describe, guess_note, label_counts, percent, shared
 from jcfl.types import NEVER, Federation
+from jcfl.view.words import counted
 
 MOST = 20
 """The largest number of groups, and of labels, that the table shows one by one."""
@@ -62,7 +63,7 @@ def table(federation: Federation) -> Group:
     for group in groups:
         shown.add_row(*cells(group, counts[members == group["group"]].sum(0)))
     if len(found["groups"]) > MOST:
-        shown.add_row("…", f"{len(found['groups']) - MOST} more groups")
+        shown.add_row("…", counted(len(found["groups"]) - MOST, "more group"))
     if len(found["groups"]) > 1:
         shown.add_row(*cells(found["all"], counts.sum(0)), style="bold")
     shape = " x ".join(str(length) for length in found["shape"])

@@ -12,6 +12,7 @@ from jcfl.version import __version__
 from jcfl.view import pages, statistics
 from jcfl.view.comparing import WEIGHTS
 from jcfl.view.report.numbers import size
+from jcfl.view.words import counted
 
 MARK = "†"
 """What stands behind a score that differs significantly from the baseline's."""
@@ -137,7 +138,7 @@ def told_test(seeds: int, tests: int) -> str:
     if least < statistics.LEVEL:
         return f"With {seeds} seeds, p is from a two-sided {test} of the differences seed by seed."
     return (
-        f"With {seeds} seeds and {tests} test{'s' * (tests > 1)}, the smallest possible p-value of a {test} is "
+        f"With {seeds} seeds and {counted(tests, 'test')}, the smallest possible p-value of a {test} is "
         f"{least:.2g} after Holm's correction. Therefore p is from a paired t test, which assumes normal differences. "
         f"Where all differences are equal, they have no deviation: p is from a {test}, and the worse one is not bold."
     )

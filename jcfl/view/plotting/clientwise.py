@@ -30,6 +30,7 @@ from jcfl.view.plotting.style import (
     shortened,
     titles,
 )
+from jcfl.view.words import counted
 
 WORST = 15
 """How many of the worst clients are named."""
@@ -124,8 +125,7 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
         for axis, i in zip(row, mine, strict=False):
             draw_thumbnail(axis, (facts["images"][i] - low) / max(high - low, 1e-12), int(groups[i]))
         name = "no cluster" if kind < 0 else f"cluster {kind + 1}"
-        many = int((whole == kind).sum())
-        text = f"{name}\n{many} client{'s' * (many != 1)}"
+        text = f"{name}\n{counted(int((whole == kind).sum()), 'client')}"
         row[0].set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7)
     return shown
 
@@ -153,7 +153,7 @@ def draw_label_map(counts: np.ndarray, groups: np.ndarray, width: float) -> Figu
     axis.grid(False)
     axis.spines[:].set_visible(False)
     separate(axis, groups[order], width)
-    axis.set(xlabel=f"{len(counts)} clients", ylabel="label", xticks=[])
+    axis.set(xlabel=counted(len(counts), "client"), ylabel="label", xticks=[])
     if counts.shape[1] <= 20:
         axis.set_yticks(range(counts.shape[1]))
     axis.tick_params(length=0)

@@ -28,6 +28,7 @@ from jcfl.view.plotting.style import (
     remove_space,
     signed,
 )
+from jcfl.view.words import counted
 
 NAMED = 12
 """The most clusters or groups that a legend names."""
@@ -72,11 +73,11 @@ def embedding(
     for axis, shot in zip(axes, shots, strict=False):
         many = len(np.unique(whole[shot][whole[shot] >= 0]))
         scatter(axis, points, labels[shot], "cluster")
-        axis.set_title(f"{many} cluster{'s' * (many != 1)} after round {run.rounds[shot]}{of_seed(run, seed)}")
+        axis.set_title(f"{counted(many, 'cluster')} after round {run.rounds[shot]}{of_seed(run, seed)}")
     if truth:
         scatter(axes[-1], points, groups, "group", names=run.groups[who])
         many = len(np.unique(run.groups[run.groups >= 0]))
-        axes[-1].set_title(f"{many} true group{'s' * (many != 1)}")
+        axes[-1].set_title(counted(many, "true group"))
     if len(who) < whole.shape[1]:
         shown.supxlabel(f"{len(who)} of {whole.shape[1]} clients", fontsize=8)  # below the legends
     return shown
@@ -157,7 +158,9 @@ def draw_matrix(shown: Any, matrix: np.ndarray, labels: np.ndarray, groups: np.n
     grid = shown.add_gridspec(
         2, 3, width_ratios=(0.035, 1, 0.035), height_ratios=(0.035 if truth else 0.001, 1), hspace=0.02, wspace=0.02
     )
-    draw_strip(shown.add_subplot(grid[1, 0]), labels[:, None]).set_ylabel(f"{len(labels)} clients by cluster")
+    draw_strip(shown.add_subplot(grid[1, 0]), labels[:, None]).set_ylabel(
+        f"{counted(len(labels), 'client')} by cluster"
+    )
     if truth:
         draw_strip(shown.add_subplot(grid[0, 1]), groups[None]).set_title("true group", fontsize=7, pad=2)
     axis = shown.add_subplot(grid[1, 1])

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.view.plotting.style import decades, figure, line, panels
+from jcfl.view.words import counted
 
 
 @figure(single=True)
@@ -29,7 +30,7 @@ def decision(run: History, columns: int | None = None) -> Figure:
     for axis, values, title in zip(
         axes,
         (found["error"], found["clusters"]),
-        ("error on the part left out", f"clusters of {clients} clients"),
+        ("error on the part left out", f"clusters of {counted(clients, 'client')}"),
         strict=True,
     ):
         axis.plot(taus, values, **line(0))

@@ -14,6 +14,7 @@ from jcfl.view.plotting.cosines import labels_of, remove_axes
 from jcfl.view.plotting.explaining import Cluster, explain
 from jcfl.view.plotting.membership import SHOWN
 from jcfl.view.plotting.style import COLUMN, PAGE, Picture, colour, figure, in_per_cent, line, panels, whole_numbers
+from jcfl.view.words import counted
 
 STRONG = 2.0
 """Cohen's d of the darkest colours; 0.8 is called a large effect."""
@@ -104,9 +105,7 @@ def draw_labels(axis: Axes, one: Cluster, everybody: np.ndarray, top: float) -> 
     axis.bar(places, one.labels, width=0.8, color=colour(one.number - 1), label="cluster")
     axis.hlines(everybody, places - 0.45, places + 0.45, color="black", linewidth=1, label="all clients")
     strength = "" if np.isnan(one.association) else f", V {one.association:.2f}"
-    axis.set_title(
-        f"cluster {one.number} ({one.clients} client{'s' * (one.clients != 1)}){strength}", loc="left", fontsize=7
-    )
+    axis.set_title(f"cluster {one.number} ({counted(one.clients, 'client')}){strength}", loc="left", fontsize=7)
     axis.set(xlim=(-0.6, len(everybody) - 0.4), ylim=(0, top))
     axis.grid(False, axis="x")
     whole_numbers(axis.xaxis)

@@ -26,6 +26,7 @@ from jcfl.view.plotting.style import (
     ranked,
     whole_numbers,
 )
+from jcfl.view.words import counted
 
 SHOWN = 8
 """The most clusters that are drawn one by one; the others are drawn as one."""
@@ -164,7 +165,7 @@ def flow(run: History, at: Sequence[Number] = (), seed: int | None = None) -> Fi
     axis.set_xticks(range(len(turns)), [str(run.rounds[turn]) for turn in turns])
     axis.tick_params(length=0)
     axis.set_xlabel(f"round{of_seed(run, seed)}")
-    axis.set_ylabel(f"{labels.shape[1]} clients")
+    axis.set_ylabel(counted(labels.shape[1], "client"))
     margin = width if len(turns) > 1 else 0.5  # a single column stands in the middle, its names beside it
     axis.set_xlim(-margin, len(turns) - 1 + margin)
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in labels) + 1 + gap)
@@ -199,7 +200,7 @@ def groups_to_clusters(run: History, seed: int | None = None) -> Figure:
     remove_axes(axis)
     axis.set_xlim(-width, 1 + width)
     axis.set_ylim(-gap, max(heights(now, now, gap).max() for now in (groups, clusters)) + 1 + gap)
-    axis.set_xlabel(f"{len(last)} clients, round {run.rounds[-1]}{of_seed(run, seed)}")
+    axis.set_xlabel(f"{counted(len(last), 'client')}, round {run.rounds[-1]}{of_seed(run, seed)}")
     return shown
 
 

@@ -37,6 +37,7 @@ from jcfl.view.plotting.style import (
     remove_space,
     signed,
 )
+from jcfl.view.words import counted
 
 SHOTS = 4
 """The most rounds that are shown unless they are chosen."""
@@ -215,7 +216,9 @@ def distances(
     step = -(-c // ROWS)
     axis.set_yticks(range(0, c, step), [str(cluster + 1) for cluster in one.clusters[::step]])
     axis.tick_params(length=0)
-    axis.set(xlabel=f"{n} clients by cluster, round {one.round}{of_seed(run, seed)}", ylabel="model of cluster")
+    axis.set(
+        xlabel=f"{counted(n, 'client')} by cluster, round {one.round}{of_seed(run, seed)}", ylabel="model of cluster"
+    )
     bar = shown.colorbar(image, ax=axis, pad=0.01, aspect=12)
     bar.set_label({"euclidean": "Euclidean distance", "l1": "L1 distance"}[distance])
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

@@ -18,6 +18,7 @@ from jcfl.version import __version__
 from jcfl.view import pages
 from jcfl.view.plotting import style
 from jcfl.view.reproduction import texts
+from jcfl.view.words import counted
 
 COLUMNS, ROW = 4, 0.17
 """Of the figure: panels side by side, and inches of a row."""
@@ -56,9 +57,7 @@ def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
         kept = next(name for name in names if not name.exists())
         with writing(kept):
             file.rename(kept)
-        told = (
-            f"{file} had numbers of {lost} cell{'s' * (lost > 1)} whose runs are not in {file.parent / 'runs'}; it is"
-        )
+        told = f"{file} had numbers of {counted(lost, 'cell')} whose runs are not in {file.parent / 'runs'}; it is"
         warnings.warn(f"{told} now {kept}; --add {as_argument(kept)} shows them", Notice, stacklevel=2)
 
 

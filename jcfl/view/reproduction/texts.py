@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jcfl.view.words import counted
+
 MARKS = {"reproduced": "✓", "not reproduced": "✗", "not judged": "?", "cannot be run here": "–", "not run": "·"}
 """What stands behind our number for a verdict."""
 
@@ -148,7 +150,7 @@ def tally(found: Mapping[str, Any], what: str) -> str:
     counts = found["counts"][what]
     parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     total = sum(counts.values())
-    return f"{total} {what[:-1] if total == 1 else what}" + (f": {parts}" if parts else "")
+    return counted(total, what.removesuffix("s")) + (f": {parts}" if parts else "")
 
 
 def legend(found: Mapping[str, Any]) -> str:
@@ -196,7 +198,7 @@ def reasons(found: Mapping[str, Any]) -> list[str]:
     """Why numbers have their verdicts, where there is a reason, and how many numbers it is the reason of."""
     cells = [cell for one in found["rows"] for cell in one["cells"] if cell is not None and cell["why"]]
     pairs = Counter((cell["verdict"], cell["why"]) for cell in cells)
-    return [f"{verdict} ({count} number{'s' * (count > 1)}): {why}" for (verdict, why), count in pairs.items()]
+    return [f"{verdict} ({counted(count, 'number')}): {why}" for (verdict, why), count in pairs.items()]
 
 
 def doubts(found: Mapping[str, Any]) -> list[str]:
