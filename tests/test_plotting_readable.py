@@ -265,6 +265,20 @@ def test_a_group_of_one_client_has_no_cosine_of_its_own(tmp_path):
         plotting.group_similarity(alone)
 
 
+@pytest.mark.parametrize("columns", [None, 1])
+def test_distances_of_many_clusters_are_no_taller_than_wide(tmp_path, columns):
+    clusters = np.arange(60)
+    run = folders.run(tmp_path / "run", [0], groups=clusters, labels=np.stack([clusters] * 4))
+    shown = plotting.distances(run, columns=columns)
+    shown.draw_without_rendering()
+    width, height = shown.get_size_inches()
+    assert height <= width
+    (axis,) = (axis for axis in shown.axes if axis.get_ylabel() == "model of cluster")
+    boxes = [label.get_window_extent() for label in axis.get_yticklabels()]
+    assert len(boxes) >= 12
+    assert all(above.y0 > below.y1 for above, below in itertools.pairwise(boxes))
+
+
 def test_a_single_client_is_written_in_the_singular(tmp_path):
     alone = results.load(folders.run(tmp_path / "alone", [0], groups=np.zeros(1, int), labels=np.zeros((4, 1), int)))
     decided = folders.DECIDED | {"sizes": [1]}

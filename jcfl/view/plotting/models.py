@@ -42,8 +42,8 @@ from jcfl.view.words import counted
 SHOTS = 4
 """The most rounds that are shown unless they are chosen."""
 
-ROWS = 25
-"""The most clusters that are named beside a matrix, and for which it grows."""
+ROW, NAME, TALLEST = 0.2, 0.15, 0.7
+"""Inches of a row of distances and of a name beside rows, and the height of all rows as a share of a figure's width."""
 
 WRITTEN = 12
 """The most clusters that are named below a matrix."""
@@ -203,9 +203,10 @@ def distances(
     order = np.lexsort((one.groups, np.where(one.labels < 0, n, one.labels)))
     truth = bool((one.groups >= 0).any())
     width = PAGE if columns is None else COLUMN
-    shown = Picture(figsize=(width, 0.9 + 0.2 * min(max(c, 3), ROWS)))
+    height = min(ROW * max(c, 3), TALLEST * width)
+    shown = Picture(figsize=(width, 0.9 + height))
     remove_space(shown)
-    grid = shown.add_gridspec(2, 1, height_ratios=(0.25 if truth else 0.001, min(max(c, 3), ROWS)), hspace=0.01)
+    grid = shown.add_gridspec(2, 1, height_ratios=(0.05 if truth else 0.0002, height), hspace=0.01)
     if truth:
         draw_strip(shown.add_subplot(grid[0]), one.groups[order][None]).set_title("true group", fontsize=7, pad=2)
     axis = shown.add_subplot(grid[1])
@@ -213,7 +214,7 @@ def distances(
     image = axis.imshow(apart[order].T, **look)
     remove_axes(axis)
     separate(axis, one.labels[order], width)
-    step = -(-c // ROWS)
+    step = -(-c // int(height / NAME))
     axis.set_yticks(range(0, c, step), [str(cluster + 1) for cluster in one.clusters[::step]])
     axis.tick_params(length=0)
     axis.set(
