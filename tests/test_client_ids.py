@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 
 import jax
 import numpy as np
@@ -147,8 +148,10 @@ def test_errors_name_the_client():
     few = np.where(np.arange(len(Y)) == 5, "writer-alone", CLIENTS)
     with pytest.raises(InputError, match=r"1 of 21 .* such as 'writer-alone'"):
         from_clients(X, Y, few)
-    with pytest.raises(InputError, match=r"^federation: min_examples\.0: "):
-        from_clients(X, Y, CLIENTS, min_examples=(0, 1))
+    two = "expected two whole numbers: of training examples, 1 or more, and of test examples, 0 or more"
+    for wrong in ((0, 1), (5,), 5):
+        with pytest.raises(InputError, match=rf"^federation: min_examples: {two}, got {re.escape(str(wrong))}$"):
+            from_clients(X, Y, CLIENTS, min_examples=wrong)
     with pytest.raises(InputError, match="3 ids for 20 clients"):
         jcfl.data.place(whole.replace(ids=Ids(["a", "b", "c"])))
     with pytest.raises(InputError, match="expected ids"):

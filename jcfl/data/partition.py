@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from jcfl.data.dataset import CLASSES as LARGEST
 from jcfl.data.dataset import Dataset
@@ -30,7 +31,18 @@ Sizes = Annotated[
     Literal["equal", "uneven"] | tuple[Annotated[int, Field(ge=1)], ...],
     Field(description="clients per group: equal, uneven (group i in proportion to 1/(i+1)), or the numbers themselves"),
 ]
-Counts = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]]
+
+
+def two_counts(value: Any, check: Callable[[Any], Any]) -> Any:
+    """The value, checked; an error names both numbers, and not the places that they have in a list."""
+    try:
+        return check(value)
+    except ValidationError:
+        told = "expected two whole numbers: of training examples, 1 or more, and of test examples, 0 or more"
+        raise PydanticCustomError("two_counts", told) from None
+
+
+Counts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]], WrapValidator(two_counts)]
 """Numbers of training and of test examples."""
 
 Least = Annotated[Counts, Field(description="smallest number of training and test examples of a client")]
