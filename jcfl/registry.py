@@ -279,7 +279,7 @@ def check(
     known: Mapping[str, inspect.Parameter],
     given: Mapping[str, Any],
     beside: Iterable[str] = (),
-    named: Callable[[str], str] = str,  # how errors name an option
+    named: Callable[[str], str] = str,  # how errors name an option, or a function
 ) -> dict[str, Any]:
     """`given` checked against parameters and their annotations, defaults filled in.
 
@@ -293,7 +293,7 @@ def check(
     try:
         checked = options_model(*known.values())(**given)
     except ValidationError as error:
-        raise InputError(f"{what}: {sentence(error, named=named)}") from None
+        raise InputError(f"{named(what).removeprefix('--')}: {sentence(error, named=named)}") from None
     return {key: getattr(checked, f"option_{key}") for key in known}
 
 

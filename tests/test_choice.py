@@ -138,10 +138,10 @@ def test_an_example_is_left_on_each_side_whatever_share_is_held_back(share):
         ({"ks": [2, 9]}, "expected numbers from 1 to 8, the clients sampled, got 9$"),
         ({"ks": [2, 2, 3], "criterion": "distance"}, "at least 3 different"),
         ({"criterion": "purity"}, "'accuracy' or 'distance'"),
-        ({"held_back": 1.0}, "held_back"),
+        ({"held_back": 1.0}, "^choose_k: held_back: "),
         ({"clients": 0}, "clients"),
         ({"method": "fedavg"}, "clusters"),
-        ({"participation": 0.5}, "cannot keep participation"),
+        ({"participation": 0.5}, "^choose_k makes its own short runs and cannot keep participation"),
     ],
 )
 def test_mistakes_are_said_in_one_line(given, complaint):
@@ -180,13 +180,14 @@ def test_the_command_prints_what_the_function_finds(capsys):
     assert cli.status([*words[:-1], "2,x"]) == 2
     assert "--k: expected a list of numbers from 1 to 8" in capsys.readouterr().err
     assert cli.status([*words, "--held-back", "2"]) == 2
-    assert "--held-back: input should be less than 1, got 2.0" in capsys.readouterr().err
+    assert "choose-k: --held-back: input should be less than 1, got 2.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["method.name=ifca", "rounds=3", "compare=[fesem]"])
 def test_the_command_refuses_overrides_that_it_cannot_keep(change, capsys):
     assert cli.status(["choose-k", "quickstart", "--set", change, "--k", "2,3"]) == 2
-    assert f"cannot keep {change.split('=')[0].split('.')[0]}; it takes data, " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"choose-k makes its own short runs and cannot keep {change.split('=')[0].split('.')[0]}; it takes" in said
 
 
 def test_distance_needs_the_clients_models(monkeypatch):

@@ -182,7 +182,8 @@ def refuse_others(keys: Iterable[str]) -> None:
     """Refuse keys of a configuration that short runs do not keep."""
     for key in Config.model_fields.keys() & set(keys) - set(USED):
         raise InputError(
-            f"choose-k makes its own short runs and cannot keep {key}; it takes {', '.join(USED)}, and its own options "
+            f"{argument('choose_k').removeprefix('--')} makes its own short runs and cannot keep {key}; it takes "
+            f"{', '.join(USED)}, and its own options "
             f"{', '.join(map(argument, ('method', 'rounds', 'clients')))} and {argument('seeds')}"
         )
 
