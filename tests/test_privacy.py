@@ -27,7 +27,10 @@ from jcfl.core.reliability import Reliability
 from jcfl.core.rounds import first_state, sample
 from jcfl.core.streams import Stream, round_keys, stream
 from jcfl.errors import InputError
+from jcfl.grouping.compare import L2
 from jcfl.grouping.describe import LabelCounts, Update
+from jcfl.grouping.groups import KMeans
+from jcfl.grouping.when import Once
 from jcfl.methods import fedavg
 from jcfl.runs import accounting
 from jcfl.runs.cohorts import cohorts
@@ -397,6 +400,30 @@ def test_data_that_a_group_of_ones_own_looks_at_are_covered_or_refused():
     with pytest.raises(InputError, match=r"privacy: own .*group 'looks'.*context.privacy.descriptions.*covers_data"):
         own(Describes())
     own(Covers())
+
+
+def test_a_group_that_looks_at_data_in_its_own_way_says_itself_that_it_covers_them():
+    """A group of jcfl's covers what its own `grouping` looks at, and knows nothing of that of a subclass."""
+
+    class Narrower(KMeans):
+        def labels(self, method, context, compare):
+            return super().labels(method, context, compare)
+
+    class Looking(KMeans):
+        def grouping(self, method, context):
+            return super().grouping(method, context)
+
+    class Covering(Looking):
+        covers_data: ClassVar[bool] = True
+
+    method = replace(fedavg(), name="own", describe=LabelCounts(), compare=L2(), when=Once())
+    own = lambda kind: tiny.built(replace(method, group=kind(clusters=2)), setting(NOISY))
+    own(Narrower)
+    with pytest.raises(
+        InputError, match=r"privacy: own .*context.privacy.descriptions.*covers_data = True in its class"
+    ):
+        own(Looking)
+    own(Covering)
 
 
 def test_a_state_that_clients_keep_for_their_group_shows_who_took_part():

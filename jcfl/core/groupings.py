@@ -14,7 +14,7 @@ from jcfl import metrics
 from jcfl.core import returned
 from jcfl.core.context import Context
 from jcfl.core.faults import with_failure
-from jcfl.core.method import Method
+from jcfl.core.method import Group, Method
 from jcfl.core.releases import keeps_models
 from jcfl.errors import InputError, named, shown
 from jcfl.types import OVERFLOW, Array, Cohort, Federation, Grouping, Key, Models, State
@@ -95,12 +95,21 @@ def refuse_data_without_noise(method: Method, context: Context) -> None:
         InputError: the line says what to do.
     """
     group = method.group
-    if context.privacy.is_on and method.describe.source == "data" and not group.covers_data:
+    if context.privacy.is_on and method.describe.source == "data" and not says_to_cover(group):
         raise InputError(
             f"privacy: {method.name} describes clients by data, and group {group.name!r} does not say that it adds "
             "noise to descriptions; pass them through context.privacy.descriptions, and set covers_data = True in its "
             "class"
         )
+
+
+def says_to_cover(group: Group) -> bool:
+    """Whether a group says of its own `grouping` that descriptions of data pass through the noise.
+
+    What a class says holds for the `grouping` that it has, and not for one that a subclass puts in its place.
+    """
+    own = next(one for one in type(group).__mro__ if not {"covers_data", "grouping"}.isdisjoint(vars(one)))
+    return "covers_data" in vars(own) and group.covers_data
 
 
 def sound_state(found: Any, given: State, slots: int, what: str, begins: bool = False) -> State:
