@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,8 @@ from rich.console import Console
 from jcfl import cli, metrics, registry
 from jcfl.cli import display
 from jcfl.errors import InputError
-from jcfl.runs import automatic, bars, config
+from jcfl.results import Record
+from jcfl.runs import automatic, bars, config, replicas
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import planned
 from jcfl.view import facts, options
@@ -298,10 +300,12 @@ def test_no_colour_where_none_is_wanted():
     [
         (Progress("fedavg", 0, 0, 0, 4, {}), 1, "compiling"),
         (Progress("fedavg", 0, 4, 4, 4, {}), 1, "round 4/4"),
-        (Progress("fedavg", 0, 2, 6, 12, {}), 3, "round 2/4, 3 seeds"),
+        (Progress("fedavg", 0, 2, 6, 12, {}, 3), 3, "round 2/4, 3 seeds"),
         (Progress("fedavg", 0, 3, 3, 12, {}), 3, "round 3/4 of seed 0, 3/12 in all"),
         (Progress("fedavg", 1, 1, 5, 12, {}), 3, "round 1/4 of seed 1, 5/12 in all"),
-        (Progress("fedavg", 0, 0, 0, 0, {}), 3, "round 0/0, 3 seeds"),
+        (Progress("fedavg", 1, 2, 6, 12, {}), 3, "round 2/4 of seed 1, 6/12 in all"),
+        (Progress("fedavg", 2, 4, 12, 12, {}), 3, "round 4/4 of seed 2, 12/12 in all"),
+        (Progress("fedavg", 0, 0, 0, 0, {}, 3), 3, "round 0/0, 3 seeds"),
         (Progress("fedavg", 0, 4, 4, 4, {}), None, "round 4/4"),
         (Progress("fedavg", 0, 4, 12, 12, {}), None, "round 12/12 over all seeds"),
         (Progress("sweep", 0, 3, 3, 9, {}), None, "round 3/9 over all points and seeds"),
@@ -313,11 +317,25 @@ def test_progress_says_what_its_rounds_are_counted_over(progress, seeds, said):
     assert bars.where(progress, seeds) == said
 
 
+def test_progress_has_the_mean_over_the_seeds_that_train_together():
+    """Of seeds that train one after another it has the scores of the one that trains, once that was evaluated."""
+    told = []
+    scores = [{"accuracy_micro": 0.1, "clusters": 2.0}, {"accuracy_micro": 0.4, "clusters": 3.0}]
+    records = [Record(seed, round, scores[seed], {}) for round in (1, 2) for seed in (0, 1)]
+    run = SimpleNamespace(method="one", records=records)
+    for seeds in ([0, 1], [1], [2]):
+        replicas.Reporter([run], seeds, told.append, 0, 8)(2)
+    assert [progress.seeds for progress in told] == [2, 1, 1]
+    assert told[0].scores == {"accuracy_micro": 0.25, "clusters": 2.5}
+    assert bars.brief(told[0].scores) == "accuracy 25.00%, 2.5 clusters"
+    assert (told[1].scores, told[2].scores) == (scores[1], {})
+
+
 def test_a_bar_and_a_line_say_the_same_of_several_seeds():
     bar, lines = console(), console(_environ={"TERM": "dumb"})
     for there in (bar, lines):
         with bars.watched(there, methods=["one"], seeds=3) as watch:
-            watch(Progress("one", 0, 4, 12, 12, {}))
+            watch(Progress("one", 0, 4, 12, 12, {}, 3))
     assert "round 4/4, 3 seeds" in bar.file.getvalue()
     assert lines.file.getvalue() == "one: round 4/4, 3 seeds\n"
 

@@ -172,8 +172,10 @@ class Start(NamedTuple):
 def where(progress: loop.Progress, seeds: int | None) -> str:
     """How far a run has come, in words.
 
-    >>> where(loop.Progress("ifca", 0, 2, 6, 12, {}), seeds=3), where(loop.Progress("ifca", 1, 1, 5, 12, {}), seeds=3)
-    ('round 2/4, 3 seeds', 'round 1/4 of seed 1, 5/12 in all')
+    >>> where(loop.Progress("ifca", 0, 2, 6, 12, {}, seeds=3), seeds=3)
+    'round 2/4, 3 seeds'
+    >>> where(loop.Progress("ifca", 1, 1, 5, 12, {}), seeds=3)
+    'round 1/4 of seed 1, 5/12 in all'
 
     Args:
         progress: its rounds are counted over all seeds, and over all points or trials.
@@ -189,7 +191,7 @@ def where(progress: loop.Progress, seeds: int | None) -> str:
     if not seeds:
         return f"round {share}" if progress.done == progress.round else f"round {share} over all seeds"
     own = f"round {progress.round}/{progress.total // seeds}"
-    if progress.done == progress.round * seeds:
+    if progress.seeds == seeds:
         return f"{own}, {seeds} seeds" if seeds > 1 else own
     return f"{own} of seed {progress.seed}, {share} in all"
 
@@ -205,5 +207,6 @@ def brief(scores: Mapping[str, float]) -> str:
     if "accuracy_micro" in scores:
         parts.append(f"accuracy {scores['accuracy_micro']:.2%}")
     if scores.get("clusters"):
-        parts.append(f"{scores['clusters']:.0f} cluster{'s' * (scores['clusters'] != 1)}")
+        clusters = f"{scores['clusters']:.1f}".removesuffix(".0")  # a mean over seeds
+        parts.append(f"{clusters} cluster{'s' * (clusters != '1')}")
     return ", ".join(parts)

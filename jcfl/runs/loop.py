@@ -38,8 +38,10 @@ class Progress(NamedTuple):
     round: int  #: the number of rounds that these seeds have been trained; 0 where `workers` train
     done: int  #: the rounds that have been trained, over all seeds and all points of a sweep
     total: int  #: the rounds that are to be trained, counted in the same way
-    #: each metric at the last evaluation; empty before the first one, in a search, and where `workers` train
+    #: each metric at the last evaluation, as mean over the seeds that run together; empty before the first one, in a
+    #: search, and where `workers` train
     scores: dict[str, float]
+    seeds: int = 1  #: how many seeds run together
 
 
 class Store(Protocol):

@@ -70,8 +70,15 @@ class Reporter:
         """Report after a block of rounds."""
         last = self.runs[-1]
         done = self.done + round * len(self.seeds) * len(self.runs)
-        scores = last.records[-1].scores if last.records else {}
-        self.on_progress(Progress(last.method, self.seeds[0], round, done, self.total, scores))
+        scores = latest(last.records, self.seeds)
+        self.on_progress(Progress(last.method, self.seeds[0], round, done, self.total, scores, len(self.seeds)))
+
+
+def latest(records: Sequence[Record], seeds: Sequence[int]) -> dict[str, float]:
+    """The metrics at the last evaluation of seeds that train together, each as mean over those that have it."""
+    found = [record.scores for record in records[-len(seeds) :] if record.seed in seeds]
+    names = dict.fromkeys(name for scores in found for name in scores)
+    return {name: float(np.mean([scores[name] for scores in found if name in scores])) for name in names}
 
 
 def train_batch(
