@@ -1,6 +1,7 @@
 """Figures that can be read: numbers on axes, names, colours and widths, and which clients are drawn."""
 
 import dataclasses
+import inspect
 import itertools
 import re
 
@@ -263,6 +264,12 @@ def test_a_group_of_one_client_has_no_cosine_of_its_own(tmp_path):
     alone = folders.run(tmp_path / "alone", [0], groups=groups[:1], labels=np.zeros((4, 1), int))
     with pytest.raises(InputError, match=r"alone: expected cosines of two clients .*, got one client"):
         plotting.group_similarity(alone)
+
+
+def test_figures_of_one_of_several_seeds_say_which(one):
+    shows = [name for name, draw in plotting.SINGLE.items() if "seed" in inspect.signature(draw).parameters]
+    said = {name: [text.get_text() for text in plotting.FIGURES[name](one, seed=1).findobj(Text)] for name in shows}
+    assert not [name for name, texts in said.items() if not any("seed 1" in text for text in texts)]
 
 
 @pytest.mark.parametrize("columns", [None, 1])

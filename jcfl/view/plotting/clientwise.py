@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jcfl import results
 from jcfl.errors import InputError, printable
 from jcfl.results import History
-from jcfl.view.plotting.cosines import draw_strip, groups_of, labels_of, remove_axes, separate
+from jcfl.view.plotting.cosines import draw_strip, groups_of, labels_of, of_seed, remove_axes, separate
 from jcfl.view.plotting.style import (
     COLUMN,
     PAGE,
@@ -127,6 +127,8 @@ def samples(run: History, seed: int | None = None, columns: int | None = None) -
         name = "no cluster" if kind < 0 else f"cluster {kind + 1}"
         text = f"{name}\n{counted(int((whole == kind).sum()), 'client')}"
         row[0].set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7)
+    if len(run.seeds) > 1:
+        shown.supxlabel(of_seed(run, seed).removeprefix(", "), fontsize=7)
     return shown
 
 

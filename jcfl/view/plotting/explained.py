@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.view.plotting import explaining
-from jcfl.view.plotting.cosines import labels_of, remove_axes
+from jcfl.view.plotting.cosines import labels_of, of_seed, remove_axes
 from jcfl.view.plotting.explaining import Cluster, explain
 from jcfl.view.plotting.membership import SHOWN
 from jcfl.view.plotting.style import COLUMN, PAGE, Picture, colour, figure, in_per_cent, line, panels, whole_numbers
@@ -92,7 +92,7 @@ def apart(run: History, seed: int | None = None, columns: int | None = None) -> 
         if pictured and one.effect is not None:
             drawn = row[2].imshow(one.effect, cmap="PuOr", vmin=-STRONG, vmax=STRONG, interpolation="nearest")
             shown.colorbar(drawn, ax=row[2], extend="both", ticks=(-STRONG, 0, STRONG)).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    axes[-1, 0].set_xlabel("label")
+    axes[-1, 0].set_xlabel(f"label{of_seed(run, seed)}")
     for axis, title in zip(axes[0, 1:], ("mean image", "Cohen's d"), strict=False):
         axis.set_title(title, fontsize=7)
     shown.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
