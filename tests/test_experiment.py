@@ -511,16 +511,9 @@ def test_the_shared_model_is_tested_where_one_is_trained():
     assert "accuracy_shared" not in experiment.run(data, method=whole, model="linear", rounds=2).scores
 
 
-def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
-    """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
-    rooms = []
-
-    def walking(context):
-        rooms.append(context.resources.room)
-        return walk(context)
-
-    calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")
-    begun, errors = programs.begun, ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
+def with_errors(monkeypatch, errors):
+    """Let programs fail to compile, with one of these errors each time as long as there are any."""
+    begun = programs.begun
 
     def tight(*given):
         compiling = begun(*given)
@@ -533,6 +526,19 @@ def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
         return wait
 
     monkeypatch.setattr(programs, "begun", tight)
+
+
+def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
+    """The run goes on with half as many clients at a time, and comes to the same figures; another error ends it."""
+    rooms = []
+
+    def walking(context):
+        rooms.append(context.resources.room)
+        return walk(context)
+
+    calm = experiment.run(tiny.federation(), method=walk, rounds=5, chunk=4, out=tmp_path / "calm")
+    errors = ["RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: again"]
+    with_errors(monkeypatch, errors)
     given = {"method": walking, "chunk": 4, "out": tmp_path / "tight"}
     found = experiment.run(tiny.federation(), rounds=5, **given)
     assert yaml.safe_load((tmp_path / "tight" / "config.yaml").read_text())["chunk"] == 1
@@ -545,6 +551,25 @@ def test_memory_that_runs_out_halves_the_chunk(tmp_path, monkeypatch):
     errors.append("INTERNAL: something else")
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         experiment.run(tiny.federation(), method=walk, rounds=5)
+
+
+def test_a_comparison_that_goes_on_has_no_more_memory_than_it_had(tmp_path, monkeypatch):
+    """Each of its methods has as much as its own folder says."""
+    rooms = []
+
+    def walking(context):
+        rooms.append((context.resources.room, context.resources.chunk))
+        return walk(context)
+
+    with_errors(monkeypatch, ["RESOURCE_EXHAUSTED: Out of memory"])
+    given = {"method": walking, "compare": [walk], "chunk": 4, "out": tmp_path / "run"}
+    experiment.run(tiny.federation(), rounds=3, **given)
+    (whole, four), (half, two) = rooms
+    assert (half, four, two) == (whole // 2, 4, 2)
+    experiment.run(tiny.federation(), rounds=4, resume=True, **given)
+    assert rooms[-1] == (half, two)
+    chunk = lambda name: yaml.safe_load((tmp_path / "run" / "runs" / name / "config.yaml").read_text())["chunk"]
+    assert (chunk("walking"), chunk("walk")) == (2, 4)
 
 
 class Other(nn.Module):

@@ -25,10 +25,10 @@ from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, checkpoints
 from jcfl.results.files import place_of
 from jcfl.results.writer import but_holds, refuse_taken
-from jcfl.runs import automatic, bars, devices, disk, hosts, loop, programs, trackers, tuning
+from jcfl.runs import automatic, bars, devices, disk, fitted, hosts, loop, programs, trackers, tuning
 from jcfl.runs.compiled import begun, compiled_ahead, compiled_to_fit, replan
 from jcfl.runs.config import Config, read
-from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, state_bytes
+from jcfl.runs.plan import Plan, config_and_objects, federation_of, planned, smaller, state_bytes
 from jcfl.runs.predicting import Predictor
 from jcfl.runs.provenance import differences, fingerprint, settings
 from jcfl.runs.replicas import OnProgress, train
@@ -317,11 +317,30 @@ def separate(plan: Plan, out: Path | None, fingerprint: str) -> list[Run]:
         count = one.context.resources.devices
         one = one._replace(federation=on(count)) if count != plan.context.resources.devices else one
         place = out and (out / "runs" / title if several else out)
+        one = no_larger(one, place) if several and place is not None else one
         tracking = trackers.tracking(plan.config.track, title, place)
         folder = devices.folder(place) if place is not None else None
         whole = plan.config if several else None
-        found.append(Run(title, one, one.algorithms[title], folder, tracking, None, fingerprint, whole))
+        (algorithm,) = one.algorithms.values()
+        found.append(Run(title, one, algorithm, folder, tracking, None, fingerprint, whole))
     return found
+
+
+def no_larger(plan: Plan, place: Path) -> Plan:
+    """The plan of a comparison's run, with no more memory than it has left itself where an earlier process ran out.
+
+    The configuration of the comparison, from which this one is made, holds what all its methods began with.
+    """
+    try:
+        room = fitted.room_of(read(place / "config.yaml"))
+    except InputError:  # there is none yet, or it is damaged, which is said where the run looks at its files
+        return plan
+    while room is not None and plan.context.resources.room > room:
+        less = smaller(plan)
+        if less is None:
+            break
+        plan = less
+    return plan
 
 
 def alone(
