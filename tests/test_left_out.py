@@ -211,6 +211,16 @@ def test_a_client_without_examples_groups_nobody(method, options):
     tiny.same(with_it.clusters, without.clusters)
 
 
+@pytest.mark.parametrize("method", ["ditto", "local"])
+def test_a_client_without_examples_of_its_own_predicts_with_the_global_model(method):
+    """Its own model is the initial one, however many rounds it takes part in."""
+    data = jax.device_put(tiny.federation(sizes=(6, 6, 0, 6)))
+    algorithm = tiny.built(method, tiny.setting(data=data))
+    state = jax.jit(algorithm.init)(jax.random.key(0), data)
+    labels, _ = jax.jit(algorithm.predict)(state.replace(seen=jnp.ones_like(state.seen)), data)
+    np.testing.assert_array_equal(labels, [0, 1, -1, 3])
+
+
 def test_clients_without_examples_are_in_no_mean_of_control_variates():
     """With one step on all examples SCAFFOLD is FedAvg; a mean of too many clients would not correct without a bias."""
     data = tiny.federation(sizes=(6, 6, 0, 0, 6))

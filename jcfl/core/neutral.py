@@ -127,7 +127,8 @@ class Alone(Group):
         """Every client's label is its id."""
         refuse_what_changes(method)
         number = lambda state: jnp.arange(state.labels.size, dtype=jnp.int32)
+        trained = lambda state, federation: state.seen & (federation.train.size > 0)  # without examples nobody trains
         return grouping_of(
             init=lambda state, federation: state.replace(labels=number(state)),
-            serve=lambda state, federation: jnp.where(state.seen, state.labels, -1),
+            serve=lambda state, federation: jnp.where(trained(state, federation), state.labels, -1),
         )
