@@ -92,6 +92,14 @@ def test_columns_beyond_the_rank_are_zero(n, d):
             np.testing.assert_array_equal(empty, 0)
 
 
+def test_padding_does_not_lower_the_rank():
+    """A client of two examples is padded to the size of the largest one."""
+    x = np.zeros((30_000, 3), np.float32)
+    x[0, 0], x[1, 1] = 1, 0.05
+    found = jax.jit(functools.partial(subspace.left_singular, p=2))(x, np.arange(len(x)) < 2)
+    np.testing.assert_allclose(found, np.eye(3)[:, :2], atol=1e-6)
+
+
 @FEW
 @SEEDS
 def test_principal_angles_are_scipys(seed):
@@ -298,6 +306,13 @@ def test_decomposed_beyond_the_rank_is_zero():
     assert found.shape == (4, 6)
     np.testing.assert_allclose(found[:, :2], [[1, 0], [-1, 0], [0, 1], [0, 0]], atol=1e-5)
     np.testing.assert_array_equal(found[:, 2:], 0)
+
+
+def test_absent_clients_do_not_lower_the_rank():
+    points = np.zeros((300, 2), np.float32)
+    points[0, 0], points[1, 1] = 1, 0.004
+    found = jax.jit(functools.partial(svd.decomposed, rank=2))(points, np.arange(len(points)) < 2)
+    np.testing.assert_allclose(found[:2], np.eye(2), atol=1e-5)
 
 
 @FEW

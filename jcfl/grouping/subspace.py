@@ -36,7 +36,8 @@ def left_singular(x: Array, mask: Array, p: int) -> Array:
     else:
         values, vectors = jnp.linalg.eigh(jnp.matmul(x.T, x, precision=EXACT))
     values, vectors = values[::-1][:p], vectors[:, ::-1][:, :p]
-    kept = values > jnp.maximum(values[0], 0) * max(n, d) * jnp.finfo(x.dtype).eps
+    rounding = jnp.maximum(mask.sum(), d) * jnp.finfo(x.dtype).eps  # rows of padding add none
+    kept = values > jnp.maximum(values[0], 0) * rounding
     length = jnp.linalg.norm(vectors, axis=0)
     vectors = jnp.where(kept, vectors / jnp.where(kept, length, 1), 0)
     return jnp.pad(with_fixed_signs(vectors), ((0, 0), (0, p - vectors.shape[1])))

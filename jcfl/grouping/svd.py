@@ -32,7 +32,7 @@ def decomposed(points: Array, present: Array, rank: int) -> Array:
     gram = jnp.matmul(points, points.T, precision=EXACT)
     values, vectors = jnp.linalg.eigh(gram)
     values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
-    kept = values > jnp.maximum(values[0], 0) * present.size * jnp.finfo(gram.dtype).eps
+    kept = values > jnp.maximum(values[0], 0) * present.sum() * jnp.finfo(gram.dtype).eps
     products = with_fixed_signs(jnp.where(kept & present[:, None], vectors * jnp.sqrt(jnp.where(kept, values, 0)), 0))
     found = products * inverse_norm(jnp.diagonal(gram))[:, None]
     return jnp.pad(found, ((0, 0), (0, rank - found.shape[1])))
