@@ -149,6 +149,19 @@ def test_padding_after_a_client_s_examples_is_not_worked_on(real):
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_the_last_part_of_a_client_s_examples_is_not_filled_with_zeros():
+    """A model may divide an example by its length."""
+    rng, n = np.random.default_rng(0), 70
+    linear = models.build("linear", (5,), 10)
+    unit = lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    task = linear._replace(apply=lambda model, x, **more: linear.apply(model, unit(x), **more))
+    x, y = jnp.asarray(rng.normal(size=(n, 5)), jnp.float32), jnp.asarray(rng.integers(10, size=n))
+    gradient = jax.jit(describing.anchor_gradient, static_argnums=0)
+    anchor, every = task.init(jax.random.key(0)), jnp.ones(n, bool)
+    found, expected = gradient(task, anchor, Clients(x, y, every)), gradient(linear, anchor, Clients(unit(x), y, every))
+    chex.assert_trees_all_close(found, expected, rtol=1e-5)
+
+
 def test_a_run_keeps_what_was_decided(federation, tmp_path, monkeypatch):
     given = {"method": {"name": "stocfl", "tau": "auto", "clustering_only": True}, **SMALL}
     with pytest.warns(Notice, match=r"stocfl: auto is tau = 0\.\d+ \(4 clusters among 60 clients\)"):

@@ -157,6 +157,12 @@ def chunked_with_zeros(rows: Array, chunk: int) -> Array:
     return jnp.pad(rows, spare).reshape(-1, chunk, *rows.shape[1:])
 
 
+def chunked_with_last(rows: Array, chunk: int) -> Array:
+    """`rows` [s, ...] in chunks; the last is filled with copies of the last row. [s / chunk, chunk, ...]"""
+    spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
+    return jnp.pad(rows, spare, mode="edge").reshape(-1, chunk, *rows.shape[1:])
+
+
 def unchunked(chunks: Any, count: int) -> Any:
     """The rows of a tree of chunks [p, chunk, ...], without those that filled the last one. [count, ...]"""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], chunks)

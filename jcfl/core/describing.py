@@ -9,7 +9,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jcfl import trees
-from jcfl.core.chunks import chunked_with_zeros
+from jcfl.core.chunks import chunked_with_last, chunked_with_zeros
 from jcfl.core.local import Trainer
 from jcfl.core.objective import mean_loss, objective
 from jcfl.types import Array, Clients, Key, Model, Task
@@ -121,7 +121,9 @@ def anchor_gradient(task: Task, anchor: Model, data: Clients) -> Model:
     n, rows = data.mask.size, ROWS.get(target().platform, MOST_ROWS)
     if n <= rows or not isinstance(data.x, jax.Array):  # in coordinates, a gradient has a row for every example
         return slope(data)
-    parts = jax.tree.map(lambda leaf: chunked_with_zeros(leaf, rows), data)
+    # A model need not take an example of zeros: a masked row that it makes NaN of would be in the gradient.
+    parts = jax.tree.map(lambda leaf: chunked_with_last(leaf, rows), data)
+    parts = parts.replace(mask=chunked_with_zeros(data.mask, rows))
 
     def add(i: Array, total: Model) -> Model:
         part = jax.tree.map(lambda leaf: leaf[i], parts)
