@@ -21,7 +21,7 @@ from jcfl.types import Array, Broadcast, Clients, Key, Model, Models, Task, Uplo
 
 @dataclass(frozen=True, kw_only=True)
 class SoftGroup(Group):
-    """A group whose clients train the models of all clusters: how much each example counts for each of them."""
+    """A group whose clients train all cluster models; an example counts more for those under which it costs less."""
 
     def costs(self, losses: Array, y: Array, memory: Any) -> Array:
         """What an example costs under each model; its responsibilities fall exponentially with it.

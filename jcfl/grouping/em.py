@@ -48,8 +48,8 @@ class Responsibilities(SoftGroup):
 class ByLabel(Responsibilities):
     """As `em`, but a model's likelihood is divided by how frequent the example's class is in its cluster (FedRC).
 
-    A class that many examples of a cluster have says little about the cluster, so clients are not grouped by the
-    classes that they hold, but by what their classes look like. See `jcfl.methods.fedrc`.
+    A class that many examples of a cluster have says little about the cluster, so clients are grouped by how they label
+    examples, not by which classes they hold. See `jcfl.methods.fedrc`.
     """
 
     name: ClassVar[str] = "rc"

@@ -52,7 +52,7 @@ def fedem(*, clusters: Clusters = 3) -> Method:
 
 @register("method", "fedrc")
 def fedrc(*, clusters: Clusters = 3) -> Method:
-    """As `fedem`, but clients are grouped by what classes look like, not by the classes that they hold.
+    """As `fedem`, but clients are grouped by how they label examples, not by which classes they hold.
 
     Guo et al. 2024, https://arxiv.org/abs/2301.12379. In an example's responsibilities, the likelihood of its class is
     divided by the share of this class in the cluster. The server computes the shares before each round from the
