@@ -327,7 +327,7 @@ def test_progress_has_the_mean_over_the_seeds_that_train_together():
         replicas.Reporter([run], seeds, told.append, 0, 8)(2)
     assert [progress.seeds for progress in told] == [2, 1, 1]
     assert told[0].scores == {"accuracy_micro": 0.25, "clusters": 2.5}
-    assert bars.brief(told[0].scores) == "accuracy 25.00%, 2.5 clusters"
+    assert bars.brief(told[0]) == "accuracy 25.00%, 2.5 clusters"
     assert (told[1].scores, told[2].scores) == (scores[1], {})
 
 

@@ -1,7 +1,7 @@
 """The progress of runs: a bar on a terminal and in a notebook, plain lines elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -119,7 +119,7 @@ def bar(console: Console, methods: Sequence[str], seeds: int | None) -> Iterator
             prepare(progress.name)
             task = tasks[progress.name]
             shown.start_task(task)
-            at, scores = where(progress, seeds), brief(progress.scores)
+            at, scores = where(progress, seeds), brief(progress)
             shown.update(task, total=progress.total, completed=progress.done, where=at, scores=scores)
             if progress.done == progress.total:
                 prepare(next((name for name in coming if name not in tasks), None))
@@ -158,7 +158,7 @@ class Lines:
             return
         self.said = now
         left = remaining(now - start.time, progress.done - start.done, progress.total - progress.done)
-        parts = [f"{progress.name}: {where(progress, self.seeds)}", brief(progress.scores), left]
+        parts = [f"{progress.name}: {where(progress, self.seeds)}", brief(progress), left]
         self.console.print(", ".join(part for part in parts if part), highlight=False, soft_wrap=True)
 
 
@@ -201,9 +201,14 @@ def remaining(seconds: float, done: int, left: int) -> str:
     return f"{seconds / done * left:.0f} s left" if done and left else ""
 
 
-def brief(scores: Mapping[str, float]) -> str:
-    """The latest scores in a few words."""
-    parts = []
+def brief(progress: loop.Progress) -> str:
+    """The latest scores in a few words; none where rounds of several points or trials are counted together.
+
+    >>> scores = {"accuracy_micro": 0.25, "clusters": 1.0}
+    >>> brief(loop.Progress("ifca", 0, 2, 2, 4, scores)), brief(loop.Progress("sweep", 0, 2, 2, 4, scores))
+    ('accuracy 25.00%, 1 cluster', '')
+    """
+    parts, scores = [], {} if progress.name in SEVERAL else progress.scores
     if "accuracy_micro" in scores:
         parts.append(f"accuracy {scores['accuracy_micro']:.2%}")
     if scores.get("clusters"):
