@@ -36,6 +36,7 @@ class Merge(Clustering):
     """Clusters are merged while the cosine of their sums is at least τ; their number is found (Zeng et al. 2023)."""
 
     name: ClassVar[str] = "merge"
+    covers_data: ClassVar[bool] = True
     tau: Annotated[
         float,
         Field(
