@@ -26,6 +26,7 @@ from jcfl.core.releases import releases, with_privacy
 from jcfl.core.reliability import Reliability
 from jcfl.core.rounds import first_state, sample
 from jcfl.core.streams import Stream, round_keys, stream
+from jcfl.data.drift import with_drift
 from jcfl.errors import InputError
 from jcfl.grouping.compare import L2
 from jcfl.grouping.describe import LabelCounts, Update
@@ -468,6 +469,16 @@ def test_running_statistics_are_refused():
 def test_clients_that_come_late_are_refused_where_they_choose_by_losses():
     with pytest.raises(InputError, match="come late choose a cluster by their losses"):
         tiny.built("wecfl", setting(NOISY, 0.5), clusters=2)
+
+
+def test_clients_whose_data_drift_are_not_described_again_with_the_same_noise():
+    """StoCFL describes clients once, but at each evaluation those that it places without having sampled them."""
+    data = with_drift(np.random.default_rng(0), tiny.federation(), {2: 0.5})
+    made = setting(NOISY, 0.5, data=data)
+    tiny.built("stocfl", made)
+    with pytest.raises(InputError, match="whose data have drifted, with the noise of the first time"):
+        tiny.built("stocfl", made, unsampled="placed")
+    tiny.built("stocfl", setting(NOISY, 0.5), unsampled="placed")
 
 
 def test_perfectly_reliable_clients_of_a_configuration_are_reliable():

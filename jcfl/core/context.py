@@ -28,6 +28,7 @@ class Population(NamedTuple):
     held_out: np.ndarray  #: [h] int, the numbers of the clients that never train
     changes: bool  #: whether clients arrive after the first round
     departures: bool  #: whether any client leaves the federation
+    drifts: bool  #: whether the data of clients change
     participation: float  #: the share of the available clients that are sampled in a round, in (0, 1]
     cohort: int  #: s, the number of sampled clients of a round
     shape: tuple[int, ...]  #: the shape of one example
@@ -114,6 +115,7 @@ def context(
         held_out=np.flatnonzero(held_out),
         changes=bool((np.asarray(federation.arrive) > 0).any()),
         departures=bool((np.asarray(federation.depart) < NEVER).any()),
+        drifts=not isinstance(federation.drift, tuple),
         participation=participation,
         cohort=cohort,
         shape=tuple(federation.x.shape[1:]),

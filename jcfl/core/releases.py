@@ -161,6 +161,11 @@ def undescribed(method: Method, context: Context) -> Iterator[str]:
         yield "begins clusters at the means of trained models; set 'method.when={name: once}'"
     if getattr(when, "renew", None) is not None:
         yield "describes clients again after renew rounds with the noise of the first time; leave renew out"
+    if describe.source == "data" and method.answer.unsampled == "placed" and population.drifts:
+        yield (
+            "places clients at each evaluation, also those whose data have drifted, with the noise of the first time; "
+            "leave unsampled or scenario.drift out"
+        )
     missing = population.participation < 1 or not context.faults.reliability.is_perfect
     if not when.on_arrival and (population.changes or (describe.is_repeated(when) and missing)):
         yield (
