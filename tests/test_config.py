@@ -244,7 +244,7 @@ def test_what_is_no_piece_is_told_without_the_names_of_classes(word, said):
         (["model.hidden=x"], r"model 'mlp': hidden: input should be a valid integer, got 'x'"),
         (["data=[1,digits]"], r"data\.0: expected a name, or keys and values, got 1"),
         (["scenario.angles=[]"], r"scenario 'rotated': angles: expected 1 or more items, got \[\]"),
-        (["scenario.min_examples=[1,2,3]"], r"scenario .*: min_examples: expected 2 or fewer items, got \[1, 2, 3\]"),
+        (["scenario.min_examples=[1,2,3]"], r"scenario .*: min_examples: expected two whole .*, got \[1, 2, 3\]"),
         (["rounds=1.0e+30"], r"rounds: input should be an integer that fits into 64 bits, got 1e\+30"),
         (["train.lr=x"], r"train 'sgd': lr: input should be a valid number, got 'x'"),
     ],

@@ -42,8 +42,8 @@ from jcfl.view.words import counted
 SHOTS = 4
 """The most rounds that are shown unless they are chosen."""
 
-ROW, NAME, TALLEST = 0.2, 0.15, 0.7
-"""Inches of a row of distances and of a name beside rows, and the height of all rows as a share of a figure's width."""
+ROW, TALLEST = 0.2, 0.7
+"""Inches of a row of distances, or of a name beside rows, and the height of all rows as a share of a figure's width."""
 
 WRITTEN = 12
 """The most clusters that are named below a matrix."""
@@ -214,7 +214,7 @@ def distances(
     image = axis.imshow(apart[order].T, **look)
     remove_axes(axis)
     separate(axis, one.labels[order], width)
-    step = -(-c // int(height / NAME))
+    step = -(-c // int(height / ROW))
     axis.set_yticks(range(0, c, step), [str(cluster + 1) for cluster in one.clusters[::step]])
     axis.tick_params(length=0)
     axis.set(
