@@ -153,14 +153,18 @@ def chunked(array: Array, chunk: int) -> Array:
 
 def chunked_with_zeros(rows: Array, chunk: int) -> Array:
     """`rows` [s, ...] in chunks; the last is filled with zeros. [s / chunk, chunk, ...]"""
-    spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
-    return jnp.pad(rows, spare).reshape(-1, chunk, *rows.shape[1:])
+    return _chunked_rows(rows, chunk, "constant")
 
 
 def chunked_with_last(rows: Array, chunk: int) -> Array:
     """`rows` [s, ...] in chunks; the last is filled with copies of the last row. [s / chunk, chunk, ...]"""
+    return _chunked_rows(rows, chunk, "edge")
+
+
+def _chunked_rows(rows: Array, chunk: int, fill: str) -> Array:
+    """`rows` [s, ...] in chunks; `fill` is the mode of `jnp.pad` that fills the last. [s / chunk, chunk, ...]"""
     spare = [(0, -rows.shape[0] % chunk)] + [(0, 0)] * (rows.ndim - 1)
-    return jnp.pad(rows, spare, mode="edge").reshape(-1, chunk, *rows.shape[1:])
+    return jnp.pad(rows, spare, mode=fill).reshape(-1, chunk, *rows.shape[1:])
 
 
 def unchunked(chunks: Any, count: int) -> Any:
