@@ -27,6 +27,10 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="ROW|COLUMN", help="Run only this row or column; can be given several times."),
     ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(metavar="SEED", help="Train only this seed of the budget; can be given several times."),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder to write; it has the runs in `runs`.", parser=destination, metavar="PATH")
     ] = Path("reproduction"),
@@ -70,7 +74,9 @@ def reproduce(
     devices.split_cores()
     made_by = {"command": shlex.join(context.obj)}
     with bars.watched(bars.screen(stderr=True), quiet) as watch, continued():
-        settings = reproducing.Settings(out / "runs", data_dir, made_by, allow_versions, watch, sharing, add or ())
+        settings = reproducing.Settings(
+            out / "runs", data_dir, made_by, allow_versions, watch, sharing, add or (), seeds=seed or ()
+        )
         found = reproducing.reproduce(table, budget, only or [], settings)
         with writing(out):
             files = reproduction.write(found, out)

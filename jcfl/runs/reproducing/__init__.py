@@ -19,15 +19,15 @@ from jcfl.runs.plan import Objects, Plan, federation_of, planned
 from jcfl.runs.replicas import OnProgress
 from jcfl.runs.reproducing import beside, published
 from jcfl.runs.reproducing.judging import Judgement
-from jcfl.runs.reproducing.outcomes import outcome
+from jcfl.runs.reproducing.outcomes import Runs, outcome
 from jcfl.runs.reproducing.tables import Budget, Key, Table, find, title
 from jcfl.runs.sweeping.alike import key_text
 from jcfl.runs.sweeping.groups import ATTACKED
 from jcfl.runs.workers import Workers, share_out
 from jcfl.types import Federation
 
-Found = dict[Key, History | Judgement]
-"""The runs of a table, or why there are none."""
+Found = dict[Key, Runs | Judgement]
+"""The runs of a table by federation and method, or why there are none."""
 
 
 class Settings(NamedTuple):
@@ -41,6 +41,7 @@ class Settings(NamedTuple):
     workers: Workers | None = None  # who trains; None: this process
     add: Collection[Path] = ()  # files with results that were written before
     stop: threading.Event | None = None  # is set when no other run is to begin
+    seeds: Collection[int] = ()  # the only ones of the budget to train, each in a run of its own; all by default
 
 
 def reproduce(name: str, budget: str, only: Collection[str], settings: Settings) -> dict[str, Any]:
@@ -54,8 +55,8 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
         settings: how.
 
     Raises:
-        InputError: an unknown table, budget, row or column; a folder whose runs have other configurations; a file of
-            `settings.add` that has no results of this table.
+        InputError: an unknown table, budget, row, column or seed; a folder whose runs have other configurations; a
+            file of `settings.add` that has no results of this table.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
 
     Returns:
@@ -67,6 +68,10 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     earlier = published.read(settings.add, table, budget, chosen)
     found: Found = {}
     configs = {key: table.config(key, chosen, settings.data_dir) for key in every_key(table)}  # all checked first
+    for key, config in configs.items():
+        for seed in sorted({*settings.seeds}.difference(seeds_of(config))):
+            there = ", ".join(map(str, seeds_of(config)))
+            raise InputError(f"seed {seed}: {table.name}, {key[0]} with budget {budget} has the seeds {there}")
     for key in configs:
         if table.left_out(key, chosen):
             found[key] = Judgement("not run", f"left out by the budget {budget}")
@@ -119,19 +124,62 @@ def every_key(table: Table) -> list[Key]:
     return sorted(keys, key=lambda key: order.index(key[0]))
 
 
+def seeds_of(config: Config) -> range:
+    """The seeds of a configuration."""
+    return range(config.seed, config.seed + config.seeds)
+
+
+class Piece(NamedTuple):
+    """A run to train: all seeds of a federation and a method side by side, or one of them."""
+
+    place: Path  # its folder
+    config: Config
+    is_wanted: bool = True  # whether it is trained if it is not complete
+
+
+def pieces(config: Config, method: str, folder: Path, seeds: Collection[int]) -> list[Piece]:
+    """The runs that a federation and a method are trained in: one of all seeds, or one for each.
+
+    They are trained seed by seed if the user has asked for some seeds, now or before, unless all have been run. The
+    federation is the same in all of them, because its seed is that of the scenario.
+
+    Args:
+        config: the configuration with all seeds.
+        method: the method's name.
+        folder: the federation's.
+        seeds: those that are wanted; all if there are none.
+    """
+    whole = Piece(folder / "runs" / title(method), config)
+    apart = [
+        Piece(
+            folder / f"seed-{seed}" / "runs" / title(method),
+            config.model_copy(update={"seed": seed, "seeds": 1}),
+            not seeds or seed in seeds,
+        )
+        for seed in seeds_of(config)
+    ]
+    by_seed = config.seeds > 1 and (seeds or any(begun(one.place) for one in apart))
+    return apart if by_seed and finished(*whole[:2]) is None else [whole]
+
+
 def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Path, settings: Settings) -> Found:
     """The runs on one federation, which is made once, and only if a run is not complete yet."""
     made = cache(lambda: jax.device_put(federation_of(next(iter(configs.values())))))
     found: Found = {}
     for key, config in configs.items():
-        place = folder / "runs" / title(key[1])
-        there = finished(place, config)
-        if there is not None:
-            found[key] = there
-        elif key not in left_out:
-            if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
-                raise Interrupted
-            found[key] = attempted(made, config, place, settings)
+        runs: list[History] = []
+        for piece in pieces(config, key[1], folder, settings.seeds):
+            run = finished(piece.place, piece.config)
+            if run is None and key not in left_out and piece.is_wanted:
+                if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
+                    raise Interrupted
+                run = attempted(made, piece.config, piece.place, settings)
+            if isinstance(run, Judgement):
+                found[key] = run
+                break
+            runs += [] if run is None else [run]
+        else:
+            found |= {key: tuple(runs)} if runs else {}
     tell_of_other_data(found, configs, folder)
     return found
 
@@ -141,12 +189,11 @@ def tell_of_other_data(found: Found, configs: Mapping[Key, Config], folder: Path
 
     Files of the data, or the code that divides them, may have changed between two commands.
     """
-    whole = {key: one.summary for key, one in found.items() if isinstance(one, History)}
-    runs = {key: summary["federation"] for key, summary in whole.items() if "federation" in summary}
-    first: dict[str, Key] = {}
-    for key, fingerprint in runs.items():
-        other = first.setdefault(key_text(configs[key], ATTACKED), key)
-        if fingerprint != runs[other]:
+    runs = [(key, run.summary) for key, one in found.items() if not isinstance(one, Judgement) for run in one]
+    first: dict[str, tuple[Key, str]] = {}
+    for key, fingerprint in ((key, summary["federation"]) for key, summary in runs if "federation" in summary):
+        other, expected = first.setdefault(key_text(configs[key], ATTACKED), (key, fingerprint))
+        if fingerprint != expected:
             told = f"{folder}: {key[1]!r} has other data than {other[1]!r}, so their numbers cannot be compared"
             warnings.warn(f"{told}; delete the older run and repeat the command", Notice, stacklevel=2)
 
@@ -154,10 +201,14 @@ def tell_of_other_data(found: Found, configs: Mapping[Key, Config], folder: Path
 def by_workers(configs: Mapping[Key, Config], folder: Path, settings: Settings) -> Found:
     """Have workers train the runs that are not complete; returns why there is none of those that cannot be trained."""
     found: Found = {}
-    places = {key: folder.resolve() / title(key[0]) / "runs" / title(key[1]) for key in configs}
-    left = {f"{key[0]}, {key[1]}": key for key in configs if finished(places[key], configs[key]) is None}
     apart = settings._replace(on_progress=lambda progress: None, workers=None, stop=None)
-    tasks = {name: partial(by_worker, configs[key], places[key], apart) for name, key in left.items()}
+    left: dict[str, Key] = {}
+    tasks: dict[str, Callable[[], Judgement | None]] = {}
+    for key, config in configs.items():
+        for piece in pieces(config, key[1], folder.resolve() / title(key[0]), settings.seeds):
+            if piece.is_wanted and finished(piece.place, piece.config) is None:
+                name = ", ".join(key) + (f", seed {piece.config.seed}" if piece.config.seeds < config.seeds else "")
+                left[name], tasks[name] = key, partial(by_worker, piece.config, piece.place, apart)
     done = 0
 
     def report(name: str, why: Judgement | None) -> None:

@@ -21,6 +21,10 @@ WIDEST_COUNT = 0.5
 """The same for a count, such as that of clusters or rounds, in units of the printed count."""
 
 
+BySeed = dict[int, float]
+"""Our number of a claim by seed, in the unit of the table."""
+
+
 class Printed(NamedTuple):
     """A number in a paper's table, in the unit of the table."""
 
@@ -36,9 +40,9 @@ class Judgement(NamedTuple):
     why: str = ""
 
 
-def defined(values: np.ndarray) -> "np.ndarray | Judgement":
-    """The numbers of all seeds; or why they are not judged, where some of them are not finite. [seeds]"""
-    lost = int((~np.isfinite(values)).sum())
+def defined(values: BySeed) -> "BySeed | Judgement":
+    """The numbers of all seeds; or why they are not judged, where some of them are not finite."""
+    lost = sum(not math.isfinite(value) for value in values.values())
     return Judgement("not judged", f"the score is not defined with {lost} of {len(values)} seeds") if lost else values
 
 

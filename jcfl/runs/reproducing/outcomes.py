@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,16 @@ from jcfl.errors import InputError
 from jcfl.nested import flat
 from jcfl.results import History
 from jcfl.runs.reproducing import beside, judging
-from jcfl.runs.reproducing.judging import VERDICTS, Judgement, Printed
+from jcfl.runs.reproducing.judging import VERDICTS, BySeed, Judgement, Printed
 from jcfl.runs.reproducing.published import Published
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
+Runs = tuple[History, ...]
+"""The runs of a federation and a method: one of all seeds, or several that have no seed in common."""
+
 
 def outcome(
-    table: Table, name: str, budget: Budget, found: Mapping[Key, History | Judgement], earlier: Published
+    table: Table, name: str, budget: Budget, found: Mapping[Key, Runs | Judgement], earlier: Published
 ) -> dict[str, Any]:
     """All that is known of a table.
 
@@ -27,11 +30,11 @@ def outcome(
         name: the budget's.
         budget: what was run of it.
         found: the runs, or why there are none.
-        earlier: results that were written before, for the cells that are not run.
+        earlier: results that were written before, for the cells and seeds that are not run.
 
     Returns:
         `table`, `source`, `caption`, `columns`; `rows`: for every row its `cells`, each with `printed` (`mean`, `std`),
-        `ours` (`mean`, `std`, `interval`, `values` per seed) or None, `verdict`, `why`, `doubts`; `beside`: for every
+        `ours` (`mean`, `std`, `interval`, `values` of `seeds`) or None, `verdict`, `why`, `doubts`; `beside`: for every
         row or column (`kind`) of a baseline its `method` and its `cells`, each with `federation`, `score` and `ours`;
         `orders`, each with
         `above`, `below`, `at`, `printed` and `ours` of the difference, `verdict`, `why`; `counts` of verdicts of
@@ -41,11 +44,12 @@ def outcome(
     """
     printed = dict(table.cells())
     ours = {cell: values(table, cell, budget, found) for cell in printed}
-    ours |= {cell: one for cell, one in earlier.cells.items() if has_no_run(table, cell, ours[cell])}
+    ours |= {cell: joined(table, cell, budget, one, ours[cell]) for cell, one in earlier.cells.items()}
     entries = {cell: entry(table, cell, one, ours[cell], budget) for cell, one in printed.items()}
     numbers, rows = table.given.printed, table.given.printed.rows
-    orders = list(judged_orders(table, printed, ours))
-    runs = {key: run for key, run in found.items() if isinstance(run, History)}
+    orders = list(judged_orders(table, printed, ours, budget))
+    runs = [(key, run) for key, one in found.items() if not isinstance(one, Judgement) for run in one]
+    new = {(*key, seed) for key, run in runs for seed in run.seeds}
     return {
         "table": table.name,
         "source": numbers.source,
@@ -59,34 +63,51 @@ def outcome(
         "changes": list(budget.changes),
         "departures": list(table.given.departures),
         "hours": budget.hours,
-        "made": [*earlier.besides(runs), *(made(key, run, table.digest(key, budget)) for key, run in runs.items())],
+        "made": [*earlier.besides(new), *(made(key, run, table.digest(key, budget)) for key, run in runs)],
     }
 
 
-def has_no_run(table: Table, cell: Cell, found: np.ndarray | Judgement) -> bool:
-    """Whether a cell has no numbers because its runs were left out, or because their data are missing here."""
-    absent = isinstance(found, Judgement) and found.verdict in ("not run", "cannot be run here")
-    return absent and table.part(cell).blocked is None
+def joined(
+    table: Table, cell: Cell, budget: Budget, earlier: BySeed | Judgement, found: BySeed | Judgement
+) -> BySeed | Judgement:
+    """What is known of a cell by earlier results and by runs here, which count where both have a seed.
+
+    An earlier judgement counts until all seeds have been run here.
+    """
+    if table.part(cell).blocked is not None:
+        return found
+    if isinstance(found, Judgement):  # left out, or its data are missing here
+        return earlier if found.verdict in ("not run", "cannot be run here") else found
+    if isinstance(earlier, Judgement):
+        return earlier if len(found) < budget.seeds and earlier.verdict != "cannot be run here" else found
+    return dict(sorted({**earlier, **found}.items()))
 
 
-def values(
-    table: Table, cell: Cell, budget: Budget, found: Mapping[Key, History | Judgement]
-) -> np.ndarray | Judgement:
-    """Our numbers of a cell, one per seed, in the unit of the table; or why there are none. [seeds]"""
+def values(table: Table, cell: Cell, budget: Budget, found: Mapping[Key, Runs | Judgement]) -> BySeed | Judgement:
+    """Our numbers of a cell in the unit of the table; or why there are none."""
     part = table.part(cell)
     if part.blocked is not None:
         return Judgement("cannot be run here", part.blocked)
-    runs = [found[key] for key in table.keys(cell)]
-    for run in runs:
-        if isinstance(run, Judgement):
-            return run
+    sides: list[Runs] = []
+    for side in (found[key] for key in table.keys(cell)):
+        if isinstance(side, Judgement):
+            return side
+        sides.append(side)
     if part.until is not None:
-        return rounds_until(runs[0], part.until)
+        return rounds_until(sides[0], part.until)
     name = part.metric
-    if any(not has_score(run, name) for run in runs):
+    if any(not has_score(run, name) for side in sides for run in side):
         return Judgement("not judged", f"there is no score {name!r} in this run")
-    whole = [score(run, name, budget.last or table.given.last) for run in runs]
-    return judging.defined(table.scale(cell) * (whole[0] - sum(whole[1:], np.zeros(()))))
+    first, *others = [by_seed(side, lambda run: score(run, name, budget.last or table.given.last)) for side in sides]
+    there = [seed for seed in first if all(seed in other for other in others)]
+    apart = {seed: table.scale(cell) * (first[seed] - sum(other[seed] for other in others)) for seed in there}
+    return judging.defined(apart) if apart else Judgement("not run", "no seed has been run of both methods")
+
+
+def by_seed(runs: Runs, measured: Callable[[History], np.ndarray]) -> BySeed:
+    """What is measured of each run, [seeds], by seed."""
+    found = {seed: float(value) for run in runs for seed, value in zip(run.seeds, measured(run), strict=True)}
+    return dict(sorted(found.items()))
 
 
 def has_score(run: Any, name: str) -> bool:
@@ -104,8 +125,17 @@ def score(run: Any, name: str, last: int) -> np.ndarray:
     return np.full(len(run.seeds), np.nan if value is None else float(value))
 
 
-def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
-    """The first evaluated round from which clusters are the true groups, or stand still, to the end. [seeds]"""
+def rounds_until(runs: Runs, event: str) -> BySeed | Judgement:
+    """The first evaluated round from which clusters are the true groups, or stand still, to the end."""
+    found = by_seed(runs, lambda run: rounds_lasting(run, event))
+    missed = sum(map(math.isnan, found.values()))
+    if not missed:
+        return found
+    return Judgement("not reproduced", f"not within {runs[0].rounds[-1]} rounds with {missed} of {len(found)} seeds")
+
+
+def rounds_lasting(run: History, event: str) -> np.ndarray:
+    """The same for one run; NaN for a seed where that is not so in the last evaluation. [seeds]"""
     labels = np.asarray(run.labels)  # [seeds, e, m]
     if event == "groups":
         groups = run.true_groups()  # [e, m], which change where data drift
@@ -116,10 +146,7 @@ def rounds_until(run: Any, event: str) -> np.ndarray | Judgement:
         there = (labels == labels[:, -1:]).all(-1) & (labels >= 0).any(-1)
         there[:, -1] &= there[:, -2:].all(-1)  # clusters that changed in the last round may go on changing
     lasting = np.logical_and.accumulate(there[:, ::-1], axis=1).sum(1)  # evaluations at the end
-    if not lasting.all():
-        missed = int((lasting == 0).sum())
-        return Judgement("not reproduced", f"not within {run.rounds[-1]} rounds with {missed} of {len(labels)} seeds")
-    return np.asarray(run.rounds, float)[-lasting]
+    return np.where(lasting > 0, np.asarray(run.rounds, float)[-lasting], np.nan)
 
 
 def numbered(labels: np.ndarray) -> np.ndarray:
@@ -132,7 +159,7 @@ def numbered(labels: np.ndarray) -> np.ndarray:
     return np.where(labels < 0, -1, first[cluster])
 
 
-def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgement, budget: Budget) -> dict[str, Any]:
+def entry(table: Table, cell: Cell, printed: Printed, found: BySeed | Judgement, budget: Budget) -> dict[str, Any]:
     """All that is known of one cell."""
     if isinstance(found, Judgement):
         ours, judgement = None, found
@@ -140,7 +167,8 @@ def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgem
         ours = spread(found)
         judgement = Judgement("not judged", f"the budget changes what is trained: {', '.join(budget.altered)}")
     else:
-        ours, judgement = spread(found), judging.number(list(found), printed, table.widest(cell, printed))
+        judgement = incomplete(found, budget) or judging.number([*found.values()], printed, table.widest(cell, printed))
+        ours = spread(found)
     return {
         "printed": {"mean": printed.mean, "std": printed.std},
         "ours": ours,
@@ -150,8 +178,17 @@ def entry(table: Table, cell: Cell, printed: Printed, found: np.ndarray | Judgem
     }
 
 
+def incomplete(found: BySeed, budget: Budget) -> Judgement | None:
+    """Why numbers are not judged yet, where a budget has more seeds."""
+    return (
+        None
+        if len(found) == budget.seeds
+        else Judgement("not judged", f"{len(found)} of the {budget.seeds} seeds have been run")
+    )
+
+
 def baseline(
-    table: Table, line: beside.Line, budget: Budget, found: Mapping[Key, History | Judgement], earlier: Published
+    table: Table, line: beside.Line, budget: Budget, found: Mapping[Key, Runs | Judgement], earlier: Published
 ) -> dict[str, Any]:
     """A row or column of a baseline: our numbers without a verdict."""
     cells = []
@@ -161,23 +198,23 @@ def baseline(
             continue
         run = found[place.federation, line.method]
         ours = beside_values(run, place, budget.last or table.given.last)
-        ours = earlier.beside.get((line.method, place.federation, place.score)) if ours is None else ours
+        ours = {**earlier.beside.get((line.method, place.federation, place.score), {}), **ours}
         one = {"federation": place.federation, "score": place.score, "digits": place.digits}
-        cells.append({**one, "ours": None if ours is None else spread(ours)})
+        cells.append({**one, "ours": spread(dict(sorted(ours.items()))) if ours else None})
     return {"method": line.method, "kind": line.kind, "cells": cells}
 
 
-def beside_values(run: History | Judgement, place: beside.Place, last: int) -> np.ndarray | None:
-    """A baseline's numbers, one per seed; None where it is not run or does not have the score. [seeds]"""
-    if isinstance(run, Judgement) or not has_score(run, place.score):
-        return None
-    ours = place.scale * score(run, place.score, last)
-    return ours if np.isfinite(ours).all() else None
+def beside_values(runs: Runs | Judgement, place: beside.Place, last: int) -> BySeed:
+    """A baseline's numbers; none where it is not run or does not have the score."""
+    if isinstance(runs, Judgement) or not all(has_score(run, place.score) for run in runs):
+        return {}
+    ours = by_seed(runs, lambda run: place.scale * score(run, place.score, last))
+    return ours if all(map(math.isfinite, ours.values())) else {}
 
 
-def spread(found: Any) -> dict[str, Any]:
+def spread(found: BySeed) -> dict[str, Any]:
     """Numbers of several seeds, with their mean, their sample standard deviation, and the interval of the mean."""
-    numbers = [float(value) for value in found]
+    numbers = [*found.values()]
     std = float(results.deviation(np.asarray(numbers)))
     interval = judging.interval(numbers)
     return {
@@ -185,11 +222,12 @@ def spread(found: Any) -> dict[str, Any]:
         "std": None if math.isnan(std) else std,
         "interval": interval and list(interval),
         "values": numbers,
+        "seeds": [*found],
     }
 
 
 def judged_orders(
-    table: Table, printed: Mapping[Cell, Printed], ours: Mapping[Cell, np.ndarray | Judgement]
+    table: Table, printed: Mapping[Cell, Printed], ours: Mapping[Cell, BySeed | Judgement], budget: Budget
 ) -> Iterator[dict[str, Any]]:
     """The orders that the paper's text claims, wherever its numbers have them, each with a verdict.
 
@@ -213,8 +251,9 @@ def judged_orders(
             elif isinstance(below, Judgement):
                 found, judgement = None, without(below, "lower" if lower == order.below else "higher")
             else:
-                apart = table.sign(pair[0]) * (above - below)
-                found, judgement = spread(apart), judging.order(list(apart), gap)
+                apart = {seed: table.sign(pair[0]) * (above[seed] - below[seed]) for seed in above if seed in below}
+                judgement = incomplete(apart, budget) or judging.order([*apart.values()], gap)
+                found = spread(apart) if apart else None
             yield {
                 "above": higher,
                 "below": lower,

@@ -2,15 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from jcfl.errors import InputError, Notice, sentence
-from jcfl.runs.reproducing.judging import Judgement, Verdict, defined
+from jcfl.runs.reproducing.judging import BySeed, Judgement, Verdict, defined
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
 
@@ -30,12 +29,17 @@ class Ours(BaseModel):
     """Our numbers of a cell, one per seed. The file has their mean and interval too."""
 
     values: tuple[Annotated[float, BeforeValidator(number)], ...]
+    seeds: tuple[int, ...] | None = None  # files did not have them before tables could be run seed by seed
 
-    def array(self, where: str, budget: Budget) -> np.ndarray:
-        """The numbers, which are as many as a budget has seeds. [seeds]"""
-        if len(self.values) != budget.seeds:
-            raise InputError(f"{where} has {len(self.values)} seeds; expected: {budget.seeds}")
-        return np.asarray(self.values)
+    def by_seed(self, where: str, seeds: range) -> BySeed:
+        """The numbers by seed, some of a budget's `seeds`."""
+        there = seeds if self.seeds is None else self.seeds
+        if len(self.values) != len(there):
+            raise InputError(f"{where} has {len(self.values)} seeds; expected: {len(there)}")
+        for seed in there:
+            if seed not in seeds:
+                raise InputError(f"{where} has the seed {seed}; expected: {', '.join(map(str, seeds))}")
+        return dict(zip(there, self.values, strict=True))
 
 
 class Entry(BaseModel):
@@ -74,6 +78,7 @@ class Made(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     runs: tuple[Key, ...]
+    seeds: tuple[int, ...]
     settings: tuple[str, ...] = ()  # files had none before there were digests
 
     @model_validator(mode="after")
@@ -122,17 +127,22 @@ class File(BaseModel):
 class Published(NamedTuple):
     """Earlier results of a table."""
 
-    cells: dict[Cell, np.ndarray | Judgement]  # our numbers, one per seed, or why there are none
-    beside: dict[tuple[str, str, str], np.ndarray]  # those of baselines, by method, federation and score
+    cells: dict[Cell, BySeed | Judgement]  # our numbers, or why there are none
+    beside: dict[tuple[str, str, str], BySeed]  # those of baselines, by method, federation and score
     made: tuple[dict[str, Any], ...]  # what made their runs
 
-    def besides(self, runs: Collection[Key]) -> list[dict[str, Any]]:
-        """What made the runs that are not among these."""
-        return [one for one in self.made if not all(tuple(run) in runs for run in one["runs"])]
+    def besides(self, runs: Collection[tuple[str, str, int]]) -> list[dict[str, Any]]:
+        """What made the runs that are not among these, which are named by federation, method and seed."""
+        return [one for one in self.made if not covered(one["runs"], one["seeds"], runs)]
+
+
+def covered(runs: Iterable[Sequence[str]], seeds: Iterable[int], by: Collection[tuple[str, str, int]]) -> bool:
+    """Whether all seeds of some runs are among those of others."""
+    return all((federation, method, seed) in by for federation, method in runs for seed in seeds)
 
 
 def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Published:
-    """Earlier results of a table; of several files that have numbers of a cell, the last one counts.
+    """Earlier results of a table; of several files that have a number of a cell and a seed, the last one counts.
 
     Args:
         paths: files that `jcfl reproduce` wrote (`TABLE-BUDGET.json`).
@@ -144,8 +154,8 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
         InputError: a file that is none of these, or one of another table, of another budget, of other printed numbers,
             of runs with other settings, or of a budget with other changes.
     """
-    found: dict[Cell, np.ndarray | Judgement] = {}
-    baselines: dict[tuple[str, str, str], np.ndarray] = {}
+    found: dict[Cell, BySeed | Judgement] = {}
+    baselines: dict[tuple[str, str, str], BySeed] = {}
     made: list[Made] = []
     for path in paths:
         file = parsed(path)
@@ -166,13 +176,16 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                     f"expected: {' ± '.join(map(str, expected))}"
                 )
             if entry.ours is not None:
-                found[row, column] = defined(entry.ours.array(f"{path}: {row}, {column}", budget))
+                seeds = table.seeds(table.part((row, column)).federation or "", budget)
+                ours, before = entry.ours.by_seed(f"{path}: {row}, {column}", seeds), found.get((row, column))
+                found[row, column] = defined({**before, **ours} if isinstance(before, dict) else ours)
             elif entry.verdict != "cannot be run here" or (row, column) not in found:  # it can on another machine
                 found[row, column] = Judgement(entry.verdict, entry.why)
         for key, ours in file.baselines():
-            baselines[key] = ours.array(f"{path}: {', '.join(key[:2])}", budget)
-        again = {run for one in file.made for run in one.runs}
-        made = [*(one for one in made if not again.issuperset(one.runs)), *file.made]
+            seeds = table.seeds(key[1], budget)
+            baselines.setdefault(key, {}).update(ours.by_seed(f"{path}: {', '.join(key[:2])}", seeds))
+        again = {(*run, seed) for one in file.made for run in one.runs for seed in one.seeds}
+        made = [*(one for one in made if not covered(one.runs, one.seeds, again)), *file.made]
     return Published(found, baselines, tuple(one.model_dump(mode="json", exclude_unset=True) for one in made))
 
 

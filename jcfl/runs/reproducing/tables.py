@@ -193,6 +193,11 @@ class Table(NamedTuple):
         chosen = (budget.federations, budget.methods if key[1] in self.given.methods else None)
         return any(names is not None and name not in names for name, names in zip(key, chosen, strict=True))
 
+    def seeds(self, federation: str, budget: Budget) -> range:
+        """The seeds of the runs on a federation."""
+        first = {**self.given.base, **self.given.federations.get(federation, {}), **budget.set}.get("seed", 0)
+        return range(first, first + budget.seeds)
+
     def config(self, key: Key, budget: Budget, data_dir: Path | None = None) -> Config:
         """The checked configuration of a run."""
         try:
