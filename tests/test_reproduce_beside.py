@@ -249,10 +249,10 @@ def test_a_score_that_a_baseline_does_not_have_is_an_empty_cell(here):
     history = History("a", [0, 1], np.array([2]), {"x": np.array([[1.0], [np.nan]])}, *[np.zeros(0)] * 3)
     history.summary = {"costs": {"storage": 2.0}}
     at = lambda score: beside.Place("rotated", score, 10, 0)
-    assert outcomes.beside_values(history, at("x"), 1) is None
-    assert outcomes.beside_values(history, at("nobody"), 1) is None
-    assert outcomes.beside_values(Judgement("not run"), at("x"), 1) is None
-    assert outcomes.beside_values(history, at("costs.storage"), 1).tolist() == [20.0, 20.0]
+    assert outcomes.beside_values((history,), at("x"), 1) == {}
+    assert outcomes.beside_values((history,), at("nobody"), 1) == {}
+    assert outcomes.beside_values(Judgement("not run"), at("x"), 1) == {}
+    assert outcomes.beside_values((history,), at("costs.storage"), 1) == {0: 20.0, 1: 20.0}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 Runs = tuple[History, ...]
 """The runs of a federation and a method: one of all seeds, or several that have no seed in common."""
 
+NO_PAIR = "no seed has been run of both methods"
+"""Why there is no difference of two methods, each of which was run."""
+
 
 def outcome(
     table: Table, name: str, budget: Budget, found: Mapping[Key, Runs | Judgement], earlier: Published
@@ -101,7 +104,7 @@ def values(table: Table, cell: Cell, budget: Budget, found: Mapping[Key, Runs | 
     first, *others = [by_seed(side, lambda run: score(run, name, budget.last or table.given.last)) for side in sides]
     there = [seed for seed in first if all(seed in other for other in others)]
     apart = {seed: table.scale(cell) * (first[seed] - sum(other[seed] for other in others)) for seed in there}
-    return judging.defined(apart) if apart else Judgement("not run", "no seed has been run of both methods")
+    return judging.defined(apart) if apart else Judgement("not run", NO_PAIR)
 
 
 def by_seed(runs: Runs, measured: Callable[[History], np.ndarray]) -> BySeed:
@@ -180,11 +183,12 @@ def entry(table: Table, cell: Cell, printed: Printed, found: BySeed | Judgement,
 
 def incomplete(found: BySeed, budget: Budget) -> Judgement | None:
     """Why numbers are not judged yet, where a budget has more seeds."""
-    return (
-        None
-        if len(found) == budget.seeds
-        else Judgement("not judged", f"{len(found)} of the {budget.seeds} seeds have been run")
-    )
+    if len(found) == budget.seeds:
+        return None
+    if not found:
+        return Judgement("not run", NO_PAIR)
+    have = "has" if len(found) == 1 else "have"
+    return Judgement("not judged", f"{len(found)} of the {budget.seeds} seeds {have} been run")
 
 
 def baseline(
