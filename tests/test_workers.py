@@ -17,7 +17,8 @@ import pytest
 
 from jcfl import cli, registry
 from jcfl.errors import InputError, Interrupted, TrainingError
-from jcfl.runs import environment, loop, searching, sweeping, workers
+from jcfl.runs import environment, loop, reproducing, searching, sweeping, workers
+from jcfl.runs.reproducing import judging
 from jcfl.runs.workers import Workers
 
 pytest.importorskip("submitit", reason="submitit is not installed")
@@ -278,3 +279,17 @@ def test_a_table_is_the_same_by_workers(tmp_path, monkeypatch, capsys):
         rows.append(json.loads(capsys.readouterr().out)["rows"])
         ours.append(figures(tmp_path / place / "runs" / "made-laptop" / "rotated"))
     assert len(ours[0]) == 2 and ours[0] == ours[1] and rows[0] == rows[1]
+
+
+def test_the_seeds_of_a_table_are_shared_out_over_workers(tmp_path, monkeypatch, capsys):
+    from tests.test_reproduce import MADE
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.yaml").write_text(MADE)
+    asked = []
+    monkeypatch.setattr(reproducing, "share_out", lambda tasks, *given: asked.extend(tasks))
+    monkeypatch.setattr(reproducing, "attempted", lambda *given: judging.Judgement("not run", "not here"))
+    words = ["reproduce", "made.yaml", "--only", "FedAvg", "--only", "rotated", "--workers", "2", "-q"]
+    for more in (["--seed", "0", "--seed", "1"], ["--seed", "1"], []):
+        assert cli.status([*words, *more]) == 0
+    assert asked == ["rotated, FedAvg, seed 0", "rotated, FedAvg, seed 1", "rotated, FedAvg, seed 1", "rotated, FedAvg"]
