@@ -460,7 +460,7 @@ def test_a_full_disk_leaves_earlier_results_as_they_were(tmp_path):
         ("budget", "gpu", "its budget: gpu; expected: laptop"),
         ("changes", [], "its changes of the budget: (); expected: ('Two seeds.',)"),
         ("printed", {"mean": 13.0, "std": 40.0}, "add.json: FedAvg, rotated: printed is 13.0 ± 40.0; expected: 12.0"),
-        ("ours", {"values": [1]}, "add.json: FedAvg, rotated has 1 seeds; expected: 2"),
+        ("ours", {"values": [1]}, "add.json: FedAvg, rotated has numbers of 1 seed; expected: 2"),
         ("ours", {"values": [1, 2], "seeds": [0, 2]}, "add.json: FedAvg, rotated has the seed 2; expected: 0, 1"),
         ("columns", ["rotated"], "3 cells in the row 'FedAvg' of 1 columns"),
         ("rows", 5, "rows: expected a list, such as [5], got 5"),

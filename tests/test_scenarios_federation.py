@@ -236,6 +236,7 @@ def test_description_by_group():
 def test_long_summaries_are_cut():
     made = federation(TABLE, "selected_classes", clients=5, groups=5)
     assert "... and 3 more groups" in summary(made, most=2)
+    assert "... and 1 more group\n" in summary(made, most=4)
 
 
 # --- one's own arrays ---

@@ -7,6 +7,7 @@ import typer
 
 from jcfl.cli.app import DataDir, app, begin_work
 from jcfl.errors import InputError
+from jcfl.errors.words import counted
 
 if TYPE_CHECKING:
     from jcfl.runs.verifying import Figures
@@ -79,11 +80,11 @@ def compare(folder: Path, tolerance: float, data_dir: Path | None, quiet: bool) 
 
 def outcome(one: "Figures") -> str:
     """How a run's metrics differ, in words."""
-    parts = [f"{one.missing} evaluations are missing"] if one.missing else []
+    parts = [f"missing: {counted(one.missing, 'evaluation')}"] if one.missing else []
     worst = sorted(one.gaps, key=one.gaps.__getitem__, reverse=True)
     parts += [f"{score} differs by up to {one.gaps[score]:.2g}" for score in worst[:FEW]]
-    parts += [f"{len(worst) - FEW} more scores differ"] if len(worst) > FEW else []
-    parts += [f"{one.labels} labels of clients differ"] if one.labels else []
+    parts += [f"different: {counted(len(worst) - FEW, 'more score')}"] if len(worst) > FEW else []
+    parts += [f"different: {counted(one.labels, 'label')} of clients"] if one.labels else []
     if parts and not one.changed:
         parts += ["the versions and the device are the same as then"]
     return "; ".join(parts) or "the same metrics, bit for bit"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jcfl.data.soundness import rows
+from jcfl.errors.words import counted
 from jcfl.types import Federation
 
 
@@ -94,7 +95,7 @@ def summary(federation: Federation, most: int = 20) -> str:
     table = ["  ".join(cell.rjust(wide) for cell, wide in zip(line, width, strict=True)) for line in lines]
     left_out = len(facts["groups"]) - most
     if left_out > 0:
-        table.insert(-1, f"... and {left_out} more groups")
+        table.insert(-1, f"... and {counted(left_out, 'more group')}")
     shape = " x ".join(str(length) for length in facts["shape"])
     title = f"{facts['name']}: {facts['examples']} examples of {shape}, {facts['classes']} classes"
     note = f"train, test, classes: smallest/median/largest of the group's clients; {guess_note(facts)}"

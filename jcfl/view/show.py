@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jcfl.data.summary import describe, guess_note, label_counts, percent, shared
+from jcfl.errors.words import counted
 from jcfl.types import NEVER, Federation
-from jcfl.view.words import counted
 
 MOST = 20
 """The largest number of groups, and of labels, that the table shows one by one."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from jcfl.errors import InputError, Notice, sentence
+from jcfl.errors.words import counted
 from jcfl.runs.reproducing.judging import BySeed, Judgement, Verdict, defined
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
@@ -35,7 +36,7 @@ class Ours(BaseModel):
         """The numbers by seed, some of a budget's `seeds`."""
         there = seeds if self.seeds is None else self.seeds
         if len(self.values) != len(there):
-            raise InputError(f"{where} has {len(self.values)} seeds; expected: {len(there)}")
+            raise InputError(f"{where} has numbers of {counted(len(self.values), 'seed')}; expected: {len(there)}")
         for seed in there:
             if seed not in seeds:
                 raise InputError(f"{where} has the seed {seed}; expected: {', '.join(map(str, seeds))}")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jcfl import metrics
+from jcfl.errors.words import counted
 from jcfl.nested import flat
 from jcfl.version import __version__
 from jcfl.view import pages, statistics
 from jcfl.view.comparing import WEIGHTS
 from jcfl.view.report.numbers import size
-from jcfl.view.words import counted
 
 MARK = "†"
 """What stands behind a score that differs significantly from the baseline's."""

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from jcfl import results
 from jcfl.errors import InputError, printable
+from jcfl.errors.words import counted
 from jcfl.results import History
 from jcfl.view.plotting.cosines import draw_strip, groups_of, labels_of, of_seed, remove_axes, separate
 from jcfl.view.plotting.style import (
@@ -30,7 +31,6 @@ from jcfl.view.plotting.style import (
     shortened,
     titles,
 )
-from jcfl.view.words import counted
 
 WORST = 15
 """How many of the worst clients are named."""

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from jcfl import results
 from jcfl.errors import InputError
+from jcfl.errors.words import counted
 from jcfl.results import History
 from jcfl.view.plotting.style import (
     COLOURS,
@@ -28,7 +29,6 @@ from jcfl.view.plotting.style import (
     remove_space,
     signed,
 )
-from jcfl.view.words import counted
 
 NAMED = 12
 """The most clusters or groups that a legend names."""

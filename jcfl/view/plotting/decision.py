@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jcfl.errors import InputError
+from jcfl.errors.words import counted
 from jcfl.results import History
 from jcfl.view.plotting.style import decades, figure, line, panels
-from jcfl.view.words import counted
 
 
 @figure(single=True)

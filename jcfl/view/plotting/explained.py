@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jcfl.errors import InputError
+from jcfl.errors.words import counted
 from jcfl.results import History
 from jcfl.view.plotting import explaining
 from jcfl.view.plotting.cosines import labels_of, of_seed, remove_axes
 from jcfl.view.plotting.explaining import Cluster, explain
 from jcfl.view.plotting.membership import SHOWN
 from jcfl.view.plotting.style import COLUMN, PAGE, Picture, colour, figure, in_per_cent, line, panels, whole_numbers
-from jcfl.view.words import counted
 
 STRONG = 2.0
 """Cohen's d of the darkest colours; 0.8 is called a large effect."""

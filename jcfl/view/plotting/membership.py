@@ -13,6 +13,7 @@ from matplotlib.transforms import offset_copy
 
 from jcfl import results
 from jcfl.errors import InputError
+from jcfl.errors.words import counted
 from jcfl.results import History
 from jcfl.view.plotting.cosines import groups_of, labels_of, of_seed, remove_axes
 from jcfl.view.plotting.style import (
@@ -26,7 +27,6 @@ from jcfl.view.plotting.style import (
     ranked,
     whole_numbers,
 )
-from jcfl.view.words import counted
 
 SHOWN = 8
 """The most clusters that are drawn one by one; the others are drawn as one."""

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from jcfl import results
 from jcfl.errors import InputError
+from jcfl.errors.words import counted
 from jcfl.results import History
 from jcfl.view.plotting.cosines import (
     FEW,
@@ -37,7 +38,6 @@ from jcfl.view.plotting.style import (
     remove_space,
     signed,
 )
-from jcfl.view.words import counted
 
 SHOTS = 4
 """The most rounds that are shown unless they are chosen."""

@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jcfl.errors import Notice, as_argument
+from jcfl.errors.words import counted
 from jcfl.results import writable, writing
 from jcfl.version import __version__
 from jcfl.view import pages
 from jcfl.view.plotting import style
 from jcfl.view.reproduction import texts
-from jcfl.view.words import counted
 
 COLUMNS, ROW = 4, 0.17
 """Of the figure: panels side by side, and inches of a row."""

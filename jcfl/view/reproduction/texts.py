@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jcfl.view.words import counted
+from jcfl.errors.words import counted
 
 MARKS = {"reproduced": "✓", "not reproduced": "✗", "not judged": "?", "cannot be run here": "–", "not run": "·"}
 """What stands behind our number for a verdict."""

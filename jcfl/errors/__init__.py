@@ -164,7 +164,7 @@ def raised(error: Exception) -> str:
 
 def is_of_library(file: str) -> bool:
     """Whether a file of code is a part of jcfl, of Python, or of an installed package that is no plug-in of jcfl."""
-    if file.startswith("<frozen") or Path(file).is_relative_to(Path(__file__).parent):
+    if file.startswith("<frozen") or Path(file).is_relative_to(Path(__file__).parents[1]):
         return True
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     parts = [Path(file).relative_to(one).parts[0] for one in folders if Path(file).is_relative_to(one)]
