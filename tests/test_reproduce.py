@@ -388,6 +388,30 @@ def published_file(path, values, verdict, device):
     return path
 
 
+def test_seeds_of_a_smaller_budget_count_in_a_larger_one(made):
+    Path("made.yaml").write_text(
+        MADE + "      full: {seeds: 3, hours: 0.01}\n      more: {seeds: 3, hours: 0.01, last: 2}\n"
+    )
+    table, cell = tables.find("made.yaml"), ("FedAvg", "rotated")
+    file = published_file(Path("a.json"), [1, 2], "reproduced", "A")
+    whole = json.loads(file.read_text())
+    key = ("rotated", "FedAvg")
+    whole["made"][0]["settings"] = [table.digest(key, table.budget("laptop"))]
+    file.write_text(json.dumps(whole))
+    found = published.read([file], table, "full", table.budget("full"))
+    assert found.cells[cell] == {0: 1, 1: 2}
+    assert outcomes.entry(table, cell, Printed(12.0, 40.0, 0.5), found.cells[cell], table.budget("full"))["why"] == (
+        "2 of the 3 seeds have been run"
+    )
+    assert found.made[0]["settings"] == [table.digest(key, table.budget("full"))] != whole["made"][0]["settings"]
+    for budget in ("gpu", "more"):  # with another learning rate, and with the mean of two evaluations
+        with pytest.raises(InputError, match=rf"its budget: laptop; expected: {budget}, or a budget that differs"):
+            published.read([file], table, budget, table.budget(budget))
+    file.write_text(json.dumps(whole | {"budget": "full", "changes": [], "made": []}))
+    with pytest.raises(InputError, match="its budget: full; expected: laptop, or a budget that"):
+        published.read([file], table, "laptop", table.budget("laptop"))
+
+
 def test_a_machine_without_data_does_not_hide_the_numbers_of_another_one(made):
     table, cell = tables.find("made.yaml"), ("FedAvg", "rotated")
     with_data = published_file(Path("b.json"), [1, 2], "reproduced", "B")
@@ -457,7 +481,7 @@ def test_a_full_disk_leaves_earlier_results_as_they_were(tmp_path):
     ("key", "value", "said"),
     [
         ("table", "S1", "its table: S1; expected: made-up"),
-        ("budget", "gpu", "its budget: gpu; expected: laptop"),
+        ("budget", "night", "its budget: night; expected: laptop"),
         ("changes", [], "its changes of the budget: (); expected: ('Two seeds.',)"),
         ("printed", {"mean": 13.0, "std": 40.0}, "add.json: FedAvg, rotated: printed is 13.0 ± 40.0; expected: 12.0"),
         ("ours", {"values": [1]}, "add.json: FedAvg, rotated has numbers of 1 seed; expected: 2"),

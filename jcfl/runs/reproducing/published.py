@@ -89,6 +89,12 @@ class Made(BaseModel):
             raise ValueError(f"{len(self.settings)} settings of {len(self.runs)} runs")
         return self
 
+    def with_digests_of(self, table: Table, budget: Budget) -> "Made":
+        """The same runs with the digests that a budget gives them; those that the table does not know keep theirs."""
+        pairs = zip(self.runs, self.settings, strict=False)
+        settings = tuple(table.digest(run, budget) if table.knows(run) else there for run, there in pairs)
+        return self.model_copy(update={"settings": settings}) if settings else self
+
 
 class File(BaseModel):
     """What is read of a file that `jcfl reproduce` wrote."""
@@ -146,28 +152,32 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
     """Earlier results of a table; of several files that have a number of a cell and a seed, the last one counts.
 
     Args:
-        paths: files that `jcfl reproduce` wrote (`TABLE-BUDGET.json`).
+        paths: files that `jcfl reproduce` wrote (`TABLE-BUDGET.json`), of this budget or of one that differs from it in
+            having fewer seeds alone.
         table: the table.
         name: the budget's name.
         budget: the budget.
 
     Raises:
-        InputError: a file that is none of these, or one of another table, of another budget, of other printed numbers,
-            of runs with other settings, or of a budget with other changes.
+        InputError: a file that is none of these, or one of another table, of other printed numbers, of runs with other
+            settings, or of a budget with other changes.
     """
     found: dict[Cell, BySeed | Judgement] = {}
     baselines: dict[tuple[str, str, str], BySeed] = {}
     made: list[Made] = []
     for path in paths:
         file = parsed(path)
+        theirs = table.given.budgets.get(file.budget, budget)
         for what, there, expected in (
             ("table", file.table, table.name),
-            ("budget", file.budget, name),
-            ("changes of the budget", file.changes, budget.changes),
+            ("budget", file.budget, name if theirs is budget else file.budget),
+            ("changes of the budget", file.changes, theirs.changes),
         ):
             if there != expected:
                 raise InputError(f"{path}: its {what}: {there}; expected: {expected}")
-        refuse_other_settings(path, file, table, budget)
+        refuse_other_settings(path, file, table, theirs)
+        if theirs is not budget:
+            refuse_other_budget(path, file, table, name)
         printed = dict(table.cells())
         for (row, column), entry in file.cells():
             there, expected = (entry.printed.mean, entry.printed.std), printed.get((row, column), (None, None))[:2]
@@ -177,16 +187,17 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                     f"expected: {' ± '.join(map(str, expected))}"
                 )
             if entry.ours is not None:
-                seeds = table.seeds(table.part((row, column)).federation or "", budget)
+                seeds = table.seeds(table.part((row, column)).federation or "", theirs)
                 ours, before = entry.ours.by_seed(f"{path}: {row}, {column}", seeds), found.get((row, column))
                 found[row, column] = defined({**before, **ours} if isinstance(before, dict) else ours)
             elif entry.verdict != "cannot be run here" or (row, column) not in found:  # it can on another machine
                 found[row, column] = Judgement(entry.verdict, entry.why)
         for key, ours in file.baselines():
-            seeds = table.seeds(key[1], budget)
+            seeds = table.seeds(key[1], theirs)
             baselines.setdefault(key, {}).update(ours.by_seed(f"{path}: {', '.join(key[:2])}", seeds))
         again = {(*run, seed) for one in file.made for run in one.runs for seed in one.seeds}
-        made = [*(one for one in made if not covered(one.runs, one.seeds, again)), *file.made]
+        made = [one for one in made if not covered(one.runs, one.seeds, again)]
+        made += [one.with_digests_of(table, budget) for one in file.made]
     return Published(found, baselines, tuple(one.model_dump(mode="json", exclude_unset=True) for one in made))
 
 
@@ -196,20 +207,34 @@ def refuse_other_settings(path: Path, file: File, table: Table, budget: Budget) 
     Raises:
         InputError: a run of the file had other settings.
     """
-    federations, methods = table.given.federations, table.given.methods | table.given.beside
     for one in file.made:
-        for (federation, method), there in zip(one.runs, one.settings, strict=False):
-            if federation in federations and method in methods:
-                now = table.digest((federation, method), budget)
-                if there != now:
-                    raise InputError(
-                        f"{path}: its run {federation}, {method} had other settings than this table gives it "
-                        f"(their digest is {there}; expected: {now}); run it again, or take the table of that file"
-                    )
+        for run, there in zip(one.runs, one.settings, strict=False):
+            if table.knows(run) and there != (now := table.digest(run, budget)):
+                raise InputError(
+                    f"{path}: its run {', '.join(run)} had other settings than this table gives it "
+                    f"(their digest is {there}; expected: {now}); run it again, or take the table of that file"
+                )
     others = {*file.departures} ^ {*table.given.departures} if file.departures is not None else set()
     if others and not all(one.settings for one in file.made):
         said = f"{path}: some of its runs have no digest of their settings, and the table had other departures from the"
         warnings.warn(f"{said} paper, so these settings may differ: {' '.join(sorted(others))}", Notice, stacklevel=2)
+
+
+def refuse_other_budget(path: Path, file: File, table: Table, name: str) -> None:
+    """Refuse a file of another budget if that does not differ from this one in having fewer seeds alone.
+
+    Raises:
+        InputError: it does differ.
+    """
+    theirs, budget = table.given.budgets[file.budget], table.given.budgets[name]
+    like = budget.model_copy(update={"seeds": theirs.seeds})
+    runs = [run for one in file.made for run in one.runs if table.knows(run)]
+    others = [run for run in runs if table.digest(run, theirs) != table.digest(run, like)]
+    if theirs.seeds > budget.seeds or (theirs.last or table.given.last) != (budget.last or table.given.last) or others:
+        raise InputError(
+            f"{path}: its budget: {file.budget}; expected: {name}, or a budget that differs from it in having fewer "
+            "seeds alone"
+        )
 
 
 def parsed(path: Path) -> File:

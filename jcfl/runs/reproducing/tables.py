@@ -193,6 +193,11 @@ class Table(NamedTuple):
         chosen = (budget.federations, budget.methods if key[1] in self.given.methods else None)
         return any(names is not None and name not in names for name, names in zip(key, chosen, strict=True))
 
+    def knows(self, key: Key) -> bool:
+        """Whether the table has a federation and a method."""
+        federation, method = key
+        return federation in self.given.federations and method in self.given.methods | self.given.beside
+
     def seeds(self, federation: str, budget: Budget) -> range:
         """The seeds of the runs on a federation."""
         first = {**self.given.base, **self.given.federations.get(federation, {}), **budget.set}.get("seed", 0)
