@@ -197,6 +197,23 @@ def test_suspects_are_far_from_the_median():
     assert list(found) == [False, False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("values", "suspected"),
+    [
+        ([1, 1, 1, 1, 1, 1.2, 0.8, 1.1], []),  # half of the updates are the same
+        ([1, 1, 1, 1, 1, 1, 1, 9.0], [7]),
+        ([1, 1, 1, 1, 1, 1, float("nan"), 1e30], [6, 7]),
+        ([1, 1 + 1e-6, 1, 1 - 1e-6, 1, 1 + 4e-6, 1, 1], []),  # they differ by rounding errors
+        ([1, 1 + 1e-6, 1, 1 - 1e-6, 1, 1 + 4e-6, 2, 1], [6]),
+        ([0, 0, 0, 0, 0, 0, 0, 0], []),
+    ],
+)
+def test_honest_clients_are_no_suspects_where_half_of_the_updates_are_the_same(values, suspected):
+    """Their deviation is 0: everybody else was left out, as with clients that have copies of the same examples."""
+    found = Exclude().suspects({"params": jnp.array(values)[:, None]}, jnp.zeros(8, int), jnp.ones(8, bool), 1)
+    assert np.flatnonzero(found).tolist() == suspected
+
+
 @pytest.mark.parametrize("far", [20, FAR])
 def test_outlier_factors_are_scikit_learns(far):
     """Also if a row that is absent and one that is hostile are far away from all others."""

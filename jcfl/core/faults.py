@@ -20,6 +20,9 @@ from jcfl.core.robust import local_outlier_factors, norms
 from jcfl.core.streams import Stream, stream
 from jcfl.types import Array, Cohort, Federation, Key, Models, State, Upload
 
+ROUNDING = 1e-5
+"""The rounding error of a distance, as a share of the norm of the updates. Sums of thousands of float32 reach it."""
+
 OnDivergence = Literal["stop", "drop_client", "drop_cluster"]
 """What happens when a model is not finite: the run stops; the client's upload is left out; or the client's cluster
 keeps the model that its clients were sent in this round."""
@@ -38,7 +41,10 @@ class Exclude(Piece):
     """Clients whose updates are far from their cluster's are left out, and never sampled again if that happens often.
 
     The distance of an update to the coordinate-wise median of its cluster's is compared with the median of these
-    distances, in units of their median absolute deviation (times 1.4826, the deviation of a normal distribution).
+    distances, in units of their median absolute deviation (times 1.4826, the deviation of a normal distribution). This
+    deviation is 0 where half of the updates are the same, as those of clients with copies of the same examples. Then the
+    unit is the mean absolute deviation (times 1.2533; Iglewicz and Hoaglin 1993). Distances that differ by rounding
+    errors alone are the same.
 
     Attributes:
         limit: how many deviations above the median a distance may be.
@@ -60,9 +66,14 @@ class Exclude(Piece):
         here = present * 1.0
         center = trees.take(averaging.median(label, here, updates, averaging.zeros_for(updates, k)), label)
         far = norms(jax.tree.map(jnp.subtract, updates, center))  # [s]
-        middle = averaging.median(label, here, far, jnp.zeros(k))
-        spread = averaging.median(label, here, jnp.abs(far - middle[label]), jnp.zeros(k))
-        return present & ~(far <= (middle + self.limit * 1.4826 * spread)[label])  # NaN is far as well
+        middle = averaging.median(label, here, far, jnp.zeros(k))[label]
+        rounding = ROUNDING * norms(center)
+        apart = jnp.maximum(jnp.abs(far - middle) - rounding, 0.0)
+        is_finite = jnp.isfinite(apart)
+        half = averaging.median(label, here, apart, jnp.zeros(k))
+        mean = averaging.weighted_mean(label, here * is_finite, jnp.where(is_finite, apart, 0.0), jnp.zeros(k))
+        spread = jnp.where(half > 0, 1.4826 * half, 1.2533 * mean)[label]
+        return present & ~(far - middle <= self.limit * spread + rounding)  # NaN is far as well
 
 
 @dataclass(frozen=True, kw_only=True)
