@@ -42,8 +42,8 @@ class Exclude(Piece):
 
     The distance of an update to the coordinate-wise median of its cluster's is compared with the median of these
     distances, in units of their median absolute deviation (times 1.4826, the deviation of a normal distribution). This
-    deviation is 0 where half of the updates are the same, as those of clients with copies of the same examples. Then the
-    unit is the mean absolute deviation (times 1.2533; Iglewicz and Hoaglin 1993). Distances that differ by rounding
+    deviation is 0 where half of the updates are the same, as those of clients with copies of the same examples. Then
+    the unit is the mean absolute deviation (times 1.2533; Iglewicz and Hoaglin 1993). Distances that differ by rounding
     errors alone are the same.
 
     Attributes:

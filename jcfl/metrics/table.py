@@ -4,6 +4,7 @@ Files, histories, terminal tables, plots, reports and sweeps read this table, so
 in all of them.
 """
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,9 @@ Place = Literal["terminal", "report", "report, held out", "curves", "clusters", 
 """Where scores are shown: in the terminal's last table, in a report's table (of the clients that train, and of those
 held out), and in four plots: over rounds, over rounds beside the clusters, against a swept option, and the quality of
 clusters over rounds."""
+
+NEAR = 0.8
+"""How alike a misspelled title and the right one are, by the share of letters that match."""
 
 EVERYWHERE: tuple[Place, ...] = ("terminal", "report", "report, held out", "curves", "effect")
 
@@ -246,13 +250,21 @@ def bare_name(name: str) -> str:
 def by_title(title: str, names: Iterable[str]) -> str | None:
     """The name among `names` of the score with this title or short title; None if there is none.
 
+    A misspelled title counts if no name is nearer to it.
+
     >>> by_title("accuracy", ["accuracy_p5", "accuracy_micro"]), by_title("held_out_ARI", ["ari", "held_out_ari"])
     ('accuracy_micro', 'held_out_ari')
+    >>> by_title("acuracy", ["accuracy_p5", "accuracy_micro"]), by_title("acuracy_p5", ["accuracy_p5"])
+    ('accuracy_micro', None)
     """
     bare = bare_name(title)
     prefix, words = title.removesuffix(bare), bare.replace("_", " ").lower()
     own = {name: score(bare_name(name)) for name in names if name == prefix + bare_name(name)}
-    return next((name for name, one in own.items() if words in (one.title.lower(), one.short.lower())), None)
+    near = lambda text: difflib.SequenceMatcher(None, words, text.replace("_", " ").lower()).ratio()
+    titles = {name: max(near(one.title), near(one.short)) for name, one in own.items()}
+    best = max(titles, key=titles.__getitem__, default=None)
+    spelled = max((near(bare_name(name)) for name in own), default=0.0)
+    return best if best is not None and (titles[best] == 1 or titles[best] > max(spelled, NEAR)) else None
 
 
 def score_names() -> list[str]:
