@@ -49,7 +49,7 @@ def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
     A notice says how to show them again.
     """
     try:
-        lost = len(numbers(json.loads(file.read_text("utf-8"))) - numbers(found))
+        lost = len({cell[:2] for cell in numbers(json.loads(file.read_text("utf-8"))) - numbers(found)})
     except (OSError, ValueError, KeyError, TypeError):  # no file, or one that has no numbers to lose
         return
     if lost:
@@ -61,11 +61,13 @@ def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
         warnings.warn(f"{told} now {kept}; --add {as_argument(kept)} shows them", Notice, stacklevel=2)
 
 
-def numbers(found: Mapping[str, Any]) -> set[tuple[str, int]]:
-    """The row, or the baseline, and the place of every cell that has numbers of ours."""
+def numbers(found: Mapping[str, Any]) -> set[tuple[str, int, int]]:
+    """The row, or the baseline, the place and the seed of every number of ours."""
     lines = [(line["row"], line) for line in found["rows"]]
     lines += [(line["method"], line) for line in found.get("beside", ())]  # files had none before there were baselines
-    return {(name, i) for name, line in lines for i, cell in enumerate(line["cells"]) if cell and cell["ours"]}
+    cells = [(name, i, cell["ours"]) for name, line in lines for i, cell in enumerate(line["cells"]) if cell]
+    every = {seed for one in found["made"] for seed in one["seeds"]}  # files have those of cells since there is --seed
+    return {(name, i, seed) for name, i, ours in cells if ours for seed in ours.get("seeds", every)}
 
 
 def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str:

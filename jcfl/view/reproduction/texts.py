@@ -121,14 +121,14 @@ def number(value: Mapping[str, float | None], digits: int) -> str:
 def made(found: Mapping[str, Any]) -> dict[str, Any]:
     """What made all runs together: each command, commit, device, version and seed once, and the sum of the seconds.
 
-    >>> found = made({"made": [{"seeds": [0], "seconds": 1.5}, {"seeds": [0, 1], "seconds": 2.0}]})
+    >>> found = made({"made": [{"seeds": [1], "seconds": 1.5}, {"seeds": [0, 1], "seconds": 2.0}]})
     >>> found["seeds"], found["seconds"]
     ([0, 1], 3.5)
     """
     names = ("runs", "commands", "commits", "devices", "versions", "seeds")
     once = lambda values: [value for i, value in enumerate(values) if value not in values[:i]]
     lists = {name: once([value for one in found["made"] for value in one.get(name, [])]) for name in names}
-    return {**lists, "seconds": sum(one["seconds"] for one in found["made"])}
+    return {**lists, "seeds": sorted(lists["seeds"]), "seconds": sum(one["seconds"] for one in found["made"])}
 
 
 def gap(order: Mapping[str, Any]) -> str:
