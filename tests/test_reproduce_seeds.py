@@ -10,7 +10,7 @@ import pytest
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.loop import Progress
-from jcfl.runs.reproducing import judging
+from jcfl.runs.reproducing import judging, published, tables
 from jcfl.view import reproduction
 
 MADE = """
@@ -91,6 +91,32 @@ def results_file(name, seeds, verdict="not judged"):
     head = {"table": "made-up", "budget": "laptop", "changes": [], "columns": ["rotated", "shifted"]}
     Path(name).write_text(json.dumps({**head, "rows": [{"row": "FedAvg", "cells": [entry, None]}], "made": runs}))
     return Path(name)
+
+
+def test_a_seed_that_diverged_counts_whatever_the_order_of_files(made):
+    """The numbers of another seed made the verdict "not judged", if their file came later."""
+    table = tables.find("made.yaml")
+    failed, one, rest = (
+        results_file("failed.json", (), "not reproduced"),
+        results_file("one.json", [1]),
+        results_file("rest.json", [0, 2]),
+    )
+    known = lambda *files: published.read(files, table, "laptop", table.budget("laptop")).cells[CELL]
+    for files in ([failed, one], [one, failed], [one, rest, failed]):
+        assert known(*files) == ("not reproduced", "training diverged")
+    assert known(failed, one, rest) == {1: 1, 0: 0, 2: 2}  # all have been run again
+    elsewhere = results_file("elsewhere.json", (), "cannot be run here")
+    assert known(elsewhere, one) == known(one, elsewhere) == {1: 1}
+
+
+def test_what_was_run_names_no_run_whose_seeds_have_all_been_run_again(made):
+    """One that several later runs replace together was named, and its seconds were counted."""
+    table = tables.find("made.yaml")
+    files = [results_file(f"{seeds}.json", seeds) for seeds in ([0, 1, 2], [2], [0])]
+    found = published.read(files, table, "laptop", table.budget("laptop"))
+    assert [one["seeds"] for one in found.made] == [[0, 1, 2], [2], [0]]
+    assert [one["seeds"] for one in found.besides({(*KEY, 1)})] == [[2], [0]]
+    assert published.read([*files, *files[:1]], table, "laptop", table.budget("laptop")).made == found.made[:1]
 
 
 @pytest.mark.parametrize("add", [False, True])

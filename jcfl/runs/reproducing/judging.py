@@ -46,6 +46,17 @@ def defined(values: BySeed) -> "BySeed | Judgement":
     return Judgement("not judged", f"the score is not defined with {lost} of {len(values)} seeds") if lost else values
 
 
+def since(before: Judgement, values: BySeed, seeds: int) -> "BySeed | Judgement":
+    """What counts of an earlier judgement and the numbers found since.
+
+    That a method failed with some seed, for example, counts until there are numbers of all `seeds`. That it could not
+    be run on one machine says nothing about numbers of another one.
+    """
+    if len(values) >= seeds or (values and before.verdict == "cannot be run here"):
+        return defined(values)
+    return before
+
+
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % interval of the mean by Student's t; None for fewer than two values.
 

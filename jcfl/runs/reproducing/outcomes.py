@@ -82,7 +82,7 @@ def joined(
     if isinstance(found, Judgement):  # left out, or its data are missing here
         return earlier if found.verdict in ("not run", "cannot be run here") else found
     if isinstance(earlier, Judgement):
-        return earlier if len(found) < budget.seeds and earlier.verdict != "cannot be run here" else found
+        return judging.since(earlier, found, budget.seeds)
     return dict(sorted({**earlier, **found}.items()))
 
 

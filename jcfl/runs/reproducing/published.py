@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 
 from jcfl.errors import InputError, Notice, sentence
 from jcfl.errors.words import counted
-from jcfl.runs.reproducing.judging import BySeed, Judgement, Verdict, defined
+from jcfl.runs.reproducing.judging import BySeed, Judgement, Verdict, defined, since
 from jcfl.runs.reproducing.tables import Budget, Cell, Key, Table
 
 
@@ -140,16 +140,28 @@ class Published(NamedTuple):
 
     def besides(self, runs: Collection[tuple[str, str, int]]) -> list[dict[str, Any]]:
         """What made the runs that are not among these, which are named by federation, method and seed."""
-        return [one for one in self.made if not covered(one["runs"], one["seeds"], runs)]
+        return latest(self.made, runs)
 
 
-def covered(runs: Iterable[Sequence[str]], seeds: Iterable[int], by: Collection[tuple[str, str, int]]) -> bool:
-    """Whether all seeds of some runs are among those of others."""
-    return all((federation, method, seed) in by for federation, method in runs for seed in seeds)
+def latest(made: Sequence[dict[str, Any]], runs: Collection[tuple[str, str, int]] = ()) -> list[dict[str, Any]]:
+    """What made runs, without those whose seeds have all been run again later.
+
+    Args:
+        made: in the order of time.
+        runs: the last runs of all, by federation, method and seed.
+    """
+    seen, found = {*runs}, []
+    for one in reversed(made):
+        own = {(federation, method, seed) for federation, method in one["runs"] for seed in one["seeds"]}
+        found += [] if own <= seen else [one]
+        seen |= own
+    return found[::-1]
 
 
 def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Published:
     """Earlier results of a table; of several files that have a number of a cell and a seed, the last one counts.
+
+    A judgement, such as that training diverged with some seed, counts until the files after it have all seeds.
 
     Args:
         paths: files that `jcfl reproduce` wrote (`TABLE-BUDGET.json`), of this budget or of one that differs from it in
@@ -162,9 +174,10 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
         InputError: a file that is none of these, or one of another table, of other printed numbers, of runs with other
             settings, or of a budget with other changes.
     """
-    found: dict[Cell, BySeed | Judgement] = {}
+    numbers: dict[Cell, BySeed] = {}  # since the last judgement
+    judged: dict[Cell, Judgement] = {}
     baselines: dict[tuple[str, str, str], BySeed] = {}
-    made: list[Made] = []
+    made: list[dict[str, Any]] = []
     for path in paths:
         file = parsed(path)
         theirs = table.given.budgets.get(file.budget, budget)
@@ -188,17 +201,20 @@ def read(paths: Iterable[Path], table: Table, name: str, budget: Budget) -> Publ
                 )
             if entry.ours is not None:
                 seeds = table.seeds(table.part((row, column)).federation or "", theirs)
-                ours, before = entry.ours.by_seed(f"{path}: {row}, {column}", seeds), found.get((row, column))
-                found[row, column] = defined({**before, **ours} if isinstance(before, dict) else ours)
-            elif entry.verdict != "cannot be run here" or (row, column) not in found:  # it can on another machine
-                found[row, column] = Judgement(entry.verdict, entry.why)
+                ours = entry.ours.by_seed(f"{path}: {row}, {column}", seeds)
+                numbers.setdefault((row, column), {}).update(ours)
+            elif entry.verdict != "cannot be run here":
+                numbers.pop((row, column), None)
+                judged[row, column] = Judgement(entry.verdict, entry.why)
+            else:  # on another machine it can
+                judged.setdefault((row, column), Judgement(entry.verdict, entry.why))
         for key, ours in file.baselines():
             seeds = table.seeds(key[1], theirs)
             baselines.setdefault(key, {}).update(ours.by_seed(f"{path}: {', '.join(key[:2])}", seeds))
-        again = {(*run, seed) for one in file.made for run in one.runs for seed in one.seeds}
-        made = [one for one in made if not covered(one.runs, one.seeds, again)]
-        made += [one.with_digests_of(table, budget) for one in file.made]
-    return Published(found, baselines, tuple(one.model_dump(mode="json", exclude_unset=True) for one in made))
+        made += [one.with_digests_of(table, budget).model_dump(mode="json", exclude_unset=True) for one in file.made]
+    found: dict[Cell, BySeed | Judgement] = {cell: defined(numbers[cell]) for cell in numbers}
+    found |= {cell: since(why, numbers.get(cell, {}), budget.seeds) for cell, why in judged.items()}
+    return Published(found, baselines, tuple(latest(made)))
 
 
 def refuse_other_settings(path: Path, file: File, table: Table, budget: Budget) -> None:
