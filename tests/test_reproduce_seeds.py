@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jcfl.errors import InputError
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.loop import Progress
@@ -143,3 +144,25 @@ def test_files_of_before_there_were_seeds_have_those_of_their_runs():
     cell = {"printed": {}, "ours": {"values": [1.0, 2.0]}}
     old = {"rows": [{"row": "a", "cells": [cell]}], "made": [{"seeds": [3, 4]}]}
     assert reproduction.numbers(old) == {("a", 0, 3), ("a", 0, 4)}
+
+
+def test_seeds_are_those_of_the_federations_that_are_run(made, trained):
+    """Where another federation of the table had other seeds, no seed was accepted."""
+    Path("made.yaml").write_text(MADE.replace("name: shifted, clients: 8}", "name: shifted, clients: 8}, seed: 7"))
+    found = reproduced("rotated", seeds=[1])
+    assert first_cell(found)["ours"]["seeds"] == [1] and trained[1][0] == "rotated/seed-1/runs/FedAvg"
+    with pytest.raises(InputError, match="seed 1: made-up, shifted with budget laptop has the seeds 7, 8, 9"):
+        reproduced("shifted", seeds=[1])
+    with pytest.raises(InputError, match="seed 1: made-up, shifted"):
+        reproduced(seeds=[1])
+
+
+def test_what_the_first_seed_decides_is_not_decided_by_each(made, trained):
+    """Another seed chose another threshold for itself, and its numbers stood beside those of the first seed."""
+    Path("made.yaml").write_text(MADE.replace("tau: 0.5", "tau: auto"))
+    with pytest.raises(InputError, match=r"rotated with budget laptop: the first seed decides .* auto is in StoCFL"):
+        reproduced("rotated", seeds=[1])
+    assert not trained[1]
+    reproduced("FedAvg", "rotated", seeds=[1])
+    reproduced("StoCFL")
+    assert trained[1] == ["rotated/seed-1/runs/FedAvg", "rotated/runs/StoCFL"]

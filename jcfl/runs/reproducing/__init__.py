@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from jcfl.errors import Absent, Diverged, InputError, Interrupted, Notice, TooLarge, TrainingError, unknown
 from jcfl.results import History, checkpoints, finished_history
-from jcfl.runs import devices, disk, experiment, loop
+from jcfl.runs import automatic, devices, disk, experiment, loop
 from jcfl.runs.config import Config
 from jcfl.runs.loop import Progress
 from jcfl.runs.plan import Objects, Plan, federation_of, planned
@@ -69,9 +69,8 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     found: Found = {}
     configs = {key: table.config(key, chosen, settings.data_dir) for key in every_key(table)}  # all checked first
     for key, config in configs.items():
-        for seed in sorted({*settings.seeds}.difference(seeds_of(config))):
-            there = ", ".join(map(str, seeds_of(config)))
-            raise InputError(f"seed {seed}: {table.name}, {key[0]} with budget {budget} has the seeds {there}")
+        if key in wanted and not table.left_out(key, chosen):
+            refuse_seeds(f"{table.name}, {key[0]} with budget {budget}", config, settings.seeds)
     for key in configs:
         if table.left_out(key, chosen):
             found[key] = Judgement("not run", f"left out by the budget {budget}")
@@ -127,6 +126,24 @@ def every_key(table: Table) -> list[Key]:
 def seeds_of(config: Config) -> range:
     """The seeds of a configuration."""
     return range(config.seed, config.seed + config.seeds)
+
+
+def refuse_seeds(what: str, config: Config, seeds: Collection[int]) -> None:
+    """Refuse seeds that a run does not have, and some of those that have values in common.
+
+    Args:
+        what: the run's federation, in words.
+        config: the configuration with all seeds.
+        seeds: those that are wanted; all if there are none.
+
+    Raises:
+        InputError: a seed is not the run's; or there is an option that is `auto`, which the first seed decides.
+    """
+    for seed in sorted({*seeds}.difference(seeds_of(config))):
+        raise InputError(f"seed {seed}: {what} has the seeds {', '.join(map(str, seeds_of(config)))}")
+    if seeds and automatic.is_open(config):
+        told = f"{what}: the first seed decides for all seeds what auto is in {config.method.title}"
+        raise InputError(f"{told}; give a value, or train all seeds together")
 
 
 class Piece(NamedTuple):
