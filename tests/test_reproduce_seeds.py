@@ -1,17 +1,20 @@
 """Papers' tables seed by seed: what is kept, put together, refused and said where the seeds of a table run apart."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jcfl.errors import InputError
+from jcfl import cli
+from jcfl.errors import InputError, Notice
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.loop import Progress
 from jcfl.runs.reproducing import judging, published, tables
+from jcfl.runs.workers import Workers
 from jcfl.view import reproduction
 
 MADE = """
@@ -166,3 +169,76 @@ def test_what_the_first_seed_decides_is_not_decided_by_each(made, trained):
     reproduced("FedAvg", "rotated", seeds=[1])
     reproduced("StoCFL")
     assert trained[1] == ["rotated/seed-1/runs/FedAvg", "rotated/runs/StoCFL"]
+
+
+def test_progress_names_the_federation_and_the_seed(made, trained):
+    """It named the folder of the seed in place of the federation, so the bars of two federations were one."""
+    told = []
+    reproduced(*CELL, seeds=[2], on_progress=lambda progress: told.append(progress.name))
+    reproduced("shifted", on_progress=lambda progress: told.append(progress.name))
+    assert told == ["rotated, FedAvg, seed 2", "shifted, FedAvg"]
+
+
+def test_runs_of_seeds_that_had_other_data_are_told_apart(made):
+    """The notice said that 'FedAvg' has other data than 'FedAvg'."""
+    config = tables.find("made.yaml").config(KEY, tables.find("made.yaml").budget("laptop"))
+    found: reproducing.Found = {KEY: (history(0, federation="a"), history(1, federation="b"))}
+    with pytest.warns(Notice, match=r"^rotated: 'FedAvg' with seed 1 has other data than 'FedAvg' with seed 0, so"):
+        reproducing.tell_of_other_data(found, {KEY: config}, Path("rotated"))
+
+
+@pytest.mark.parametrize("workers", [None, Workers(2)])
+def test_seeds_that_were_run_are_shown_where_another_one_cannot_be_run(made, trained, monkeypatch, workers):
+    """The data are gone: the verdict was "cannot be run here", and the numbers of another seed were not shown."""
+    there, begun = trained
+    there["rotated/seed-1/runs/FedAvg"] = history(1)
+    there |= {f"new rotated/seed-{seed}/runs/FedAvg": ABSENT for seed in (0, 2)}
+    report = lambda tasks, workers, folder, stop, report: [report(name, ABSENT) for name in tasks]
+    monkeypatch.setattr(reproducing, "share_out", report)
+    with pytest.warns(
+        Notice, match="^rotated, FedAvg: seeds are missing, which cannot be run here: data needed: digits"
+    ):
+        cell = first_cell(reproduced(*CELL, seeds=[0, 2], workers=workers))
+    assert cell["ours"]["values"] == [1.0] and cell["why"] == "1 of the 3 seeds have been run"
+    assert begun == ([] if workers else ["rotated/seed-0/runs/FedAvg"])  # what one seed lacks the others lack too
+    there.pop("rotated/seed-1/runs/FedAvg")
+    cell = first_cell(reproduced(*CELL, seeds=[0, 2], workers=workers))
+    assert (cell["ours"], cell["verdict"], cell["why"]) == (None, *ABSENT)
+
+
+@pytest.mark.parametrize("workers", [None, Workers(2)])
+def test_no_seed_is_trained_once_another_one_has_failed(made, trained, monkeypatch, workers):
+    """Side by side they end together, too."""
+    there, begun = trained
+    there["rotated/seed-0/runs/FedAvg"] = DIVERGED
+    shared = []
+    monkeypatch.setattr(reproducing, "share_out", lambda tasks, *given: shared.extend(tasks))
+    cell = first_cell(reproduced(*CELL, seeds=[1, 2], workers=workers))
+    assert (cell["ours"], cell["verdict"], cell["why"]) == (None, *DIVERGED)
+    assert begun == shared == []
+
+
+def test_a_stopped_run_of_all_seeds_is_told_of_where_seeds_are_trained_apart(made, trained):
+    """It was left there with its checkpoints, and nothing was said."""
+    there, begun = trained
+    there["rotated/runs/FedAvg"] = None  # begun and not complete
+    for seeds in ([0], []):
+        with pytest.warns(Notice, match=r"rotated/runs/FedAvg has a run of all seeds side by side, which was stopped"):
+            reproduced(*CELL, seeds=seeds)
+    assert begun == [f"rotated/seed-{seed}/runs/FedAvg" for seed in range(3)]
+
+
+def test_seeds_alone_have_the_numbers_of_all_seeds_together(made, capsys):
+    """Two seeds of three, one after the other, and the third one without --seed."""
+    Path("made.yaml").write_text(MADE.replace("mlp, hidden: 4", "linear"))
+    words = ["reproduce", "made.yaml", "--only", "FedAvg", "--only", "rotated", "--json", "-q"]
+    cells = []
+    for more in (["--seed", "1"], ["--seed", "2", "--seed", "1"], [], ["--out", "together"]):
+        assert cli.status([*words, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        cells.append(first_cell(found)["ours"])
+    assert [cell["seeds"] for cell in cells] == [[1], [1, 2], [0, 1, 2], [0, 1, 2]]
+    np.testing.assert_allclose(cells[2]["values"], cells[3]["values"], atol=1e-3)
+    assert len(set(cells[3]["values"])) > 1 and cells[1]["values"] == cells[2]["values"][1:]
+    folders = sorted(re.sub(r"\\", "/", str(place)) for place in Path("reproduction/runs").glob("*/*/*/runs/*"))
+    assert folders == [f"reproduction/runs/made-laptop/rotated/seed-{seed}/runs/FedAvg" for seed in range(3)]

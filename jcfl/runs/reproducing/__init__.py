@@ -149,6 +149,7 @@ def refuse_seeds(what: str, config: Config, seeds: Collection[int]) -> None:
 class Piece(NamedTuple):
     """A run to train: all seeds of a federation and a method side by side, or one of them."""
 
+    name: str  # for progress
     place: Path  # its folder
     config: Config
     is_wanted: bool = True  # whether it is trained if it is not complete
@@ -166,9 +167,11 @@ def pieces(config: Config, method: str, folder: Path, seeds: Collection[int]) ->
         folder: the federation's.
         seeds: those that are wanted; all if there are none.
     """
-    whole = Piece(folder / "runs" / title(method), config)
+    name = f"{folder.name}, {title(method)}"
+    whole = Piece(name, folder / "runs" / title(method), config)
     apart = [
         Piece(
+            f"{name}, seed {seed}",
             folder / f"seed-{seed}" / "runs" / title(method),
             config.model_copy(update={"seed": seed, "seeds": 1}),
             not seeds or seed in seeds,
@@ -176,7 +179,13 @@ def pieces(config: Config, method: str, folder: Path, seeds: Collection[int]) ->
         for seed in seeds_of(config)
     ]
     by_seed = config.seeds > 1 and (seeds or any(begun(one.place) for one in apart))
-    return apart if by_seed and finished(*whole[:2]) is None else [whole]
+    if not by_seed or finished(whole.place, config) is not None:
+        return [whole]
+    if begun(whole.place):
+        told = f"{whole.place} has a run of all seeds side by side, which was stopped and does not go on, because seeds"
+        again = f"to go on with it, delete {folder / 'seed-*' / 'runs' / title(method)} and do not use --seed"
+        warnings.warn(f"{told} are trained one by one; delete it, or, {again}", Notice, stacklevel=2)
+    return apart
 
 
 def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Path, settings: Settings) -> Found:
@@ -185,20 +194,32 @@ def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Pa
     found: Found = {}
     for key, config in configs.items():
         runs: list[History] = []
+        why = left_out.get(key)
         for piece in pieces(config, key[1], folder, settings.seeds):
             run = finished(piece.place, piece.config)
-            if run is None and key not in left_out and piece.is_wanted:
+            if run is None and not isinstance(why, Judgement) and piece.is_wanted:
                 if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
                     raise Interrupted
-                run = attempted(made, piece.config, piece.place, settings)
-            if isinstance(run, Judgement):
+                run = attempted(made, piece.config, piece.place, named(settings, piece.name))
+                if isinstance(run, Judgement) and finished(piece.place, piece.config) is None:  # it cannot be begun
+                    run, why = None, run
+            if isinstance(run, Judgement):  # of one seed that failed, which speaks for all seeds
                 found[key] = run
                 break
             runs += [] if run is None else [run]
         else:
-            found |= {key: tuple(runs)} if runs else {}
+            found |= {key: tuple(runs)} if runs else {key: why} if isinstance(why, Judgement) else {}
+            if runs and isinstance(why, Judgement) and why.verdict == "cannot be run here":
+                warnings.warn(
+                    f"{', '.join(key)}: seeds are missing, which {why.verdict}: {why.why}", Notice, stacklevel=2
+                )
     tell_of_other_data(found, configs, folder)
     return found
+
+
+def named(settings: Settings, name: str) -> Settings:
+    """The settings of a run whose progress is told under a name."""
+    return settings._replace(on_progress=lambda progress: settings.on_progress(progress._replace(name=name)))
 
 
 def tell_of_other_data(found: Found, configs: Mapping[Key, Config], folder: Path) -> None:
@@ -206,12 +227,15 @@ def tell_of_other_data(found: Found, configs: Mapping[Key, Config], folder: Path
 
     Files of the data, or the code that divides them, may have changed between two commands.
     """
-    runs = [(key, run.summary) for key, one in found.items() if not isinstance(one, Judgement) for run in one]
-    first: dict[str, tuple[Key, str]] = {}
-    for key, fingerprint in ((key, summary["federation"]) for key, summary in runs if "federation" in summary):
-        other, expected = first.setdefault(key_text(configs[key], ATTACKED), (key, fingerprint))
+    first: dict[str, tuple[str, str]] = {}
+    runs = [(key, run) for key, one in found.items() if not isinstance(one, Judgement) for run in one]
+    for key, run in ((key, run) for key, run in runs if "federation" in run.summary):
+        name, fingerprint = repr(key[1]), run.summary["federation"]
+        if len(run.seeds) < configs[key].seeds:
+            name += f" with seed {', '.join(map(str, run.seeds))}"
+        other, expected = first.setdefault(key_text(configs[key], ATTACKED), (name, fingerprint))
         if fingerprint != expected:
-            told = f"{folder}: {key[1]!r} has other data than {other[1]!r}, so their numbers cannot be compared"
+            told = f"{folder}: {name} has other data than {other}, so their numbers cannot be compared"
             warnings.warn(f"{told}; delete the older run and repeat the command", Notice, stacklevel=2)
 
 
@@ -222,10 +246,15 @@ def by_workers(configs: Mapping[Key, Config], folder: Path, settings: Settings) 
     left: dict[str, Key] = {}
     tasks: dict[str, Callable[[], Judgement | None]] = {}
     for key, config in configs.items():
-        for piece in pieces(config, key[1], folder.resolve() / title(key[0]), settings.seeds):
-            if piece.is_wanted and finished(piece.place, piece.config) is None:
-                name = ", ".join(key) + (f", seed {piece.config.seed}" if piece.config.seeds < config.seeds else "")
-                left[name], tasks[name] = key, partial(by_worker, piece.config, piece.place, apart)
+        there = [
+            (piece, finished(piece.place, piece.config))
+            for piece in pieces(config, key[1], folder / title(key[0]), settings.seeds)
+        ]
+        if any(isinstance(run, Judgement) for _, run in there):  # a seed has failed, which speaks for all seeds
+            continue
+        for piece in (piece for piece, run in there if run is None and piece.is_wanted):
+            name = ", ".join(key) + (f", seed {piece.config.seed}" if piece.config.seeds < config.seeds else "")
+            left[name], tasks[name] = key, partial(by_worker, piece.config, piece.place.resolve(), apart)
     done = 0
 
     def report(name: str, why: Judgement | None) -> None:
@@ -278,14 +307,14 @@ def attempted(made: Callable[[], Federation], config: Config, place: Path, setti
     its numbers are in the other files.
     """
     is_new = not begun(place)
-    watch = lambda progress: settings.on_progress(progress._replace(name=f"{place.parents[1].name}, {progress.name}"))
     try:
         config = config.model_copy(update={"made_by": dict(settings.made_by)})
         config = config if is_new else experiment.resumed(place, config)
         plan = with_room(planned(config, Objects(federation=made()), resumes=not is_new), place)
         with devices.claimed(place, new=is_new):
             versions = settings.allow_versions
-            run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=versions, stop=settings.stop)
+            watch, stop = settings.on_progress, settings.stop
+            run = experiment.execute(plan, place, watch, keep_state=False, allow_versions=versions, stop=stop)
             checkpoints.delete(devices.folder(place))
             return run
     except Absent as error:
