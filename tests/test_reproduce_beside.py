@@ -151,7 +151,7 @@ def test_a_baseline_is_shown_without_a_verdict_and_added_from_a_file(here, capsy
     found["beside"][0]["cells"][0]["ours"]["values"].pop()
     Path("other.json").write_text(json.dumps(found))
     assert run("--only", "|absent|", "--add", "other.json", "-q") == 2
-    assert "other.json: majority, rotated has 1 seeds; expected: 2" in capsys.readouterr().err
+    assert "other.json: majority, rotated has numbers of 1 seed; expected: 2" in capsys.readouterr().err
 
 
 def test_files_from_before_there_were_baselines_are_read(here):

@@ -199,7 +199,7 @@ def test_seeds_that_were_run_are_shown_where_another_one_cannot_be_run(made, tra
         Notice, match="^rotated, FedAvg: seeds are missing, which cannot be run here: data needed: digits"
     ):
         cell = first_cell(reproduced(*CELL, seeds=[0, 2], workers=workers))
-    assert cell["ours"]["values"] == [1.0] and cell["why"] == "1 of the 3 seeds have been run"
+    assert cell["ours"]["values"] == [1.0] and cell["why"] == "1 of the 3 seeds has been run"
     assert begun == ([] if workers else ["rotated/seed-0/runs/FedAvg"])  # what one seed lacks the others lack too
     there.pop("rotated/seed-1/runs/FedAvg")
     cell = first_cell(reproduced(*CELL, seeds=[0, 2], workers=workers))
