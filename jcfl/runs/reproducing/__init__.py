@@ -193,28 +193,44 @@ def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Pa
     made = cache(lambda: jax.device_put(federation_of(next(iter(configs.values())))))
     found: Found = {}
     for key, config in configs.items():
-        runs: list[History] = []
-        why = left_out.get(key)
-        for piece in pieces(config, key[1], folder, settings.seeds):
-            run = finished(piece.place, piece.config)
-            if run is None and not isinstance(why, Judgement) and piece.is_wanted:
-                if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
-                    raise Interrupted
-                run = attempted(made, piece.config, piece.place, named(settings, piece.name))
-                if isinstance(run, Judgement) and finished(piece.place, piece.config) is None:  # it cannot be begun
-                    run, why = None, run
-            if isinstance(run, Judgement):  # of one seed that failed, which speaks for all seeds
-                found[key] = run
-                break
-            runs += [] if run is None else [run]
-        else:
-            found |= {key: tuple(runs)} if runs else {key: why} if isinstance(why, Judgement) else {}
-            if runs and isinstance(why, Judgement) and why.verdict == "cannot be run here":
-                warnings.warn(
-                    f"{', '.join(key)}: seeds are missing, which {why.verdict}: {why.why}", Notice, stacklevel=2
-                )
+        one = runs_of(key, config, made, left_out.get(key), folder, settings)
+        found |= {} if one is None else {key: one}
     tell_of_other_data(found, configs, folder)
     return found
+
+
+def runs_of(
+    key: Key, config: Config, made: Callable[[], Federation], left_out: Any, folder: Path, settings: Settings
+) -> Runs | Judgement | None:
+    """The runs of a federation and a method; why there are none; or None where they are left out.
+
+    A run that failed speaks for all seeds. One that cannot be begun here leaves those of other seeds as they are.
+
+    Args:
+        key: the federation's and the method's name.
+        config: the configuration with all seeds.
+        made: makes the federation.
+        left_out: why nothing is trained, if that is so.
+        folder: the federation's.
+        settings: how tables are run here.
+    """
+    runs: list[History] = []
+    why = left_out
+    for piece in pieces(config, key[1], folder, settings.seeds):
+        run = finished(piece.place, piece.config)
+        if run is None and why is None and piece.is_wanted:
+            if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
+                raise Interrupted
+            run = attempted(made, piece.config, piece.place, named(settings, piece.name))
+            if isinstance(run, Judgement) and finished(piece.place, piece.config) is None:
+                run, why = None, run
+        if isinstance(run, Judgement):
+            return run
+        runs += [] if run is None else [run]
+    if runs and why is not None and why.verdict == "cannot be run here":
+        told = f"{', '.join(key)}: seeds are missing, which {why.verdict}: {why.why}"
+        warnings.warn(told, Notice, stacklevel=2)
+    return tuple(runs) or (None if why is left_out else why)
 
 
 def named(settings: Settings, name: str) -> Settings:
