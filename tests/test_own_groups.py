@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import jcfl
-from jcfl.core import groupings
+from jcfl.core import groupings, noising
+from jcfl.core.averaging import weighted_mean
 from jcfl.core.faults import Faults
-from jcfl.core.method import Group
+from jcfl.core.method import Aggregate, Group, Piece
 from jcfl.core.neutral import grouping_of
 from jcfl.core.privacy import Privacy
 from jcfl.core.reliability import Reliability, arrived
@@ -24,7 +25,8 @@ from jcfl.runs import loop
 from jcfl.runs.answers import for_room
 from jcfl.runs.sections import Method
 from jcfl.types import OVERFLOW, Cohort, Grouping
-from tests import tiny
+from tests import plain, tiny
+from tests.test_oracles import CLIENTS, setting
 
 HELD_OUT = 2
 DATA = tiny.federation(held_out=HELD_OUT)
@@ -360,3 +362,54 @@ def test_what_clients_report_is_refused_under_privacy():
     setting = tiny.setting().with_context(privacy=Privacy(clip=1.0, noise=1.0))
     with pytest.raises(InputError, match=r"^privacy: fedem reports sum beside updates"):
         tiny.built(soft(), setting)
+
+
+NONE, LAST = [0, 4], [3, 7]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Some(Group):
+    """Two clients are in no cluster, two in the last of three, and the others in the first."""
+
+    name: ClassVar[str] = "some"
+
+    def slots(self, context):
+        return 3
+
+    def grouping(self, method, context):
+        labels = jnp.zeros(8, jnp.int32).at[jnp.array(NONE)].set(-1).at[jnp.array(LAST)].set(2)
+        return grouping_of(init=lambda state, federation: state.replace(labels=labels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Piece):
+    """The mean, of uploads that are kept."""
+
+    name: ClassVar[str] = "kept"
+
+    def bind(self, context):
+        return lambda key, federation, who: weighted_mean
+
+
+@pytest.mark.parametrize("aggregate", [Aggregate(), Aggregate(rule=Kept())], ids=str)
+def test_a_client_in_no_cluster_counts_in_none(aggregate):
+    """Neither in the first nor, as the number -1 would have it, in the last."""
+    method = replace(fedavg(), group=Some(), aggregate=aggregate)
+    states = tiny.run(tiny.built(method, setting()), 1)
+    found, sizes = plain.vectors(states.clusters, 2), plain.sizes(CLIENTS)
+    first = np.setdiff1d(np.arange(8), NONE + LAST)
+    start = found[0, 0]
+    means = [plain.mean({i: plain.trained(start, CLIENTS[i]) for i in who}, sizes) for who in (first, LAST)]
+    np.testing.assert_allclose(found[1], [means[0], start, means[1]], rtol=0, atol=1e-5)
+    expected = np.average(means, 0, [sizes[first].sum(), sizes[LAST].sum()])
+    np.testing.assert_allclose(plain.vectors(states.shared, 1)[1], expected, rtol=0, atol=1e-5)
+
+
+def test_a_client_in_no_cluster_counts_in_none_under_privacy():
+    method = replace(fedavg(), group=Some(), aggregate=Aggregate(privacy=Privacy(noise=1.0, clip=1.0)))
+    algorithm, data = tiny.built(replace(fedavg(), group=Some()), setting()), jax.device_put(tiny.federation())
+    state = jax.jit(algorithm.init)(jax.random.key(0), data)
+    cohort = algorithm.sampled(state, data)
+    part, _ = noising.participants_of(method, state, cohort, data, lambda size: jnp.ones(size.shape), jnp.int32(8))
+    np.testing.assert_array_equal(np.flatnonzero(part.in_cluster == 0), NONE)
+    assert (part.in_cohort > 0).all()

@@ -232,10 +232,14 @@ SENT = ("control", "gradient", "corrected")
 
 
 def participants_of(state: State, cohort: Cohort, federation: Federation, weigh: Weigh) -> tuple[Participants, Array]:
-    """A cohort's clients with their weights, and the weight of every cluster [k]. Absent clients have weight 0."""
+    """A cohort's clients with their weights, and the weight of every cluster [k]. Absent clients have weight 0.
+
+    A client without a cluster trains the model of cluster 0, and counts in no cluster.
+    """
     size = jnp.where(cohort.present, federation.train.size[cohort.who], 0).astype(float)
-    weights = weights_of(cohort, federation, weigh)
-    labels = jnp.maximum(state.labels[cohort.who], 0)
+    label = state.labels[cohort.who]
+    weights = jnp.where(label >= 0, weights_of(cohort, federation, weigh), 0.0)
+    labels = jnp.maximum(label, 0)
     total = jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
     near = weights / jnp.where(total > 0, total, 1.0)[labels]
     return Participants(cohort.who, cohort.who, labels, near, size / jnp.maximum(size.sum(), 1.0)), total

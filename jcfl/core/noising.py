@@ -70,7 +70,8 @@ def participants_of(
     """
     if method.aggregate.privacy is None:
         return engine.participants_of(state, cohort, federation, weigh)
-    k, labels, present = trees.count(state.clusters), jnp.maximum(state.labels[cohort.who], 0), cohort.present * 1.0
+    k, label, present = trees.count(state.clusters), state.labels[cohort.who], cohort.present * 1.0
+    labels = jnp.maximum(label, 0)
     here = (state.labels >= 0) & ~federation.held_out & (state.round < federation.depart)
     held = jnp.zeros(k).at[jnp.where(here, state.labels, k)].add(1.0, mode="drop")
     held = jnp.ones(k) if method.describe.source == "losses" else held
@@ -78,7 +79,7 @@ def participants_of(
     expected = jnp.where(counts, jnp.maximum(sampled * held / jnp.maximum(held.sum(), 1), 1), 0)
     if method.group.alone:
         expected = jnp.zeros(k).at[labels].add(present)
-    near = present / jnp.maximum(expected, 1)[labels]
+    near = jnp.where(label >= 0, present, 0.0) / jnp.maximum(expected, 1)[labels]
     return Participants(cohort.who, cohort.who, labels, near, present / jnp.maximum(sampled, 1)), expected
 
 

@@ -106,9 +106,10 @@ def bucket_key(state: State) -> Key:
 
 def weighed(method: Method, state: State, members: Cohort, federation: Federation) -> tuple[Array, Array, Array]:
     """The cohort's labels [s] and weights [s], and the total weight of each cluster [k]."""
-    labels = state.labels[members.who]
+    labels, k = state.labels[members.who], trees.count(state.clusters)
     weights = weights_of(members, federation, counting(method))
-    return labels, weights, jnp.zeros(trees.count(state.clusters)).at[labels].add(weights)
+    group = averaging.present_labels(labels, weights, k)
+    return labels, weights, jnp.zeros(k).at[group].add(weights, mode="drop")
 
 
 def means_of_kept(
