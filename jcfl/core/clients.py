@@ -138,15 +138,15 @@ def trained(
     """The model after local training, and the optimizer's state, from that of the last round where it is kept.
 
     Raises:
-        InputError: when it is traced, if a trainer of one's own returns no model of the same form.
+        InputError: when it is traced, if a trainer of one's own returns no model, or no state, of the same form.
     """
-    after, name = None, f"trainer {type(local).__name__}"
+    name = f"trainer {type(local).__name__}"
     with calling(name):
         if memory is None:
-            found = local.train(loss, start, sent, data, key)
-        else:
-            found, after = local.resume(loss, start, memory, sent, data, key)
-    return returned.models(found, start, name), after
+            return returned.models(local.train(loss, start, sent, data, key), start, name), None
+        found = local.resume(loss, start, memory, sent, data, key)
+    model, after = returned.pair(found, "(model, state)", f"{name}: resume")
+    return returned.models(model, start, name), returned.next_state(after, memory, f"{name}: resume: state")
 
 
 def trainer(method: Method, context: Context) -> Trainer:
@@ -179,8 +179,9 @@ def kept_states(method: Method, context: Context) -> KeptStates:
                 "not keep it; leave it out"
             )
         copies = 2 if method.trains_shared else 1
-        found["optimizer"] = lambda first: (local.fresh_state(first),) * copies
-        state = jax.eval_shape(lambda key: local.fresh_state(task.init(key)), jax.random.key(0))
+        fresh = begun(f"trainer {type(local).__name__}: fresh_state", local.fresh_state)
+        found["optimizer"] = lambda first: (fresh(first),) * copies
+        state = jax.eval_shape(lambda key: fresh(task.init(key)), jax.random.key(0))
         sizes["train.keep_optimizer_state"] = copies * 4 * trees.parameters(state)
     if train.private:
         private = parts.names(task, train.private, "private")
@@ -223,4 +224,9 @@ def kept_by_group(method: Method, context: Context) -> KeptStates:
         if not callable(begin):
             expected = "a function of the first model, as in lambda first: jnp.zeros(3)"
             raise InputError(f"{what}: {name!r}: expected {expected}, got {shown(begin)}")
-    return dict(found)
+    return {name: begun(f"{what}: {name!r}", begin) for name, begin in found.items()}
+
+
+def begun(what: str, begin: Callable[[Model], Any]) -> Callable[[Model], Any]:
+    """The function that makes what a client keeps at first, which is checked when it is traced."""
+    return lambda first: returned.first_state(named(what, begin)(first), what)

@@ -87,15 +87,57 @@ def arrays(tree: Any, what: str) -> None:
     """
     for path, leaf in leaves(tree).items():
         if not isinstance(leaf, ARRAYS):
-            raise InputError(f"{what}: {path}: expected an array or a number; got {shown(leaf)}")
+            name = f"{what}: {path}" if path else what
+            raise InputError(f"{name}: expected an array or a number; got {shown(leaf)}")
 
 
-def models(found: Any, like: Models, what: str) -> Models:
+def first_state(found: Any, what: str) -> Any:
+    """What a piece keeps at first, of arrays and numbers, as arrays.
+
+    Raises:
+        InputError: a leaf is something else.
+    """
+    arrays(found, what)
+    return jax.tree.map(jnp.asarray, found)
+
+
+def pair(found: Any, parts: str, what: str) -> tuple[Any, Any]:
+    """The two things that a piece returned.
+
+    Args:
+        parts: their names, for the error.
+
+    Raises:
+        InputError: it returned something else.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise InputError(f"{what}: expected {parts}, got {shown(found)}")
+    return found
+
+
+def next_state(found: Any, like: Any, what: str, types: bool = True) -> Any:
+    """What a piece keeps for the next round, if it has the form of what it kept before.
+
+    Args:
+        like: what it kept before.
+        types: whether the types of numbers have to be the same too.
+
+    Raises:
+        InputError: as for `models`, or a container is of another kind.
+    """
+    models(found, like, what, types)
+    if jax.tree.structure(found) != jax.tree.structure(like):
+        raise InputError(f"{what}: expected {jax.tree.structure(like)}; got {jax.tree.structure(found)}")
+    return found
+
+
+def models(found: Any, like: Models, what: str, types: bool = True) -> Models:
     """Models that a piece returned, if they have the leaves, shapes and types of those that it was given.
 
     Args:
         like: models of the form that is expected.
         what: who returned them, for the error.
+        types: whether the types of numbers have to be the same too.
 
     Raises:
         InputError: a leaf is missing, or is one too many, or has another shape or type; the line names it.
@@ -107,7 +149,8 @@ def models(found: Any, like: Models, what: str) -> Models:
     for path in (path for path in got if path not in wanted):
         raise InputError(f"{what}: expected {', '.join(wanted) or 'nothing'}; got {path} as well")
     for path, leaf in got.items():
-        if jnp.shape(leaf) != jnp.shape(wanted[path]) or jnp.result_type(leaf) != jnp.result_type(wanted[path]):
+        other = types and jnp.result_type(leaf) != jnp.result_type(wanted[path])
+        if other or jnp.shape(leaf) != jnp.shape(wanted[path]):
             raise InputError(f"{what}: expected {path} as {said(wanted[path])}; got {said(leaf)}")
     return found
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from jcfl import trees
-from jcfl.core import averaging, faults, onhost, parts
+from jcfl.core import averaging, faults, onhost, parts, returned
 from jcfl.core.aggregates import Bound
 from jcfl.core.clients import sums_shared
 from jcfl.core.engine import Sums, Weigh, weights_of
 from jcfl.core.method import Method
 from jcfl.core.streams import Stream, stream
-from jcfl.errors import calling, named
+from jcfl.errors import named
 from jcfl.trees.rows import HostRows
 from jcfl.types import Array, Cohort, Federation, Key, Model, Models, State
 
@@ -48,9 +48,8 @@ def counting(method: Method) -> Weigh:
 def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
     """What the server keeps beside the models of `k` clusters before the first round."""
     found: dict[str, Any] = {}
-    server = method.aggregate.server
-    if server is not None:
-        state = named(f"aggregate.server {type(server).__name__}", server.transformation)().init(first["params"])
+    if method.aggregate.server is not None:
+        state = optimizer_of(method).init(first["params"])
         if not method.group.alone:
             found["optimizer"] = trees.stack(state, k)
         if sums_shared(method):
@@ -61,6 +60,29 @@ def first_server_state(method: Method, first: Model, k: int) -> dict[str, Any]:
     if method.train.correction:
         found["gradient"], found["corrected"] = trees.stack(zeros, k), jnp.zeros(k, bool)
     return found
+
+
+def optimizer_of(method: Method) -> optax.GradientTransformation:
+    """The server's optimizer, for the models of one cluster.
+
+    Raises:
+        InputError: it is no transformation of optax; or, when it is traced, it returns steps or states of another form.
+    """
+    name = f"aggregate.server {type(method.aggregate.server).__name__}"
+    made = named(name, method.aggregate.server.transformation)()
+    own = returned.piece(made, optax.GradientTransformation, f"{name}: transformation")
+
+    def init(params: Any) -> Any:
+        return returned.first_state(named(name, own.init)(params), f"{name}: init")
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        found = named(name, own.update)(updates, state, params)
+        steps, after = returned.pair(found, "(steps, state)", f"{name}: update")
+        steps = returned.next_state(steps, params, f"{name}: update: steps", types=False)
+        after = returned.next_state(after, state, f"{name}: update: state", types=False)
+        return steps, trees.with_dtypes(jax.tree.map(jnp.asarray, after), state)
+
+    return optax.GradientTransformation(init, update)
 
 
 def split(server: dict[str, Any], parent: Array) -> dict[str, Any]:
@@ -190,11 +212,9 @@ def stepped(
     if name not in server:
         return new, server
     gradient = optax.tree.sub(old["params"], new["params"])
-    with calling(f"aggregate.server {type(method.aggregate.server).__name__}"):
-        optimizer = method.aggregate.server.transformation()
-        steps, states = jax.vmap(optimizer.update)(gradient, server[name], old["params"])
+    steps, states = jax.vmap(optimizer_of(method).update)(gradient, server[name], old["params"])
     moved = {**new, "params": optax.apply_updates(old["params"], steps)}
-    states = trees.select(counted, trees.with_dtypes(states, server[name]), server[name])
+    states = trees.select(counted, states, server[name])
     return trees.select(counted, moved, old), server | {name: states}
 
 
