@@ -40,6 +40,9 @@ def test_samples_run_and_do_what_they_say(samples):
         assert name in registry.names(kind)
         assert facts.facts(kind, name).line
     assert facts.facts("method", "by_radius").answers["group"] == "farthest_first"
+    assert facts.example("group", "cooled").endswith(
+        "method.group=cooled method.train=all_models method.answer=mixture"
+    )
     cooled = registry.find("group", "cooled")(clusters=2, temperature=2.0)
     assert cooled.costs(np.array([[1.0, 3.0]]), np.array([0]), ()).tolist() == [[0.5, 1.5]]
     assert "jcfl" not in facts.facts("method", "by_radius").package

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jcfl
+from jcfl import registry
 from jcfl.core import groupings, noising
 from jcfl.core.averaging import weighted_mean
 from jcfl.core.faults import Faults
@@ -25,6 +26,7 @@ from jcfl.runs import loop
 from jcfl.runs.answers import for_room
 from jcfl.runs.sections import Method
 from jcfl.types import OVERFLOW, Cohort, Grouping
+from jcfl.view import facts
 from tests import plain, tiny
 from tests.test_oracles import CLIENTS, setting
 
@@ -413,3 +415,10 @@ def test_a_client_in_no_cluster_counts_in_none_under_privacy():
     part, _ = noising.participants_of(method, state, cohort, data, lambda size: jnp.ones(size.shape), jnp.int32(8))
     np.testing.assert_array_equal(np.flatnonzero(part.in_cluster == 0), NONE)
     assert (part.in_cohort > 0).all()
+
+
+def test_a_group_without_descriptions_has_an_example_without_them(monkeypatch):
+    """A clustering, which makes labels of descriptions, has one with them."""
+    monkeypatch.setitem(registry._TABLES["group"], "some", Some)
+    assert facts.example("group", "some") == "jcfl run quickstart --set method=clustered method.group=some"
+    assert "method.describe=gradient" in facts.example("group", "kmeans")

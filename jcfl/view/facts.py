@@ -10,6 +10,7 @@ import yaml
 from jcfl import metrics, registry
 from jcfl.core.costs import costs
 from jcfl.core.method import KINDS as ANSWERS
+from jcfl.core.soft import SoftGroup
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.options import Option, options
 
@@ -94,6 +95,9 @@ EXAMPLES = {
     f"method.compare=layer {LINKAGE}",
     "compare matched": "method=clustered method.describe=model method.compare=matched method.group=kmeans",
     "group": "method=clustered method.describe=gradient method.compare=cosine method.group=NAME",
+    "soft group": MIXTURE.replace("group=em", "group=NAME"),
+    "group without descriptions": "method=clustered method.group=NAME",
+    "group merge": "method=clustered method.describe=gradient method.compare=cosine method.group=merge",
     "group together": "method=clustered method.group=together",
     "group alone": "scenario.clients=20 method=clustered method.group=alone",
     "group linkage": f"method=clustered method.describe=gradient method.compare=cosine {LINKAGE}",
@@ -248,7 +252,7 @@ def example(kind: str, name: str) -> str:
     if kind == "score":
         return example_of_score(name)
     if kind in EXAMPLES:
-        words = EXAMPLES.get(f"{kind} {name}", EXAMPLES[kind].replace("NAME", name))
+        words = EXAMPLES.get(f"{kind} {name}") or EXAMPLES[like(kind, name)].replace("NAME", name)
         return f"jcfl run quickstart --set {words}"
     if kind == "track":
         return f"jcfl run quickstart --set 'track=[{name}]'"
@@ -263,6 +267,15 @@ def example(kind: str, name: str) -> str:
     shown = [option for option in options(registry.find(kind, name)) if re.fullmatch(r"[\d.]+", option.default)]
     more = more or (f" {kind}.{shown[0].name}={shown[0].default}" if shown else "")
     return f"jcfl run quickstart --set {kind}.name={name}{more}"
+
+
+def like(kind: str, name: str) -> str:
+    """The key of the example for all pieces like this one: a group that makes no labels may look at no description."""
+    function = registry.find(kind, name)
+    if kind != "group" or hasattr(function, "labels"):
+        return kind
+    is_soft = isinstance(function, type) and issubclass(function, SoftGroup)
+    return "soft group" if is_soft else "group without descriptions"
 
 
 def example_of_score(name: str) -> str:
