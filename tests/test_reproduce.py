@@ -276,10 +276,10 @@ def test_a_page_of_paper_has_what_was_run_alone():
     part, page = texts.without_unrun(found), reproduction.page(found, "tex")
     assert part["left_out"] and part["counts"] == found["counts"] and len(found["columns"]) == 8
     assert part["columns"] == found["columns"][:2] and all(len(one["cells"]) == 2 for one in part["beside"])
-    run = ["FedAvg", "FedProx", "FeSEM, K=5", "WeCFL, K=5", "FeSEM, K=10", "WeCFL, K=10"]
+    run = ["FedAvg", "FedProx", "IFCA, K=5", "FeSEM, K=5", "WeCFL, K=5", "FeSEM, K=10", "WeCFL, K=10"]
     assert [one["row"] for one in part["rows"]] == run
     cells = {cell["verdict"] for one in found["rows"] for cell in one["cells"][2:]}
-    assert cells == {"not run"} and "left out" in page and "CIFAR-10 2-class" not in page and "IFCA" not in page
+    assert cells == {"not run"} and "left out" in page and "CIFAR-10 2-class" not in page and "IFCA, K=10" not in page
     heads = page.splitlines()[page.splitlines().index("\\toprule") + 1]
     parts = re.findall(r"\{@\{\}r@\{\}\}(.*?)\\end\{tabular\}", heads)
     assert len(parts) == 2 and max(len(line) for part in parts for line in part.split("\\\\")) <= 16
@@ -835,6 +835,18 @@ def test_an_interval_that_dwarfs_the_numbers_is_cut_at_the_panel(half, cut):
     assert high >= 1.0
     assert (low > 0.6 - half) == cut
     assert high - low < 1.5 * 0.6 + 1e-9
+
+
+def test_a_number_of_one_seed_does_not_look_like_one_whose_seeds_agree():
+    cell = lambda interval: {
+        "printed": {"mean": 0.5, "std": 0.1},
+        "ours": {"mean": 0.6, "std": None, "interval": interval, "values": [0.6]},
+        "digits": 2,
+    }
+    with matplotlib.rc_context(style.STYLE):
+        _, (axis,) = style.panels(1, 1, 1.0, style.PAGE)
+        reproduction.draw(axis, {"alone": cell(None), "equal": cell([0.6, 0.6])})
+    assert axis.get_legend_handles_labels()[1] == ["paper", "ours", "ours, one seed"]
 
 
 def test_a_score_that_is_no_number_is_refused_and_none_is_no_number():

@@ -108,7 +108,11 @@ def figure(found: Mapping[str, Any]) -> Figure | None:
 
 def draw(axis: Axes, cells: Mapping[str, Any]) -> None:
     """One column: a row per method, the first on top, the paper's number above ours. A row can have neither."""
-    looks: dict[str, Any] = {"paper": {"color": style.colour(7), "mfc": "white"}, "ours": {"color": style.colour(0)}}
+    looks: dict[str, Any] = {
+        "paper": {"color": style.colour(7), "mfc": "white", "marker": "o"},
+        "ours": {"color": style.colour(0), "marker": "o"},
+        "ours, one seed": {"color": style.colour(0), "mfc": "white", "marker": "D"},  # without an interval
+    }
     points: dict[str, list[tuple[float, float, float]]] = {name: [] for name in looks}
     own = [cell for cell in cells.values() if cell is not None and "printed" in cell] or list(cells.values())
     for place, cell in enumerate(cells.values()):
@@ -116,13 +120,14 @@ def draw(axis: Axes, cells: Mapping[str, Any]) -> None:
             points["paper"].append((place - 0.15, cell["printed"]["mean"], cell["printed"]["std"] or 0.0))
         if cell in own and cell is not None and cell["ours"] is not None:
             low, high = cell["ours"]["interval"] or (cell["ours"]["mean"],) * 2
-            points["ours"].append((place + 0.15, cell["ours"]["mean"], (high - low) / 2))
-    for name, found in points.items():
-        y, x, reach = zip(*found, strict=True) if found else ((), (), ())
-        axis.errorbar(x, y, xerr=reach, linestyle="none", marker="o", ms=3, elinewidth=0.8, label=name, **looks[name])
+            name = "ours" if cell["ours"]["interval"] else "ours, one seed"
+            points[name].append((place + 0.15, cell["ours"]["mean"], (high - low) / 2))
+    for name in (name for name, found in points.items() if found):
+        y, x, reach = zip(*points[name], strict=True)
+        axis.errorbar(x, y, xerr=reach, linestyle="none", ms=3, elinewidth=0.8, label=name, **looks[name])
     # The interval of two seeds can be many times longer than the numbers are apart: it is cut at the panel's edge.
     numbers = [*(x - reach for _, x, reach in points["paper"]), *(x + reach for _, x, reach in points["paper"])]
-    numbers += [x for _, x, _ in points["ours"]]
+    numbers += [x for name in looks if name != "paper" for _, x, _ in points[name]]
     room = ROOM * (max(numbers) - min(numbers))
     if room > 0:
         low, high = axis.get_xlim()
