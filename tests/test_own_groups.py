@@ -422,3 +422,57 @@ def test_a_group_without_descriptions_has_an_example_without_them(monkeypatch):
     monkeypatch.setitem(registry._TABLES["group"], "some", Some)
     assert facts.example("group", "some") == "jcfl run quickstart --set method=clustered method.group=some"
     assert "method.describe=gradient" in facts.example("group", "kmeans")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trusted(Piece):
+    """The mean of the clients' models, weighted by a number that they keep."""
+
+    name: ClassVar[str] = "trusted"
+    reads: ClassVar[tuple[str, ...]] = ("trust",)
+
+    def bind(self, context):
+        def rule_for(key, federation, who, kept):
+            assert kept["trust"].shape == who.shape
+            return lambda labels, weights, uploads, default: weighted_mean(
+                labels, weights * kept["trust"], uploads, default
+            )
+
+        return rule_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renewed(Pairs):
+    """Clients keep a number that is renewed in every second round, as FedSoft's weights are with τ = 2."""
+
+    name: ClassVar[str] = "renewed"
+
+    def keeps(self, method, context):
+        return {"trust": lambda first: jnp.ones(())}
+
+    def grouping(self, method, context):
+        def before(key, state, *rest):
+            new = jnp.arange(8) * 1.0 + state.round
+            return state.replace(clients={"trust": jnp.where(state.round % 2 == 0, new, state.clients["trust"])})
+
+        init = lambda state, federation: state.replace(labels=jnp.arange(8) % 2)
+        return grouping_of(init=init, before=before)
+
+
+def test_an_averaging_rule_sees_what_clients_keep():
+    """The weights of an earlier round cannot be computed anew from the models of this one."""
+    method = replace(fedavg(), group=Renewed(), aggregate=Aggregate(rule=Trusted()))
+    states = tiny.run(tiny.built(method, setting()), 3)
+    found, sizes = plain.vectors(states.clusters, 2), plain.sizes(CLIENTS)
+    for round, trust in enumerate((np.arange(8.0), np.arange(8.0), np.arange(8.0) + 2)):
+        for cluster, who in enumerate((range(0, 8, 2), range(1, 8, 2))):
+            trained = {i: plain.trained(found[round, cluster], CLIENTS[i]) for i in who}
+            expected = plain.mean(trained, sizes * trust)
+            np.testing.assert_allclose(found[round + 1, cluster], expected, rtol=0, atol=1e-5)
+
+
+def test_a_rule_that_reads_what_nobody_keeps_is_refused():
+    method = own()
+    method = replace(method, aggregate=Aggregate(rule=Trusted()))
+    with pytest.raises(InputError, match="state that the rule 'trusted' reads, which clients of own keep: 'trust'"):
+        tiny.built(method, tiny.setting())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field
 
+from jcfl import trees
 from jcfl.core import averaging, fair, returned, robust
 from jcfl.core.averaging import Averaging
 from jcfl.core.chain import chain
@@ -18,7 +19,7 @@ from jcfl.core.context import Context
 from jcfl.core.growing import grown_mean, used_neurons
 from jcfl.core.local import Local
 from jcfl.core.matching import matched_mean
-from jcfl.core.method import Aggregate, Mean, Method, Piece, Rule, Weights
+from jcfl.core.method import Aggregate, Mean, Method, Piece, Rule, Weights, reads
 from jcfl.core.quality import present_labels
 from jcfl.core.terms import number
 from jcfl.errors import InputError, named
@@ -26,8 +27,11 @@ from jcfl.metrics.cohesion import sizes
 from jcfl.registry import register
 from jcfl.types import Array, Federation, Key, Models, State
 
-Bound = Callable[[Key, Federation, Array], Averaging]
-"""An averaging rule for the clients `who` [s] of a federation, which draws at random from the key."""
+Bound = Callable[..., Averaging]
+"""An averaging rule for the clients `who` [s] of a federation, which draws at random from the key.
+
+What a rule's `bind` returns is called with (key, federation, who), and with what the clients keep if the rule `reads`
+it. What `bound` returns is called with (key, state, federation, who)."""
 
 Beta = Annotated[float, Field(ge=0, lt=0.5, description="share of clients dropped at either end")]
 Buckets = Annotated[int, Field(ge=1, description="buckets of clients in every cluster")]
@@ -103,8 +107,9 @@ def bound(rule: Rule, context: Context) -> Bound | None:
     if made is None:
         return None
 
-    def averaging_of(key: Key, federation: Federation, who: Array) -> Averaging:
-        average = named(name, named(name, made)(key, federation, who))
+    def averaging_of(key: Key, state: State, federation: Federation, who: Array) -> Averaging:
+        kept = {read: trees.take(state.clients[read], who) for read in reads(rule)}
+        average = named(name, named(name, made)(key, federation, who, *([kept] if kept else [])))
 
         def averaged(label: Array, weights: Array, models: Models, default: Models) -> Models:
             return returned.models(average(label, weights, models, default), default, name)

@@ -10,11 +10,11 @@ from jcfl.core.context import Context, model_bytes, refuse_too_large
 from jcfl.core.faults import looks_at_uploads
 from jcfl.core.local import counts_work
 from jcfl.core.memory import memories
-from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train
+from jcfl.core.method import Aggregate, Answer, Mean, Method, Phase, Train, reads
 from jcfl.core.neutral import Alone, Every, Incomparable, Nothing, Together
 from jcfl.core.releases import refuse_uncovered, with_privacy
 from jcfl.core.soft import SoftGroup
-from jcfl.errors import InputError, named
+from jcfl.errors import InputError, named, unknown
 from jcfl.types import Algorithm, Clients
 
 
@@ -94,6 +94,11 @@ def refuse_rules(method: Method, context: Context) -> None:
             f"{name}: every client is alone, so there is nothing that the rule {said!r} (add-ons robust, fair) could "
             "average"
         )
+    kept = clients.kept_states(method, context) if any(map(reads, others)) else {}
+    for other in others:
+        for read in reads(other):
+            if read not in kept:
+                raise unknown(f"state that the rule {str(other)!r} reads, which clients of {name} keep:", read, kept)
     if isinstance(rule, Matched | Fair) and train.private:
         raise InputError(f"{name}: the rule {str(rule)!r} needs whole models, and the private parameters are not sent")
     if isinstance(rule, Fair) and "model" in method.group.keeps(method, context):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from jcfl.core.terms import LossTerm, number
 from jcfl.errors import lacks
-from jcfl.types import Array, Federation, Grouping, Key, Models
+from jcfl.types import Array, Grouping, Models
 
 Source = Literal["nothing", "data", "losses", "upload"]
 """What a description is made of: nothing, a client's data, losses of the cluster models, or what the client trained."""
@@ -174,14 +174,19 @@ class Train(Piece):
 class Rule(Protocol):
     """How the uploads of a cluster become one model; `bind` gives None where they can be summed as they come.
 
-    A rule that ignores the clients' weights sets `weighs = False`; `jcfl list` then prints no weights.
+    A rule that ignores the clients' weights sets `weighs = False`; `jcfl list` then prints no weights. A rule that
+    looks at what clients keep names these states in `reads`. The function that `bind` returns then gets them as its
+    last argument, a dict by name, as they are after training. [s, ...]
     """
 
-    def bind(
-        self, context: Any
-    ) -> Callable[[Key, Federation, Array], Callable[[Array, Array, Models, Models], Models]] | None:
+    def bind(self, context: Any) -> Callable[..., Callable[[Array, Array, Models, Models], Models]] | None:
         """The averaging rule for a key and the clients `who` [s] of a federation; see `jcfl.core.averaging`."""
         ...
+
+
+def reads(rule: Rule) -> tuple[str, ...]:
+    """The names of what clients keep that a rule looks at."""
+    return tuple(getattr(rule, "reads", ()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from jcfl import trees
 from jcfl.core import averaging, faults
 from jcfl.core.chunks import chunked, unchunked
 from jcfl.core.context import Context
-from jcfl.core.method import Method
+from jcfl.core.method import Method, reads
 from jcfl.core.terms import Proximal
 from jcfl.errors import InputError, available_memory
 from jcfl.trees.rows import HostRows, HostTable
@@ -73,6 +73,7 @@ def refuse(method: Method, context: Context, whole: bool) -> None:
         "clients train on several devices": context.resources.devices > 1,
         f"models are aggregated by {aggregate}": whole and not (is_mean and not train.tied),
         "uploads are looked at one by one": alone and looks,
+        f"the rule of {aggregate} reads what clients keep": any(map(reads, aggregate.other_rules)),
         "no model is trained by all clients": alone and not method.trains_shared,
         "a loss term compares clusters": alone and not all(isinstance(term, Proximal) for term in train.terms),
     }

@@ -117,7 +117,7 @@ def aggregate(
     labels, weights, total = weighed(method, state, members, federation)
     if method.group.alone:  # a client's own model is not sent, and so is not changed by a rule
         bound = None
-    rule = averaging.weighted_mean if bound is None else bound(bucket_key(state), federation, members.who)
+    rule = averaging.weighted_mean if bound is None else bound(bucket_key(state), state, federation, members.who)
     return rule(labels, weights, models, state.clusters), total
 
 
@@ -151,7 +151,7 @@ def means_of_kept(
 def shared_by_rule(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
     """ω by its own rule, from the copies of it that the cohort trained."""
     weights = weights_of(cohort, federation, by_size)
-    rule, default = bound(bucket_key(state), federation, cohort.who), trees.stack(state.shared, 1)
+    rule, default = bound(bucket_key(state), state, federation, cohort.who), trees.stack(state.shared, 1)
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
 

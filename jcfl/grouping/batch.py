@@ -238,7 +238,11 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         found = jnp.where(here, sound_labels(found, m, group), -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
-            rule = averaging.weighted_mean if bound is None else bound(server.bucket_key(state), federation, everyone)
+            rule = (
+                averaging.weighted_mean
+                if bound is None
+                else bound(server.bucket_key(state), state, federation, everyone)
+            )
             clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, clusters)
         centres = representatives(compare, points, found, k) if describe_clients is not None else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
