@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import textwrap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ from jcfl.view.reproduction import texts
 
 COLUMNS, ROW = 4, 0.17
 """Of the figure: panels side by side, and inches of a row."""
+
+TITLE = 100
+"""How many letters the titles of all panels side by side have room for."""
 
 ROOM = 0.25
 """How far a panel goes beyond its numbers at most, as a share of their span."""
@@ -100,7 +104,7 @@ def figure(found: Mapping[str, Any]) -> Figure | None:
         shown, axes = style.panels(len(columns), min(COLUMNS, len(columns)), 0.6 + ROW * len(rows), style.PAGE)
         for index, (axis, (name, cells)) in enumerate(zip(axes, columns.items(), strict=True)):
             draw(axis, cells)
-            axis.set_title(name, fontsize=6)
+            axis.set_title(textwrap.fill(name, TITLE // min(COLUMNS, len(columns))), fontsize=6)
             axis.set_yticks(range(len(cells)), list(cells) if index % COLUMNS == 0 else [""] * len(cells), fontsize=6)
         style.legend_above(shown, axes)
     return shown
