@@ -64,10 +64,10 @@ class Exclude(Piece):
             present: whether its upload arrived. [s] bool
         """
         here = present * 1.0
-        center = trees.take(averaging.median(label, here, updates, averaging.zeros_for(updates, k)), label)
-        far = norms(jax.tree.map(jnp.subtract, updates, center))  # [s]
+        centers = averaging.median(label, here, updates, averaging.zeros_for(updates, k))  # [k, ...]
+        far = norms(jax.tree.map(jnp.subtract, updates, trees.take(centers, label)))  # [s]
         middle = averaging.median(label, here, far, jnp.zeros(k))[label]
-        rounding = ROUNDING * norms(center)
+        rounding = ROUNDING * norms(centers)[label]
         apart = jnp.maximum(jnp.abs(far - middle) - rounding, 0.0)
         is_finite = jnp.isfinite(apart)
         half = averaging.median(label, here, apart, jnp.zeros(k))

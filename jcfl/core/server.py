@@ -9,6 +9,7 @@ import optax
 from jcfl import trees
 from jcfl.core import averaging, faults, onhost, parts, returned
 from jcfl.core.aggregates import Bound
+from jcfl.core.averaging import Averaging
 from jcfl.core.clients import sums_shared
 from jcfl.core.engine import Sums, Weigh, weights_of
 from jcfl.core.method import Method
@@ -117,8 +118,13 @@ def aggregate(
     labels, weights, total = weighed(method, state, members, federation)
     if method.group.alone:  # a client's own model is not sent, and so is not changed by a rule
         bound = None
-    rule = averaging.weighted_mean if bound is None else bound(bucket_key(state), state, federation, members.who)
+    rule = rule_of_round(bound, state, federation, members.who)
     return rule(labels, weights, models, state.clusters), total
+
+
+def rule_of_round(bound: Bound | None, state: State, federation: Federation, who: Array) -> Averaging:
+    """The averaging rule of this round for the clients `who` [s]; the weighted mean where the run has no other rule."""
+    return averaging.weighted_mean if bound is None else bound(bucket_key(state), state, federation, who)
 
 
 def bucket_key(state: State) -> Key:
@@ -151,7 +157,7 @@ def means_of_kept(
 def shared_by_rule(bound: Bound, state: State, cohort: Cohort, federation: Federation, models: Models) -> Model:
     """ω by its own rule, from the copies of it that the cohort trained."""
     weights = weights_of(cohort, federation, by_size)
-    rule, default = bound(bucket_key(state), state, federation, cohort.who), trees.stack(state.shared, 1)
+    rule, default = rule_of_round(bound, state, federation, cohort.who), trees.stack(state.shared, 1)
     return trees.take(rule(jnp.zeros(cohort.who.shape, jnp.int32), weights, models, default), 0)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jcfl import metrics, trees
-from jcfl.core import aggregates, averaging, chunks, clients, engine, faults, parts, returned, robust, server
+from jcfl.core import aggregates, chunks, clients, engine, faults, parts, returned, robust, server
 from jcfl.core.context import Context
 from jcfl.core.method import Aggregate, Answer, Group, Method, Train
 from jcfl.core.neutral import Every, grouping_of
@@ -238,11 +238,7 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         found = jnp.where(here, sound_labels(found, m, group), -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
-            rule = (
-                averaging.weighted_mean
-                if bound is None
-                else bound(server.bucket_key(state), state, federation, everyone)
-            )
+            rule = server.rule_of_round(bound, state, federation, everyone)
             clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, clusters)
         centres = representatives(compare, points, found, k) if describe_clients is not None else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))

@@ -146,7 +146,7 @@ def refuse_seeds(what: str, config: Config, seeds: Collection[int]) -> None:
         raise InputError(f"{told}; give a value, or train all seeds together")
 
 
-class Piece(NamedTuple):
+class SeedRun(NamedTuple):
     """A run to train: all seeds of a federation and a method side by side, or one of them."""
 
     name: str  # for progress
@@ -155,7 +155,7 @@ class Piece(NamedTuple):
     is_wanted: bool = True  # whether it is trained if it is not complete
 
 
-def pieces(config: Config, method: str, folder: Path, seeds: Collection[int]) -> list[Piece]:
+def seed_runs(config: Config, method: str, folder: Path, seeds: Collection[int]) -> list[SeedRun]:
     """The runs that a federation and a method are trained in: one of all seeds, or one for each.
 
     They are trained seed by seed if the user has asked for some seeds, now or before, unless all have been run. The
@@ -168,9 +168,9 @@ def pieces(config: Config, method: str, folder: Path, seeds: Collection[int]) ->
         seeds: those that are wanted; all if there are none.
     """
     name = f"{folder.name}, {title(method)}"
-    whole = Piece(name, folder / "runs" / title(method), config)
+    whole = SeedRun(name, folder / "runs" / title(method), config)
     apart = [
-        Piece(
+        SeedRun(
             f"{name}, seed {seed}",
             folder / f"seed-{seed}" / "runs" / title(method),
             config.model_copy(update={"seed": seed, "seeds": 1}),
@@ -216,13 +216,13 @@ def runs_of(
     """
     runs: list[History] = []
     why = left_out
-    for piece in pieces(config, key[1], folder, settings.seeds):
-        run = finished(piece.place, piece.config)
-        if run is None and why is None and piece.is_wanted:
+    for one in seed_runs(config, key[1], folder, settings.seeds):
+        run = finished(one.place, one.config)
+        if run is None and why is None and one.is_wanted:
             if settings.stop is not None and settings.stop.is_set():  # too late to end the run before
                 raise Interrupted
-            run = attempted(made, piece.config, piece.place, named(settings, piece.name))
-            if isinstance(run, Judgement) and finished(piece.place, piece.config) is None:
+            run = attempted(made, one.config, one.place, under_name(settings, one.name))
+            if isinstance(run, Judgement) and finished(one.place, one.config) is None:
                 run, why = None, run
         if isinstance(run, Judgement):
             return run
@@ -233,7 +233,7 @@ def runs_of(
     return tuple(runs) or (None if why is left_out else why)
 
 
-def named(settings: Settings, name: str) -> Settings:
+def under_name(settings: Settings, name: str) -> Settings:
     """The settings of a run whose progress is told under a name."""
     return settings._replace(on_progress=lambda progress: settings.on_progress(progress._replace(name=name)))
 
@@ -263,14 +263,14 @@ def by_workers(configs: Mapping[Key, Config], folder: Path, settings: Settings) 
     tasks: dict[str, Callable[[], Judgement | None]] = {}
     for key, config in configs.items():
         there = [
-            (piece, finished(piece.place, piece.config))
-            for piece in pieces(config, key[1], folder / title(key[0]), settings.seeds)
+            (one, finished(one.place, one.config))
+            for one in seed_runs(config, key[1], folder / title(key[0]), settings.seeds)
         ]
         if any(isinstance(run, Judgement) for _, run in there):  # a seed has failed, which speaks for all seeds
             continue
-        for piece in (piece for piece, run in there if run is None and piece.is_wanted):
-            name = ", ".join(key) + (f", seed {piece.config.seed}" if piece.config.seeds < config.seeds else "")
-            left[name], tasks[name] = key, partial(by_worker, piece.config, piece.place.resolve(), apart)
+        for one in (one for one, run in there if run is None and one.is_wanted):
+            name = ", ".join(key) + (f", seed {one.config.seed}" if one.config.seeds < config.seeds else "")
+            left[name], tasks[name] = key, partial(by_worker, one.config, one.place.resolve(), apart)
     done = 0
 
     def report(name: str, why: Judgement | None) -> None:

@@ -83,7 +83,7 @@ def joined(
         return earlier if found.verdict in ("not run", "cannot be run here") else found
     if isinstance(earlier, Judgement):
         return judging.since(earlier, found, budget.seeds)
-    return dict(sorted({**earlier, **found}.items()))
+    return {**earlier, **found}
 
 
 def values(table: Table, cell: Cell, budget: Budget, found: Mapping[Key, Runs | Judgement]) -> BySeed | Judgement:
@@ -109,8 +109,7 @@ def values(table: Table, cell: Cell, budget: Budget, found: Mapping[Key, Runs | 
 
 def by_seed(runs: Runs, measured: Callable[[History], np.ndarray]) -> BySeed:
     """What is measured of each run, [seeds], by seed."""
-    found = {seed: float(value) for run in runs for seed, value in zip(run.seeds, measured(run), strict=True)}
-    return dict(sorted(found.items()))
+    return {seed: float(value) for run in runs for seed, value in zip(run.seeds, measured(run), strict=True)}
 
 
 def has_score(run: Any, name: str) -> bool:
@@ -130,15 +129,15 @@ def score(run: Any, name: str, last: int) -> np.ndarray:
 
 def rounds_until(runs: Runs, event: str) -> BySeed | Judgement:
     """The first evaluated round from which clusters are the true groups, or stand still, to the end."""
-    found = by_seed(runs, lambda run: rounds_lasting(run, event))
+    found = by_seed(runs, lambda run: first_lasting_round(run, event))
     missed = sum(map(math.isnan, found.values()))
     if not missed:
         return found
     return Judgement("not reproduced", f"not within {runs[0].rounds[-1]} rounds with {missed} of {len(found)} seeds")
 
 
-def rounds_lasting(run: History, event: str) -> np.ndarray:
-    """The same for one run; NaN for a seed where that is not so in the last evaluation. [seeds]"""
+def first_lasting_round(run: History, event: str) -> np.ndarray:
+    """The first evaluated round from which that is so to the end of one run; NaN for seeds without one. [seeds]"""
     labels = np.asarray(run.labels)  # [seeds, e, m]
     if event == "groups":
         groups = run.true_groups()  # [e, m], which change where data drift
@@ -204,7 +203,7 @@ def baseline(
         ours = beside_values(run, place, budget.last or table.given.last)
         ours = {**earlier.beside.get((line.method, place.federation, place.score), {}), **ours}
         one = {"federation": place.federation, "score": place.score, "digits": place.digits}
-        cells.append({**one, "ours": spread(dict(sorted(ours.items()))) if ours else None})
+        cells.append({**one, "ours": spread(ours) if ours else None})
     return {"method": line.method, "kind": line.kind, "cells": cells}
 
 
@@ -218,7 +217,8 @@ def beside_values(runs: Runs | Judgement, place: beside.Place, last: int) -> ByS
 
 def spread(found: BySeed) -> dict[str, Any]:
     """Numbers of several seeds, with their mean, their sample standard deviation, and the interval of the mean."""
-    numbers = [*found.values()]
+    seeds = sorted(found)
+    numbers = [found[seed] for seed in seeds]
     std = float(results.deviation(np.asarray(numbers)))
     interval = judging.interval(numbers)
     return {
@@ -226,7 +226,7 @@ def spread(found: BySeed) -> dict[str, Any]:
         "std": None if math.isnan(std) else std,
         "interval": interval and list(interval),
         "values": numbers,
-        "seeds": [*found],
+        "seeds": seeds,
     }
 
 
