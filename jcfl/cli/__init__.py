@@ -2,7 +2,9 @@
 
 import _thread
 import errno
+import glob
 import io
+import os
 import shlex
 import signal
 import socket
@@ -50,7 +52,8 @@ def status(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the words after `jcfl`; by default those of this process.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = expanded(sys.argv[1:]) if os.name == "nt" else sys.argv[1:]
     command = typer.main.get_command(app)
     try:
         with commanded(), told(), terminable(), interrupted_at_last(), answered():
@@ -67,6 +70,11 @@ def status(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         message = told_override(error, arguments) or error.format_message()
         return complain(message, 2) if message else 2  # without a message, Typer has printed the help
+
+
+def expanded(words: Sequence[str]) -> list[str]:
+    """The words of a command with the files that match in place of each pattern, as only Windows' shells leave it."""
+    return [name for word in words for name in sorted(glob.glob(word)) or [word]]
 
 
 def told_override(error: Any, arguments: Sequence[str]) -> str | None:

@@ -2,12 +2,12 @@
 
 import ctypes
 import math
-import resource
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import psutil
 
 from jcfl import trees
 from jcfl.errors import available_memory
@@ -90,22 +90,33 @@ def free_memory() -> int:
 def peak_memory() -> int:
     """The most bytes that this process, or the device that took most, has held so far."""
     devices = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
-    return max(most_resident(resource.RUSAGE_SELF), *devices)
+    return max(most_resident(), *devices)
 
 
-def most_resident(who: int) -> int:
-    """The most bytes of the host's memory that this process or its children have held so far.
+def most_resident() -> int:
+    """The most bytes of the host's memory that this process has held so far.
 
-    On Linux `ru_maxrss` of a new program begins at the memory of the process that started it. The peak of this
-    process is therefore read from /proc; that of the children may still be their parent's.
-
-    Args:
-        who: `resource.RUSAGE_SELF` or `resource.RUSAGE_CHILDREN`.
+    On Linux `ru_maxrss` of a new program begins at the memory of the process that started it. The peak is therefore
+    read from /proc.
     """
-    if who == resource.RUSAGE_SELF and sys.platform == "linux":
-        lines = Path("/proc/self/status").read_text().splitlines()
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    if sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    import resource  # which Windows does not have
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def most_open_files() -> int | None:
+    """How many files this process may have open at a time; None where there is no limit."""
+    if sys.platform == "win32":
+        return 8192  # of Microsoft's C library, from which Python opens files
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return files if files != resource.RLIM_INFINITY else None
 
 
 def return_freed() -> None:

@@ -99,6 +99,7 @@ def write_gaussian(
             x[user * examples : (user + 1) * examples] = own
             y[user] = (own @ weights[group[user]].T).argmax(1)
         x.flush()
+        del x  # closes the file, because Windows renames no folder with open files
         np.save(partial / "y.npy", y.reshape(-1))
         np.save(partial / "clients.npy", np.repeat(np.arange(users, dtype=np.int32), examples))
         np.save(partial / "groups.npy", group)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -238,7 +238,7 @@ def as_argument(path: object) -> str:
     >>> as_argument("runs/one"), as_argument("my runs"), as_argument("-one")
     ('runs/one', "'my runs'", './-one')
     """
-    text = str(path)
+    text = path.as_posix() if isinstance(path, PurePath) else str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 

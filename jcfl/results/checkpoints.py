@@ -157,7 +157,7 @@ def delete(folder: Folder) -> None:
 def names(folder: Folder) -> list[str]:
     """The checkpoints of all seeds that are in a folder, sound or not."""
     files = (file for file in folder.path.glob("checkpoints/*/*.npz") if file.stem.isdigit())
-    return [str(file.relative_to(folder.path)) for file in files]
+    return [file.relative_to(folder.path).as_posix() for file in files]
 
 
 def saved(folder: Folder, name: str) -> Saved:

@@ -177,7 +177,7 @@ class Folder:
         """The files of runs that are in the folder, apart from those of the runs below it."""
         arrays = [*self.path.glob("checkpoints/*/*.npz"), *self.path.glob("models/*.npz")]
         files = [path for path in (*map(self.path.joinpath, NAMES), *arrays) if path.is_file()]
-        return [str(path.relative_to(self.path)) for path in files]
+        return [path.relative_to(self.path).as_posix() for path in files]
 
     def is_whole(self, name: str) -> bool:
         """Whether an .npz file can be read to its end; of other files it is not known."""

@@ -119,12 +119,12 @@ def held(folder: Path, made: Sequence[Path]) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # the lock is what counts
             (folder / HOLDER).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else has begun to use it
+        with contextlib.suppress(OSError):  # somebody else has begun to use it; or Windows, which deletes no open file
             if made and {item.name for item in folder.iterdir()} <= {LOCK, CHECKSUMS}:
-                for file in folder.iterdir():
-                    file.unlink()
-                remove_empty(made)
-        lock.release()
+                (folder / CHECKSUMS).unlink(missing_ok=True)
+                (folder / LOCK).unlink(missing_ok=True)
+        lock.release()  # on Windows it deletes its file
+        remove_empty(made)
 
 
 def holder(folder: Path) -> str:

@@ -105,7 +105,8 @@ def workers(given: Any) -> Workers:
     """The workers that a text or a number describes.
 
     Raises:
-        InputError: it describes none, submitit is not installed, or there are fewer GPUs than workers.
+        InputError: it describes none, there are fewer GPUs than workers, or submitit is not installed or cannot work
+            here.
 
     >>> workers("slurm:8,partition=gpu,time=1:30:00")
     Workers(at_once=8, slurm={'partition': 'gpu', 'time': '1:30:00'})
@@ -114,6 +115,8 @@ def workers(given: Any) -> Workers:
     count, *options = (rest if slurm else where).split(",")
     if (where and slurm) or not count.isdecimal() or int(count) < 1 or (options and not slurm):
         raise InputError(f"{argument('workers')}: {EXPECTED}; got {shown(given)}")
+    if os.name == "nt":
+        raise InputError(f"{argument('workers')}: submitit does not begin processes on Windows; leave it out")
     submitit = optional_package("submitit", 'workers need submitit: pip install "jcfl[workers]"')
     if not slurm:
         devices_of(0, int(count))

@@ -1,7 +1,6 @@
 """The rows of the benchmark: a row for each promise, its cases, and a function that measures a case."""
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -14,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcfl import metrics
-from jcfl.core.memory import most_resident
+from jcfl import metrics, results
 from jcfl.runs import programs
 from jcfl.runs.bench.growth import GROWTH, growth_figures
 from jcfl.runs.bench.newcomers import greedy_merging, newcomers
@@ -239,7 +237,9 @@ def start(case: str, quick: bool, data_dir: Path | None) -> Figures:
             begin = time.perf_counter()
             subprocess.run([*command, *(["--set", *more] if more else [])], env=surroundings, check=True)
             times.append(time.perf_counter() - begin)
-    return {"cold_s": times[0], "warm_s": times[1], "peak_GiB": most_resident(resource.RUSAGE_CHILDREN) / 2**30}
+        first = results.load(Path(folder) / "run-0")
+        peak = max(one.summary["peak_memory_bytes"] for one in (first, *first.others.values()))
+    return {"cold_s": times[0], "warm_s": times[1], "peak_GiB": peak / 2**30}
 
 
 def growth(name: str, about: str) -> Row:

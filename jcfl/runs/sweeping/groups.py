@@ -1,7 +1,6 @@
 """The training of a sweep's points in groups: points that differ only in numbers share a program, side by side."""
 
 import itertools
-import resource
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcfl import metrics, results
+from jcfl.core.memory import most_open_files
 from jcfl.errors import InputError, Notice, TooLarge, TrainingError
 from jcfl.results import Folder, History, finished_history
 from jcfl.runs import automatic, trackers
@@ -327,8 +327,8 @@ def side_by_side(group: Sequence[Point], plan: Plan, size: int) -> int:
     apart = config.seeds_in_one is False or plan.context.resources.states_on_host
     if apart or not (plan.config.seeds_in_one or config.seeds == 1):
         return 1
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(1, min(SMALL // (size * config.seeds), files // 2 if files != resource.RLIM_INFINITY else len(group)))
+    files = most_open_files()
+    most = max(1, min(SMALL // (size * config.seeds), len(group) if files is None else files // 2))
     return -(-len(group) // -(-len(group) // most))
 
 
