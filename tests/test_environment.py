@@ -57,6 +57,19 @@ def test_a_cache_that_was_chosen_is_left_alone(cache, tmp_path, monkeypatch):
     assert cache() is None
 
 
+def test_an_account_without_a_home_has_no_cache(cache, monkeypatch):
+    """As in a container that runs with a number that no account has."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("JCFL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    jcfl.use_cache()
+    assert cache() is None
+
+
 def test_a_package_that_is_not_installed_has_this_version(monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
@@ -70,6 +83,32 @@ def test_settings_of_jax_that_change_results_are_noted():
     with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
         noted = environment.made_by()["settings"]
     assert noted == {"jax_default_prng_impl": "rbg", "jax_threefry_partitionable": False}
+
+
+def test_settings_that_jax_keeps_otherwise_are_noted_too():
+    """No attribute of `jax.config` has this one; it changes the last bits of models."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        assert environment.made_by()["settings"] == {"jax_disable_most_optimizations": True}
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_jax_knows_every_setting_that_is_looked_at():
+    """One that was renamed would never be noted or refused."""
+    assert {*environment.SETTINGS, *environment.NEEDED} <= jax.config.values.keys()
+
+
+def test_options_of_xla_are_noted_and_those_before(monkeypatch, tmp_path):
+    """They may change the last bits of models, and a run can be resumed with others or with none."""
+    made_by = lambda: yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))["made_by"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    jcfl.run(SMALL, out=tmp_path / "run")
+    assert made_by()["xla_flags"] == "--xla_backend_optimization_level=0" and "earlier" not in made_by()
+    monkeypatch.delenv("XLA_FLAGS")
+    jcfl.run(SMALL, out=tmp_path / "run", resume=True)
+    assert "xla_flags" not in made_by()
+    assert [one["xla_flags"] for one in made_by()["earlier"]] == ["--xla_backend_optimization_level=0"]
 
 
 def test_a_run_from_a_checkout_has_its_commit(monkeypatch, tmp_path):

@@ -422,7 +422,13 @@ def test_a_history_shares_no_memory_with_the_federation():
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("jax_disable_jit", True), ("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise")],
+    [
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_disable_jit", True),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_numpy_rank_promotion", "raise"),
+        ("jax_transfer_guard", "disallow"),
+    ],
 )
 def test_settings_of_jax_that_rounds_cannot_have_are_refused(setting, value):
     before = getattr(jax.config, setting)

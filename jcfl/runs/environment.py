@@ -24,15 +24,17 @@ SHORTEST = 0.2
 SETTINGS = {
     "jax_default_matmul_precision": None,
     "jax_default_prng_impl": "threefry2x32",
+    "jax_disable_most_optimizations": False,
     "jax_enable_x64": False,
+    "jax_high_dynamic_range_gumbel": False,
     "jax_random_seed_offset": 0,
     "jax_threefry_partitionable": True,
 }
-"""Settings of JAX that change results, such as random numbers, with their defaults."""
+"""Settings of JAX that change results, such as random numbers or the last bits of sums, with their defaults."""
 
 
 def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """The versions, those of plug-ins too, the commit, the device, and JAX's settings on which scores may depend.
+    """The versions, those of plug-ins too, the commit, the device, and settings of JAX and XLA that may change scores.
 
     Args:
         before: what an earlier process of the same run said. Its command stays; all else becomes an entry of `earlier`,
@@ -43,8 +45,9 @@ def made_by(before: Mapping[str, Any] = {}) -> dict[str, Any]:
     now = {"versions": {"python": platform.python_version(), **versions()}, "device": device}
     changed = {name: value for name, value in of_jax().items() if value != SETTINGS[name]}
     now |= {"settings": changed} if changed else {}
+    now |= {"xla_flags": flags} if (flags := os.environ.get("XLA_FLAGS", "").strip()) else {}
     now |= {"commit": commit()} if commit() else {}
-    then = {key: before[key] for key in now if key in before}
+    then = {key: value for key, value in before.items() if key not in ("command", "earlier")}
     earlier = [*before.get("earlier", []), *([then] if then not in ({}, now) else [])]
     kept = {"earlier": earlier} if earlier else {}
     command = {"command": before["command"]} if "command" in before else {}
@@ -65,7 +68,13 @@ def commit() -> str:
 
 def of_jax() -> dict[str, Any]:
     """The settings of JAX that change results, as they are now."""
-    return {name: getattr(jax.config, name, default) for name, default in SETTINGS.items()}
+    return {name: setting(name, default) for name, default in SETTINGS.items()}
+
+
+def setting(name: str, default: Any) -> Any:
+    """A setting of JAX as it is now; the default where this version of JAX does not have it."""
+    whole = jax.config.values.get(name, default)  # pyright: ignore[reportAttributeAccessIssue]
+    return getattr(jax.config, name, whole)  # a context may have changed it; not all settings are attributes
 
 
 def versions() -> dict[str, str]:
@@ -98,14 +107,24 @@ def processor() -> str:
     return ", ".join(names) or platform.processor() or platform.machine()
 
 
+NO_GUARD = ("allow", None, "log", "log_explicit")
+
 NEEDED: dict[str, tuple[Any, ...]] = {
+    "jax_default_prng_impl": ("threefry2x32",),
     "jax_disable_jit": (False,),
     "jax_numpy_dtype_promotion": ("standard",),
     "jax_numpy_rank_promotion": ("allow", "warn"),
+    "jax_transfer_guard": NO_GUARD,
+    "jax_transfer_guard_device_to_device": NO_GUARD,
+    "jax_transfer_guard_device_to_host": NO_GUARD,
+    "jax_transfer_guard_host_to_device": NO_GUARD,
 }
-"""Settings of JAX with the values by which rounds can be compiled and run."""
+"""Settings of JAX with the values by which rounds can be compiled and run, and seeds give the same results again."""
 
-HINTS = {"jax_disable_jit": "; a piece prints with jax.debug.print, also where it is compiled"}
+HINTS = {
+    "jax_default_prng_impl": "; with others a client's random numbers depend on which clients train beside it",
+    "jax_disable_jit": "; a piece prints with jax.debug.print, also where it is compiled",
+}
 """What to do in place of another value, by setting."""
 
 
@@ -116,7 +135,7 @@ def refuse_settings() -> None:
         InputError: the line names the setting.
     """
     for name, values in NEEDED.items():
-        value = getattr(jax.config, name, values[0])
+        value = setting(name, values[0])
         if value not in values:
             value = getattr(value, "value", value)  # of an enumeration
             raise InputError(f"{name} is {value!r}, and jcfl needs {values[0]!r}{HINTS.get(name, '')}")
@@ -128,16 +147,15 @@ def use_cache() -> None:
     This sets JAX's persistent compilation cache for the whole process. The command line calls it; `jcfl.run` and
     `jcfl.sweep` do not, so a program that wants the cache calls `jcfl.use_cache()` first. The folder is the value of
     the environment variable JCFL_CACHE, by default `~/.cache/jcfl/xla`. Nothing changes if JCFL_CACHE is empty, if JAX
-    already has a cache folder, or if the folder cannot be created.
+    already has a cache folder, or if the folder cannot be created, such as that of an account without a home.
     """
     chosen = os.environ.get("JCFL_CACHE")
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None or chosen == "":
         return
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(chosen) if chosen else home / "jcfl" / "xla"
     try:
+        folder = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jcfl", "xla"))
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # a RuntimeError where there is no home
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
