@@ -47,6 +47,29 @@ def test_names_that_the_system_does_not_take():
     assert not exists(data_folder("nowhere"))
 
 
+def test_a_current_folder_that_was_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert data_folder(tmp_path) == tmp_path
+    with pytest.raises(InputError, match="data: the current folder has been deleted; change to another one"):
+        data_folder()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_account_without_a_home_has_no_datasets_there(tmp_path, monkeypatch):
+    """As in a container that runs with a number that no account has."""
+
+    def unknown(number):
+        raise KeyError(number)
+
+    for name in ("HOME", "TFDS_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(Absent, match="dataset 'mnist' not found"):
+        load("mnist", tmp_path)
+
+
 def test_mapped_reads_regular_files_only_and_names_the_bad_one(tmp_path):
     for name, array in {"x": X, "y": np.arange(40) % 2, "clients": np.arange(40) // 20}.items():
         np.save(tmp_path / f"{name}.npy", array)

@@ -35,6 +35,8 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
         return folder.expanduser().absolute()
     except RuntimeError as error:  # there is no such user, or no home
         raise InputError(f"data_dir: {folder}: {error}; expected a folder") from error
+    except FileNotFoundError:
+        raise InputError(f"data_dir: {folder}: the current folder has been deleted; change to another one") from None
 
 
 def located(folders: Sequence[Path], files: Sequence[str]) -> list[Path] | None:

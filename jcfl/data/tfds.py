@@ -203,7 +203,7 @@ def _records(source: Any, number: int, image: str, label: str, folder: Path) -> 
 
 def prepared_in(data_dir: Path, dataset: str) -> list[Path]:
     """The folders in which tensorflow-datasets may have prepared a dataset: `data_dir` first, then its own default."""
-    own = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    own = Path(os.path.expanduser(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"))  # also without a home
     return [root.joinpath(*_parts(dataset)) for root in (data_dir, own)]
 
 
