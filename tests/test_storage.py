@@ -23,7 +23,7 @@ from jcfl import results
 from jcfl.errors import InputError, Notice, Unwritable
 from jcfl.results import checkpoints, npz, writer
 from jcfl.results.files import CHECKSUMS, Version
-from jcfl.runs import environment, experiment, loop, programs, provenance, verifying
+from jcfl.runs import environment, experiment, loop, programs, provenance, sweeping, verifying
 from jcfl.runs.config import read as read_config
 from jcfl.runs.one_method import with_tuned
 from jcfl.runs.plan import config_and_objects, planned
@@ -212,6 +212,27 @@ def test_a_complete_run_without_checkpoints_is_not_trained_again(made, tmp_path,
         stopped(tmp_path, 4, resume=True, **given | {"rounds": 15})
     walked(tmp_path, resume=True, **given)  # its summary is of rounds that are no longer there
     same_files(tmp_path, made / "whole")
+
+
+def test_what_is_complete_without_checkpoints_is_not_joined_by_runs_of_other_settings_or_versions(
+    tmp_path, monkeypatch
+):
+    """A comparison, or a sweep, would put numbers side by side that were drawn otherwise."""
+    given = {"model": "linear", "method": "majority", "rounds": 0, "checkpoint_every": "never"}
+    compared = given | {"compare": [{"name": "majority", "label": "two"}], "out": tmp_path / "compared"}
+    swept = given | {"over": {"train.lr": [0.1, 0.2]}, "out": tmp_path / "swept"}
+    for run, more, last in ((experiment.run, compared, "two"), (sweeping.sweep, swept, "lr=0.2")):
+        run(tiny.federation(), **more)
+        shutil.rmtree(more["out"] / "runs" / last)  # as if it had been stopped before this one
+        with jax.threefry_partitionable(False), pytest.raises(InputError, match="other settings of JAX: jax_threefry"):
+            run(tiny.federation(), resume=True, **more)
+        with monkeypatch.context() as patch:
+            now = environment.version
+            patch.setattr(environment, "version", lambda package, now=now: "9" if package == "jax" else now(package))
+            with pytest.raises(InputError, match=r"by other versions: jax was .*, got 9; "):
+                run(tiny.federation(), resume=True, **more)
+            run(tiny.federation(), resume=True, allow_versions=True, **more)
+        assert (more["out"] / "runs" / last / "summary.json").exists()
 
 
 def test_a_complete_run_whose_checkpoints_are_older_is_not_trained_again(whole, monkeypatch):

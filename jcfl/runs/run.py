@@ -26,7 +26,7 @@ from jcfl.runs.loop import SELDOM, Clock
 from jcfl.runs.needs import due, last_turns, left_out
 from jcfl.runs.plan import Plan
 from jcfl.runs.programs import Parts
-from jcfl.runs.provenance import provenance, refuse_other, refuse_other_federation
+from jcfl.runs.provenance import provenance, refuse_other
 from jcfl.runs.representation import drift
 from jcfl.runs.trackers import Tracking
 from jcfl.types import Algorithm
@@ -102,27 +102,29 @@ class Run:
                 again = f"it can only be made by training again: delete {self.folder.path / 'checkpoints'}"
             warnings.warn(f"{self.folder.path / name} {fault}; {again}", Notice, stacklevel=2)
         if min(max(store.sound, default=-1) for store in self.stores.values()) < rounds:
-            self.finished = self.complete_history(diverged=not found)
+            self.finished = self.complete_history(not found, allow_versions)
             if not found and self.finished is None and measured and not faults:
                 told = f"{self.folder.path} has no checkpoint to go on from; training begins again"
                 warnings.warn(told, Notice, stacklevel=2)
         self.records = [record for saved in found for record in saved.records]
         return bool(found)
 
-    def complete_history(self, diverged: bool) -> History | None:
+    def complete_history(self, diverged: bool, allow_versions: bool) -> History | None:
         """What an earlier process left of the run, if it came to its end.
 
         Args:
             diverged: whether a run that diverged counts as complete. It does not if there is a checkpoint, from which
                 it can be tried again.
+            allow_versions: whether other versions may have made it.
 
         Raises:
-            InputError: it had another federation.
+            InputError: something else made it. Other methods or points, with which it is compared, may be left.
         """
         assert self.folder is not None
         found = finished_history(self.folder.path, self.plan.config.rounds)
         if found is not None:
-            refuse_other_federation(str(self.folder.path), found.summary.get("federation", ""), self.fingerprint)
+            old = {"config": self.folder.yaml("config.yaml"), "federation": found.summary.get("federation", "")}
+            refuse_other(str(self.folder.path), old, self.made(), allow_versions)
             failed = found.summary.get("failed")
             if failed is not None and not diverged:
                 return None
