@@ -143,6 +143,17 @@ def test_numbers_of_seeds_whose_runs_are_gone_are_kept(made, trained, add):
     )
 
 
+def test_seeds_that_another_process_has_trained_meanwhile_are_shown(made, trained):
+    """Several jobs train seeds into one folder; the page of the last one lacked seeds that the others had trained."""
+    there, begun = trained
+    meanwhile = {"rotated/seed-0/runs/FedAvg": history(0), "rotated/runs/StoCFL": history(0, 1, 2)}
+    found = reproduced(*CELL, seeds=[2], on_progress=lambda progress: there.update(meanwhile))
+    assert first_cell(found)["ours"]["seeds"] == [0, 2] and begun == ["rotated/seed-2/runs/FedAvg"]
+    assert found["rows"][1]["cells"][0]["ours"]["seeds"] == [0, 1, 2]
+    there["rotated/seed-1/runs/FedAvg"] = DIVERGED
+    assert first_cell(reproduced(*CELL, seeds=[2]))["verdict"] == "not reproduced"
+
+
 def test_files_of_before_there_were_seeds_have_those_of_their_runs():
     cell = {"printed": {}, "ours": {"values": [1.0, 2.0]}}
     old = {"rows": [{"row": "a", "cells": [cell]}], "made": [{"seeds": [3, 4]}]}

@@ -80,9 +80,15 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     settings = settings._replace(stop=threading.Event())
     if settings.workers is not None:
         found |= by_workers({key: one for key, one in configs.items() if key not in found}, folder, settings)
-    for name in dict.fromkeys(federation for federation, _ in configs):
-        mine = {key: config for key, config in configs.items() if key[0] == name}
+    names = dict.fromkeys(federation for federation, _ in configs)
+    together = {name: {key: config for key, config in configs.items() if key[0] == name} for name in names}
+    for name, mine in together.items():
         found |= on_one_federation(mine, found, folder / title(name), settings)
+    for name, mine in together.items():  # other processes may have trained seeds of these runs meanwhile
+        lacking = {key: config for key, config in mine.items() if lacks_seeds(found[key], config)}
+        left_out: Found = dict.fromkeys(lacking, Judgement("not run"))
+        found |= on_one_federation(lacking, left_out, folder / title(name), settings)
+        tell_of_other_data({key: found[key] for key in mine}, mine, folder / title(name))
     return outcome(table, budget, chosen, found, earlier)
 
 
@@ -231,6 +237,13 @@ def runs_of(
         told = f"{', '.join(key)}: seeds are missing, which {why.verdict}: {why.why}"
         warnings.warn(told, Notice, stacklevel=2)
     return tuple(runs) or (None if why is left_out else why)
+
+
+def lacks_seeds(found: Runs | Judgement, config: Config) -> bool:
+    """Whether nothing is known of some seeds of a federation and a method."""
+    if isinstance(found, Judgement):
+        return found.verdict == "not run"
+    return sum(len(run.seeds) for run in found) < config.seeds
 
 
 def under_name(settings: Settings, name: str) -> Settings:
