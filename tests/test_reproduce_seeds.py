@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jcfl import cli
-from jcfl.errors import InputError, Notice
+from jcfl.errors import InputError, Notice, Unwritable
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.loop import Progress
@@ -141,6 +141,31 @@ def test_numbers_of_seeds_whose_runs_are_gone_are_kept(made, trained, add):
     assert add or (
         kept.read_text("utf-8") == before and "numbers of 1 cell whose runs are not in" in str(told[0].message)
     )
+
+
+@pytest.mark.parametrize("before", ['{"rows": [', '{"rows": {"FedAvg": [1, 2]}, "made": []}', '[{"row": 1}]', "\udcff"])
+def test_earlier_results_that_cannot_be_read_are_kept(made, trained, before):
+    """They were written over, though a later version may have made them of runs that are gone."""
+    file = made / "made-up-laptop.json"
+    file.write_text(before, "utf-8", "surrogateescape")
+    with pytest.warns(Notice, match=r"made-up-laptop\.json is no results that this version reads; it is now .*before1"):
+        reproduction.write(reproduced(*CELL, seeds=[2]), made)
+    assert file.with_name("made-up-laptop-before1.json").read_text("utf-8", "surrogateescape") == before
+    assert json.loads(file.read_text("utf-8"))["table"] == "made-up"
+
+
+def test_earlier_results_stay_in_their_place_where_the_disk_is_full(made, trained, monkeypatch):
+    """They were renamed before the figure was written, for which there was no room."""
+    file = results_file("made-up-laptop.json", [0])
+    before = file.read_text("utf-8")
+
+    def full(*given):
+        raise Unwritable("no room")
+
+    monkeypatch.setattr(reproduction.style, "save", full)
+    with pytest.raises(Unwritable):
+        reproduction.write(reproduced(*CELL, seeds=[2]), made)
+    assert file.read_text("utf-8") == before and not [*made.glob("*before*")]
 
 
 def test_seeds_that_another_process_has_trained_meanwhile_are_shown(made, trained):

@@ -39,30 +39,34 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
         folder: where to; files are called after the table and the budget.
     """
     stem = folder / f"{found['table']}-{found['budget']}"
-    keep_numbers(stem.with_name(f"{stem.name}.json"), found)
     drawn = figure(found)
     pictures = style.save(drawn, stem, ["png", "pdf"]) if drawn is not None else []
     written = {"json": json.dumps(writable(found), indent=1, ensure_ascii=False) + "\n"}
     written |= {kind: page(found, kind, stem.name if pictures else None) for kind in ("md", "tex")}
+    keep_numbers(stem.with_name(f"{stem.name}.json"), found)  # last, so that a full disk leaves the file in its place
     return [*pages.write(stem, written), *pictures]
 
 
 def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
     """Rename the file of earlier results if it has numbers that `found` does not have, because their runs are gone.
 
-    A notice says how to show them again.
+    A notice says how to show them again. A file in which numbers cannot be found, such as one of a later version, is
+    renamed too.
     """
     try:
         lost = len({cell[:2] for cell in numbers(json.loads(file.read_text("utf-8"))) - numbers(found)})
-    except (OSError, ValueError, KeyError, TypeError):  # no file, or one that has no numbers to lose
+        what = f"had numbers of {counted(lost, 'cell')} whose runs are not in {file.parent / 'runs'}; it is now"
+        hint = "; --add {} shows them"
+    except OSError:  # there is no file, or it cannot be read, and then not be written either
         return
+    except (ValueError, KeyError, TypeError, AttributeError):
+        lost, what, hint = 1, "is no results that this version reads; it is now", ""
     if lost:
         names = (file.with_name(f"{file.stem}-before{count}.json") for count in itertools.count(1))
         kept = next(name for name in names if not name.exists())
         with writing(kept):
             file.rename(kept)
-        told = f"{file} had numbers of {counted(lost, 'cell')} whose runs are not in {file.parent / 'runs'}; it is"
-        warnings.warn(f"{told} now {kept}; --add {as_argument(kept)} shows them", Notice, stacklevel=2)
+        warnings.warn(f"{file} {what} {kept}{hint.format(as_argument(kept))}", Notice, stacklevel=2)
 
 
 def numbers(found: Mapping[str, Any]) -> set[tuple[str, int, int]]:
