@@ -428,6 +428,22 @@ def test_what_was_run_names_the_runs_whose_numbers_are_shown(made):
     assert [one["devices"] for one in found.made] == [["new"]]
 
 
+def test_options_of_jax_that_change_results_are_on_the_page(made, trained):
+    shutil.copytree(trained.one, made / "reproduction")
+    folder = made / "reproduction" / RUNS / "FedAvg"
+    written = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    written["made_by"] |= {"settings": {"jax_enable_x64": True}, "xla_flags": "--xla_a=1|2"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(written), "utf-8")
+    (folder / "checksums.json").unlink()
+    found = outcomes.made(("rotated", "FedAvg"), results.load(folder), "")
+    assert found["options"] == ["jax_enable_x64=True, XLA_FLAGS=--xla_a=1|2"]
+    shown = json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8"))
+    plain = [one | {"options": []} for one in shown["made"]]
+    assert "| options |" not in reproduction.page(shown | {"made": plain}, "md")
+    page = reproduction.page(shown | {"made": [*plain, found]}, "md")
+    assert "| options | jax_enable_x64=True, XLA_FLAGS=--xla_a=1\\|2 |" in page
+
+
 def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):
     shutil.copytree(trained.one, made / "reproduction")
     words = ["made.yaml", "--only", "rotated", "-q"]

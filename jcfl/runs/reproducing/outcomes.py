@@ -43,7 +43,7 @@ def outcome(
         `above`, `below`, `at`, `printed` and `ours` of the difference, `verdict`, `why`; `counts` of verdicts of
         `numbers` and `orders`; `budget`, `changes`, `departures`, `hours` expected; `made`: for each run, or several
         together, their federations and methods (`runs`), digests of their settings (see `Table.digest`), commands,
-        commits, devices, versions, seeds and seconds.
+        commits, devices, versions, options of JAX and XLA that are not their defaults, seeds and seconds.
     """
     printed = dict(table.cells())
     ours = {cell: values(table, cell, budget, found) for cell in printed}
@@ -288,14 +288,17 @@ def counts(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def made(key: Key, run: History, digest: str) -> dict[str, Any]:
-    """What made a run: its settings, command, commit, device and versions, where known, its seeds and seconds."""
+    """What made a run: settings, command, commit, device, versions and options, where known, its seeds and seconds."""
     by = results.settings(run).get("made_by") or {}
     device, versions = by.get("device"), by.get("versions") or {}
+    options = [f"{name}={value}" for name, value in (by.get("settings") or {}).items()]
+    options += [f"XLA_FLAGS={by['xla_flags']}"] if by.get("xla_flags") else []
     commits = [process["commit"] for process in (*by.get("earlier", []), by) if process.get("commit")]
     known = {
         "commands": by.get("command"),
         "devices": device and f"{device['count']} x {device['kind']} ({device['platform']})",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "options": ", ".join(options),
     }
     return {
         "runs": [list(key)],

@@ -125,7 +125,7 @@ def made(found: Mapping[str, Any]) -> dict[str, Any]:
     >>> found["seeds"], found["seconds"]
     ([0, 1], 3.5)
     """
-    names = ("runs", "commands", "commits", "devices", "versions", "seeds")
+    names = ("runs", "commands", "commits", "devices", "versions", "options", "seeds")
     once = lambda values: [value for i, value in enumerate(values) if value not in values[:i]]
     lists = {name: once([value for one in found["made"] for value in one.get(name, [])]) for name in names}
     return {**lists, "seeds": sorted(lists["seeds"]), "seconds": sum(one["seconds"] for one in found["made"])}
