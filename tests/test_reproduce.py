@@ -439,9 +439,9 @@ def test_options_of_jax_that_change_results_are_on_the_page(made, trained):
     assert found["options"] == ["jax_enable_x64=True, XLA_FLAGS=--xla_a=1|2"]
     shown = json.loads((made / "reproduction" / "made-up-laptop.json").read_text("utf-8"))
     plain = [one | {"options": []} for one in shown["made"]]
-    assert "| options |" not in reproduction.page(shown | {"made": plain}, "md")
+    assert "| settings of JAX and XLA |" not in reproduction.page(shown | {"made": plain}, "md")
     page = reproduction.page(shown | {"made": [*plain, found]}, "md")
-    assert "| options | jax_enable_x64=True, XLA_FLAGS=--xla_a=1\\|2 |" in page
+    assert "| settings of JAX and XLA | jax_enable_x64=True, XLA_FLAGS=--xla_a=1\\|2 |" in page
 
 
 def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):

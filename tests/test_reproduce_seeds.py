@@ -148,10 +148,28 @@ def test_earlier_results_that_cannot_be_read_are_kept(made, trained, before):
     """They were written over, though a later version may have made them of runs that are gone."""
     file = made / "made-up-laptop.json"
     file.write_text(before, "utf-8", "surrogateescape")
-    with pytest.warns(Notice, match=r"made-up-laptop\.json is no results that this version reads; it is now .*before1"):
+    with pytest.warns(
+        Notice, match=r"made-up-laptop\.json has no results that this version can read; it is now .*before1"
+    ):
         reproduction.write(reproduced(*CELL, seeds=[2]), made)
     assert file.with_name("made-up-laptop-before1.json").read_text("utf-8", "surrogateescape") == before
     assert json.loads(file.read_text("utf-8"))["table"] == "made-up"
+
+
+def test_earlier_results_that_may_not_be_read_are_kept(made, trained, monkeypatch):
+    """A file may be replaced by one who may not read it."""
+    file, read = results_file("made-up-laptop.json", [0]), Path.read_text
+    before = file.read_text("utf-8")
+
+    def refused(path, *given):
+        if path.name == file.name:
+            raise PermissionError(13, "Permission denied")
+        return read(path, *given)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.warns(Notice, match=r"made-up-laptop\.json has no results that this version can read; it is now"):
+        reproduction.write(reproduced(*CELL, seeds=[2]), made)
+    assert file.with_name("made-up-laptop-before1.json").read_text("utf-8") == before
 
 
 def test_earlier_results_stay_in_their_place_where_the_disk_is_full(made, trained, monkeypatch):

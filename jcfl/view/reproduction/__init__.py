@@ -50,17 +50,17 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
 def keep_numbers(file: Path, found: Mapping[str, Any]) -> None:
     """Rename the file of earlier results if it has numbers that `found` does not have, because their runs are gone.
 
-    A notice says how to show them again. A file in which numbers cannot be found, such as one of a later version, is
-    renamed too.
+    A notice says how to show them again. A file in which numbers cannot be found, such as one of a later version or one
+    that may not be read, is renamed too.
     """
+    if not file.is_file():
+        return
     try:
         lost = len({cell[:2] for cell in numbers(json.loads(file.read_text("utf-8"))) - numbers(found)})
         what = f"had numbers of {counted(lost, 'cell')} whose runs are not in {file.parent / 'runs'}; it is now"
         hint = "; --add {} shows them"
-    except OSError:  # there is no file, or it cannot be read, and then not be written either
-        return
-    except (ValueError, KeyError, TypeError, AttributeError):
-        lost, what, hint = 1, "is no results that this version reads; it is now", ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        lost, what, hint = 1, "has no results that this version can read; it is now", ""
     if lost:
         names = (file.with_name(f"{file.stem}-before{count}.json") for count in itertools.count(1))
         kept = next(name for name in names if not name.exists())
