@@ -1,6 +1,7 @@
 """Nested settings: as values that YAML and JSON can express, and flat under dotted names."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +15,8 @@ def plain(value: Any) -> Any:
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
+    if isinstance(value, PurePath):  # with / on every system, because another one may read it
+        return value.as_posix()
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

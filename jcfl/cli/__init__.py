@@ -73,8 +73,11 @@ def status(arguments: list[str] | None = None) -> int:
 
 
 def expanded(words: Sequence[str]) -> list[str]:
-    """The words of a command with the files that match in place of each pattern, as only Windows' shells leave it."""
-    return [name for word in words for name in sorted(glob.glob(word)) or [word]]
+    """The words of a command with the files that match in place of each pattern with `*` or `?`.
+
+    Other shells than those of Windows do this themselves. Brackets stay as they are: values of options have them.
+    """
+    return [name for word in words for name in sorted(glob.glob(word.replace("[", "[[]"))) or [word]]
 
 
 def told_override(error: Any, arguments: Sequence[str]) -> str | None:

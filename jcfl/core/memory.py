@@ -97,13 +97,15 @@ def most_resident() -> int:
     """The most bytes of the host's memory that this process has held so far.
 
     On Linux `ru_maxrss` of a new program begins at the memory of the process that started it. The peak is therefore
-    read from /proc.
+    read from /proc, unless it is not there, as in some containers (gVisor).
     """
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     if sys.platform == "linux":
         lines = Path("/proc/self/status").read_text("utf-8").splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        for line in lines:
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
     import resource  # which Windows does not have
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -112,7 +114,7 @@ def most_resident() -> int:
 def most_open_files() -> int | None:
     """How many files this process may have open at a time; None where there is no limit."""
     if sys.platform == "win32":
-        return 8192  # of Microsoft's C library, from which Python opens files
+        return 8192  # the limit of Microsoft's C library, by which Python opens files
     import resource
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

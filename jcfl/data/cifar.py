@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ from jcfl.data.dataset import Dataset, Examples, examples
 from jcfl.data.files import content, corrupt, fit, located, missing, reading
 from jcfl.data.pickled import values
 from jcfl.data.tfds import from_tfds, preparation, prepared_in
-from jcfl.errors import InputError
+from jcfl.errors import InputError, as_argument
 from jcfl.registry import register
 
 PIXELS = 32 * 32 * 3
@@ -63,7 +62,7 @@ def _folders(data_dir: Path, *names: str) -> list[Path]:
 def _missing(name: str, data_dir: Path, published: tuple[str, str], files: Sequence[str]) -> InputError:
     folders = [folder for one in published for folder in _folders(data_dir, name, one)]
     archive = f"{name.replace('cifar', 'cifar-')}-binary.tar.gz"
-    curl = f"mkdir -p {quote(str(data_dir))} && curl -L {URL}/{archive} | tar xz -C {quote(str(data_dir))}"
+    curl = f"mkdir -p {as_argument(data_dir)} && curl -L {URL}/{archive} | tar xz -C {as_argument(data_dir)}"
     return missing(name, folders + prepared_in(data_dir, name), files, [curl, preparation(name, data_dir)])
 
 

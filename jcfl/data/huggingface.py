@@ -110,13 +110,14 @@ def of_hub(known: Any, name: Path, config: str | None) -> dict[str, Split]:
     Raises:
         InputError: there is a folder of this name, which `datasets` would take instead, or the hub gives nothing.
     """
+    written = name.as_posix()  # on Windows str(name) has a backslash
     if exists(name):
-        raise InputError(f"data 'huggingface': dataset {str(name)!r} is a file or folder here; give it as path")
+        raise InputError(f"data 'huggingface': dataset {written!r} is a file or folder here; give it as path")
     try:
-        splits = known.load_dataset(str(name), config)
+        splits = known.load_dataset(written, config)
     except Exception as error:  # of the network, of the hub, or of the files there
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise Absent(f"dataset {str(name)!r} not found: the hub gave nothing ({reason[:300]})") from error
+        raise Absent(f"dataset {written!r} not found: the hub gave nothing ({reason[:300]})") from error
     read = lambda split: lambda names: split.select_columns(list(names)).with_format("arrow")[:]
     return {name: Split(len(one), one.features, read(one)) for name, one in splits.items()}
 

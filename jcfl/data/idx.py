@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ from pydantic import Field
 from jcfl.data.dataset import Dataset, Examples, examples
 from jcfl.data.files import corrupt, fit, located, missing, reading, stream, taken
 from jcfl.data.tfds import from_tfds, preparation, prepared_in
+from jcfl.errors import as_argument
 from jcfl.registry import register
 
 FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -63,7 +63,7 @@ def emnist(
         dataset = from_idx("emnist", paths, classes=EMNIST_CLASSES[split] + first)
     else:
         name = f"emnist/{split}"
-        curl = f"curl -L -o emnist.zip {EMNIST_URL} && unzip emnist.zip -d {quote(str(data_dir / 'emnist'))}"
+        curl = f"curl -L -o emnist.zip {EMNIST_URL} && unzip emnist.zip -d {as_argument(data_dir / 'emnist')}"
         absent = missing(
             "emnist", folders + prepared_in(data_dir, name), _optional_gz(files), [curl, preparation(name, data_dir)]
         )
@@ -84,7 +84,7 @@ def _upright(part: Examples, first: int, classes: int) -> Examples:
 def _mnist_like(name: str, folders: list[Path], data_dir: Path, url: str) -> Dataset:
     if paths := located(folders, FILES):
         return from_idx(name, paths, classes=10)
-    target, everything = quote(str(data_dir / name)), f"{url}/{{{','.join(FILES)}}}.gz"
+    target, everything = as_argument(data_dir / name), f"{url}/{{{','.join(FILES)}}}.gz"
     curl = f"curl -L --create-dirs --output-dir {target} --remote-name-all '{everything}'"
     searched = folders + prepared_in(data_dir, name)
     return from_tfds(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pydantic import Field
 from jcfl.data.dataset import Dataset, Examples, counted, examples, labels, plain, random_share
 from jcfl.data.files import ELSEWHERE, corrupt, entry, is_folder, missing, parsed, reading
 from jcfl.data.images import pictures
-from jcfl.errors import Absent, InputError
+from jcfl.errors import Absent, InputError, as_argument
 from jcfl.registry import register
 
 Share = Annotated[
@@ -222,9 +221,9 @@ def _root(data_dir: Path, name: str, smallest: int) -> Path:
     folders = [data_dir / name / "data", data_dir / name, data_dir / "leaf" / "data" / name / "data", *bare]
     root = next((folder for folder in folders if _files(folder) is not None), None)
     if root is None:
-        clone = f"git clone https://github.com/TalwalkarLab/leaf {quote(str(data_dir / 'leaf'))}"
+        clone = f"git clone https://github.com/TalwalkarLab/leaf {as_argument(data_dir / 'leaf')}"
         prepare = f"./preprocess.sh -s niid --sf 1.0 -k {smallest} -t sample"
-        command = f"{clone} && cd {quote(str(data_dir / 'leaf' / 'data' / name))} && {prepare}"
+        command = f"{clone} && cd {as_argument(data_dir / 'leaf' / 'data' / name)} && {prepare}"
         raise missing(name, folders, ["train/*.json and test/*.json", "or all_data/all_data_*.json"], [command])
     return root
 

@@ -1,7 +1,6 @@
 """MedMNIST's datasets, from the `.npz` files their publishers give."""
 
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal
 
 import numpy as np
@@ -10,7 +9,7 @@ from pydantic import Field
 from jcfl.data.archives import read_arrays
 from jcfl.data.dataset import Dataset, counted, examples, features, labels
 from jcfl.data.files import corrupt, exists, is_folder, missing
-from jcfl.errors import InputError
+from jcfl.errors import InputError, as_argument
 from jcfl.registry import register
 
 URL = "https://zenodo.org/records/10519652/files"
@@ -49,7 +48,7 @@ def _published(file: str, data_dir: Path, validation: str, classes: int | None) 
     )
     if path is None:
         name = Path(file).name
-        command = f"curl -L --create-dirs -o {quote(str(data_dir / 'medmnist' / name))} {URL}/{name}"
+        command = f"curl -L --create-dirs -o {as_argument(data_dir / 'medmnist' / name)} {URL}/{name}"
         raise missing(Path(file).stem, folders, [file], [command])
     return from_medmnist(path, validation, classes)
 

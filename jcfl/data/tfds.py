@@ -214,5 +214,5 @@ def _parts(dataset: str) -> list[str]:
 
 def preparation(dataset: str, data_dir: Path) -> str:
     """The command that downloads and prepares a dataset with tensorflow-datasets."""
-    call = f"import tensorflow_datasets as tfds; tfds.data_source('{dataset}', data_dir='{data_dir}')"
+    call = f"import tensorflow_datasets as tfds; tfds.data_source('{dataset}', data_dir='{data_dir.as_posix()}')"
     return f"pip install 'jcfl[prepare]' && python -c \"{call}\""

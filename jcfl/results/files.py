@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ CHECKSUMS = "checksums.json"
 
 BLOCK = 2**20
 """Bytes that are hashed at a time."""
+
+PATIENCE = 2.0
+"""Seconds for which Windows is asked again to replace a file."""
 
 
 @contextmanager
@@ -253,10 +257,27 @@ def replace(
                 write(file)
             if expected is not None:
                 expected(temporary)
-            os.replace(temporary, path)
+            put_in_place(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Let a new file take the place of an old one.
+
+    Windows refuses this while another process reads one of the two, such as a report or a virus scanner, so it is asked
+    again for a while.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            os.replace(new, path)
+            return
+        except PermissionError:
+            if os.name != "nt" or time.monotonic() > end:
+                raise
+        time.sleep(0.02)
 
 
 def overwrite(path: Path, content: bytes) -> None:

@@ -218,7 +218,7 @@ def beside(folder: Path, data: Any) -> Any:
         return data
     paths = {item.name for item in registry.parameters(registry.find("data", data["name"])) if is_path(item.annotation)}
     found = {key: folder / data[key] for key in paths & data.keys() if isinstance(data[key], str)}
-    return {**data, **{key: str(path) for key, path in found.items() if path.exists()}}
+    return {**data, **{key: path.as_posix() for key, path in found.items() if path.exists()}}
 
 
 def is_path(annotation: Any) -> bool:

@@ -20,15 +20,18 @@ def screened(sign: str, found: Callable[[str], None]) -> Iterator[None]:
     Where another host is lost, XLA writes pages of text and ends the process by abort(), and it takes no function of
     Python's to call instead. So its text goes through a pipe to a thread, which does not print it if `sign` is in it.
     To give that thread time, a thread that aborts first sleeps: the handler of SIGABRT is C's `sleep`, which takes the
-    signal's number, 6, for seconds. Python's own messages are not held back.
+    signal's number, 6, for seconds. Python's own messages are not held back. On Windows nothing is: it cannot wait for
+    a pipe.
 
     Args:
         sign: a part of the text that comes before the abort in question.
         found: gets the whole text, in a thread of its own, and is to end the process.
     """
-    if os.name == "posix":
-        library = ctypes.CDLL(None)
-        library.signal(signal.SIGABRT, library.sleep)
+    if os.name != "posix":
+        yield
+        return
+    library = ctypes.CDLL(None)
+    library.signal(signal.SIGABRT, library.sleep)
     sys.stderr.flush()
     own, python = os.dup(2), sys.stderr
     reading, writing = os.pipe()

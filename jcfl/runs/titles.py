@@ -18,15 +18,26 @@ def unique(names: Sequence[str]) -> list[str]:
     >>> unique(["fedavg", "fedavg", "fedavg-2"])
     ['fedavg', 'fedavg-3', 'fedavg-2']
     """
-    given = {name.lower() for name in names}  # some file systems do not tell capitals from small letters
+    given = {folder_of(name) for name in names}
     found: dict[str, str] = {}
     for name in names:
         title, number = name, 1
-        while title.lower() in found or (number > 1 and title.lower() in given):
+        while folder_of(title) in found or (number > 1 and folder_of(title) in given):
             number += 1
             title = f"{name}-{number}"
-        found[title.lower()] = title
+        found[folder_of(title)] = title
     return list(found.values())
+
+
+def folder_of(name: str) -> str:
+    """What names have in common that some system takes for the same folder.
+
+    Windows and macOS do not tell capitals from small letters, and Windows leaves out dots at the end.
+
+    >>> folder_of("FedAvg."), folder_of("fedavg")
+    ('fedavg', 'fedavg')
+    """
+    return name.lower().rstrip(".")
 
 
 def refuse_unsafe(titles: Sequence[str]) -> None:

@@ -173,7 +173,8 @@ class InFile(np.memmap):
     """An array in a nameless file where temporary files are (TMPDIR), which takes no room before it is written.
 
     It is read as memory is, and written as a file is: the system kills a process that writes to memory for which the
-    disk has no room, and a write to a file is an error that can be reported.
+    disk has no room, and a write to a file is an error that can be reported. On Windows, where a file has all its room
+    from the beginning, it is written as memory is.
     """
 
     file: Any
@@ -196,6 +197,9 @@ class InFile(np.memmap):
         Raises:
             OSError: the disk is full.
         """
+        if not hasattr(os, "pwrite"):  # on Windows
+            self[start : start + len(rows)] = rows
+            return
         left = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
         place = int(start) * math.prod(self.shape[1:]) * self.itemsize
         with explained():

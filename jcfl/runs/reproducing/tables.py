@@ -20,6 +20,7 @@ from jcfl.nested import flat
 from jcfl.runs.config import Config, checked, overridden
 from jcfl.runs.provenance import LOOSE
 from jcfl.runs.reproducing.judging import WIDEST, WIDEST_COUNT, Printed
+from jcfl.runs.titles import folder_of
 from jcfl.runs.yamltext import parsed
 
 NUMBERS = "printed.yaml"
@@ -320,7 +321,7 @@ def sound(table: Table) -> Table:
     for kind, names in (("federation", [*given.federations]), ("method", [*given.methods, *given.beside])):
         folders: dict[str, str] = {}
         for name in names:
-            folder = title(name).lower()
+            folder = folder_of(title(name))
             if folder in folders:
                 other = folders[folder]
                 raise InputError(f"{table.name}: the {kind}s {other!r} and {name!r} would share a folder; rename one")
