@@ -125,7 +125,7 @@ HINTS = {
     "jax_default_prng_impl": "; with others a client's random numbers depend on which clients train beside it",
     "jax_disable_jit": "; a piece prints with jax.debug.print, also where it is compiled",
 }
-"""What to do in place of another value, by setting."""
+"""Why other values are refused, or what to do in their place, by setting."""
 
 
 def refuse_settings() -> None:
