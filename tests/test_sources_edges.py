@@ -48,6 +48,7 @@ def test_names_that_the_system_does_not_take():
 
 
 def test_a_current_folder_that_was_deleted(tmp_path, monkeypatch):
+    monkeypatch.delenv("JCFL_DATA", raising=False)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

@@ -85,10 +85,10 @@ def reproduce(name: str, budget: str, only: Collection[str], settings: Settings)
     for name, mine in together.items():
         found |= on_one_federation(mine, found, folder / title(name), settings)
     for name, mine in together.items():  # other processes may have trained seeds of these runs meanwhile
-        lacking = {key: config for key, config in mine.items() if lacks_seeds(found[key], config)}
+        lacking = {key: config for key, config in mine.items() if lacks_seeds(found.get(key, ()), config)}
         left_out: Found = dict.fromkeys(lacking, Judgement("not run"))
         found |= on_one_federation(lacking, left_out, folder / title(name), settings)
-        tell_of_other_data({key: found[key] for key in mine}, mine, folder / title(name))
+        tell_of_other_data({key: found[key] for key in mine if key in found}, mine, folder / title(name))
     return outcome(table, budget, chosen, found, earlier)
 
 
