@@ -51,7 +51,7 @@ def test_every_module_is_imported_without_the_modules_that_windows_lacks():
 def test_memory_and_files_of_a_process_are_known_on_windows(monkeypatch):
     monkeypatch.setattr(memory, "sys", SimpleNamespace(platform="win32"))
     held = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=12345))
-    monkeypatch.setattr(memory.psutil, "Process", lambda: held)
+    monkeypatch.setattr("psutil.Process", lambda: held)
     assert memory.most_resident() == 12345
     assert memory.most_open_files() == 8192
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import psutil
 
 from jcfl import trees
 from jcfl.errors import available_memory
@@ -100,6 +99,8 @@ def most_resident() -> int:
     read from /proc, unless it is not there, as in some containers (gVisor).
     """
     if sys.platform == "win32":
+        import psutil
+
         return psutil.Process().memory_info().peak_wset
     if sys.platform == "linux":
         lines = Path("/proc/self/status").read_text("utf-8").splitlines()

@@ -119,7 +119,7 @@ def held(folder: Path, made: Sequence[Path]) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # the lock is what counts
             (folder / HOLDER).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else has begun to use it; or Windows, which deletes no open file
+        with contextlib.suppress(OSError):  # somebody else uses it now, or Windows deletes no open file
             if made and {item.name for item in folder.iterdir()} <= {LOCK, CHECKSUMS}:
                 (folder / CHECKSUMS).unlink(missing_ok=True)
                 (folder / LOCK).unlink(missing_ok=True)

@@ -108,6 +108,7 @@ def processor() -> str:
 
 
 NO_GUARD = ("allow", None, "log", "log_explicit")
+"""Values of JAX's guards of transfers that refuse none."""
 
 NEEDED: dict[str, tuple[Any, ...]] = {
     "jax_default_prng_impl": ("threefry2x32",),
@@ -152,8 +153,9 @@ def use_cache() -> None:
     chosen = os.environ.get("JCFL_CACHE")
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None or chosen == "":
         return
+    caches = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jcfl", "xla"))
+        folder = Path(chosen) if chosen else Path(caches or Path.home() / ".cache") / "jcfl" / "xla"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # a RuntimeError where there is no home
         return

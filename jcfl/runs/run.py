@@ -118,7 +118,8 @@ class Run:
             allow_versions: whether other versions may have made it.
 
         Raises:
-            InputError: something else made it. Other methods or points, with which it is compared, may be left.
+            InputError: another configuration, federation, version or setting of JAX made it, so that it cannot be
+                compared with what is still to be trained.
         """
         assert self.folder is not None
         found = finished_history(self.folder.path, self.plan.config.rounds)

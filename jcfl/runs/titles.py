@@ -30,7 +30,7 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def folder_of(name: str) -> str:
-    """What names have in common that some system takes for the same folder.
+    """A text that is the same for all names that some system takes for one folder.
 
     Windows and macOS do not tell capitals from small letters, and Windows leaves out dots at the end.
 

@@ -201,7 +201,6 @@ def on_one_federation(configs: Mapping[Key, Config], left_out: Found, folder: Pa
     for key, config in configs.items():
         one = runs_of(key, config, made, left_out.get(key), folder, settings)
         found |= {} if one is None else {key: one}
-    tell_of_other_data(found, configs, folder)
     return found
 
 
@@ -240,7 +239,7 @@ def runs_of(
 
 
 def lacks_seeds(found: Runs | Judgement, config: Config) -> bool:
-    """Whether nothing is known of some seeds of a federation and a method."""
+    """Whether some seeds of a federation and a method have no result yet."""
     if isinstance(found, Judgement):
         return found.verdict == "not run"
     return sum(len(run.seeds) for run in found) < config.seeds
