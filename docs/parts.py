@@ -24,7 +24,8 @@ from jcfl.core.method import QUESTIONS, Method
 from jcfl.runs import config
 from jcfl.runs.automatic import with_stand_ins
 from jcfl.runs.plan import settled, takes
-from jcfl.runs.reproducing.tables import Table, shipped
+from jcfl.runs.reproducing.reading import shipped
+from jcfl.runs.reproducing.tables import Table
 from jcfl.view import facts, plotting
 from jcfl.view.options import Option
 from jcfl.view.options import keys as described_keys

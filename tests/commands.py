@@ -14,7 +14,7 @@ from jcfl.cli.viewing import kinds
 from jcfl.runs import automatic, config, plan
 from jcfl.runs.config import Config
 from jcfl.runs.objects import Objects
-from jcfl.runs.reproducing.tables import find
+from jcfl.runs.reproducing.reading import find
 from jcfl.runs.sweeping.points import points
 from jcfl.view import facts, plotting
 

@@ -12,6 +12,7 @@ import pytest
 from jcfl import registry
 from jcfl.core.compile import compile
 from jcfl.core.method import Method
+from jcfl.core.soft import SoftGroup
 from jcfl.errors import InputError
 from tests import tiny
 from tests.test_oracles import setting
@@ -46,7 +47,9 @@ def method(names: Names) -> Method:
         answer: registry.find(answer, name)(**SMALL.get(name, {})) for answer, name in zip(ANSWERS, names, strict=True)
     }
     made = Method(name="clustered", **found).with_train(distinct=names[2] == "least")
-    return made.with_train(models="all", distinct=True).with_answer(model="mixture") if names[2] == "em" else made
+    if not isinstance(found["group"], SoftGroup):
+        return made
+    return made.with_train(models="all", distinct=True).with_answer(model="mixture")
 
 
 @functools.cache

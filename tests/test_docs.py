@@ -19,7 +19,7 @@ from jcfl.core.local import Local
 from jcfl.core.method import QUESTIONS
 from jcfl.runs import config
 from jcfl.runs.reproducing import every_key
-from jcfl.runs.reproducing.tables import tables
+from jcfl.runs.reproducing.reading import tables
 from jcfl.runs.sweeping.points import points
 from jcfl.view import facts, plotting
 from tests.commands import blocks, checked, commands

@@ -28,13 +28,13 @@ from jcfl.errors import InputError, Notice, TooLarge, Unwritable
 from jcfl.results import History
 from jcfl.runs import loop, reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
-from jcfl.runs.reproducing import judging, outcomes, published, tables
+from jcfl.runs.reproducing import judging, outcomes, published, reading, tables
 from jcfl.runs.reproducing.judging import Printed
 from jcfl.view import pages, reproduction
 from jcfl.view.plotting import style
 from jcfl.view.reproduction import texts
 
-TABLES = tables.shipped()
+TABLES = reading.shipped()
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "reproduction"
 
@@ -132,7 +132,7 @@ def test_every_federation_and_every_method_can_be_configured():
 
 
 def test_printed_numbers_are_all_used_and_agree_where_tables_repeat_them():
-    whole = yaml.safe_load((Path(tables.__file__).parents[2] / "papers" / tables.NUMBERS).read_text("utf-8"))
+    whole = yaml.safe_load((Path(tables.__file__).parents[2] / "papers" / reading.NUMBERS).read_text("utf-8"))
     assert set(whole) == set(TABLES)
     for row in TABLES["T3.1"].given.printed.rows.keys() & TABLES["T4.1"].given.printed.rows.keys():
         assert TABLES["T3.1"].given.printed.rows[row] == TABLES["T4.1"].given.printed.rows[row]
@@ -347,7 +347,7 @@ def test_a_table_is_run_seed_by_seed(made, trained, capsys, monkeypatch):
 
 
 def test_differences_are_of_the_seeds_that_both_have(made):
-    table, budget = tables.find("made.yaml"), tables.find("made.yaml").budget("laptop")
+    table, budget = reading.find("made.yaml"), reading.find("made.yaml").budget("laptop")
     place = lambda seeds, value: History(
         "a", seeds, np.array([2]), {"accuracy_micro": np.full((len(seeds), 1), value)}, *[np.zeros(0)] * 3
     )
@@ -364,7 +364,7 @@ def test_differences_are_of_the_seeds_that_both_have(made):
 
 
 def test_an_earlier_verdict_counts_until_all_seeds_have_been_run(made):
-    table, budget = tables.find("made.yaml"), tables.find("made.yaml").budget("laptop")
+    table, budget = reading.find("made.yaml"), reading.find("made.yaml").budget("laptop")
     diverged = judging.Judgement("not reproduced", "training diverged")
     known = lambda earlier, found: outcomes.joined(table, ("FedAvg", "rotated"), budget, earlier, found)
     assert known(diverged, {0: 1.0}) == diverged and known(diverged, {0: 1.0, 1: 2.0}) == {0: 1.0, 1: 2.0}
@@ -392,7 +392,7 @@ def test_seeds_of_a_smaller_budget_count_in_a_larger_one(made):
     Path("made.yaml").write_text(
         MADE + "      full: {seeds: 3, hours: 0.01}\n      more: {seeds: 3, hours: 0.01, last: 2}\n"
     )
-    table, cell = tables.find("made.yaml"), ("FedAvg", "rotated")
+    table, cell = reading.find("made.yaml"), ("FedAvg", "rotated")
     file = published_file(Path("a.json"), [1, 2], "reproduced", "A")
     whole = json.loads(file.read_text())
     key = ("rotated", "FedAvg")
@@ -413,7 +413,7 @@ def test_seeds_of_a_smaller_budget_count_in_a_larger_one(made):
 
 
 def test_a_machine_without_data_does_not_hide_the_numbers_of_another_one(made):
-    table, cell = tables.find("made.yaml"), ("FedAvg", "rotated")
+    table, cell = reading.find("made.yaml"), ("FedAvg", "rotated")
     with_data = published_file(Path("b.json"), [1, 2], "reproduced", "B")
     without = published_file(Path("a.json"), None, "cannot be run here", "A")
     for files in ([with_data, without], [without, with_data]):
@@ -422,7 +422,7 @@ def test_a_machine_without_data_does_not_hide_the_numbers_of_another_one(made):
 
 
 def test_what_was_run_names_the_runs_whose_numbers_are_shown(made):
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     files = [published_file(Path(f"{name}.json"), [1, 2], "reproduced", name) for name in ("old", "new")]
     found = published.read(files, table, "laptop", table.budget("laptop"))
     assert [one["devices"] for one in found.made] == [["new"]]
@@ -465,7 +465,7 @@ def test_earlier_numbers_whose_runs_are_gone_are_kept(made, trained, capsys):
 
 def test_runs_that_had_other_data_are_told_of(made, trained):
     """Files of the data may have changed between two commands, which train the rows of one table."""
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     keys = [("rotated", "FedAvg"), ("rotated", "IFCA, K=2")]
     configs = {key: table.config(key, table.budget("laptop")) for key in keys}
     one = results.load(trained.one / RUNS / "FedAvg")
@@ -529,7 +529,7 @@ def test_files_of_other_results_are_refused_before_training(made, capsys, key, v
 def test_a_digest_changes_with_what_changes_a_run(made):
     def digest(old="", new="", budget="laptop", key=("rotated", "FedAvg")):
         Path("made.yaml").write_text(MADE.replace(old, new, 1))
-        table = tables.find("made.yaml")
+        table = reading.find("made.yaml")
         return table.digest(key, table.budget(budget))
 
     same, other = (
@@ -549,7 +549,7 @@ def test_a_digest_changes_with_what_changes_a_run(made):
 
 @pytest.mark.parametrize("more", [{}, {"settings": ["digest"]}], ids=["without digest", "with digest"])
 def test_files_without_digests_are_taken_with_a_notice_where_departures_differ(made, more):
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     budget = table.budget("laptop")
     digest = table.digest(("rotated", "FedAvg"), budget)
     by = {"runs": [["rotated", "FedAvg"]], "seeds": [0, 1], **({"settings": [digest]} if more else {})}
@@ -565,7 +565,7 @@ def test_files_without_digests_are_taken_with_a_notice_where_departures_differ(m
 
 
 def test_a_budget_leaves_out_and_changes_what_it_says(made):
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     budget = table.budget("gpu")
     assert table.config(("rotated", "FedAvg"), budget).train.options["lr"] == 0.05
     assert table.left_out(("rotated", "IFCA, K=2"), budget) and not table.left_out(("rotated", "FedAvg"), budget)
@@ -577,7 +577,7 @@ def test_a_budget_leaves_out_and_changes_what_it_says(made):
 
 def test_a_score_that_a_run_does_not_have_is_not_judged(made):
     Path("made.yaml").write_text(MADE.replace("minus: FedAvg}", "score: held_out_accuracy_micro}"))
-    table, run = tables.find("made.yaml"), History("a", [0], np.arange(2), {}, *[np.zeros(0)] * 3)
+    table, run = reading.find("made.yaml"), History("a", [0], np.arange(2), {}, *[np.zeros(0)] * 3)
     cell = ("IFCA, K=2", "gain")
     found = outcomes.values(table, cell, table.budget("laptop"), dict.fromkeys(table.keys(cell), (run,)))
     assert found == ("not judged", "there is no score 'held_out_accuracy_micro' in this run")
@@ -622,7 +622,7 @@ def test_clusters_are_the_groups_only_once_every_client_has_one():
 
 
 def test_a_score_that_is_not_defined_is_not_judged(made):
-    table, budget = tables.find("made.yaml"), tables.find("made.yaml").budget("laptop")
+    table, budget = reading.find("made.yaml"), reading.find("made.yaml").budget("laptop")
     scores = {"accuracy_micro": np.array([[0.12], [np.nan]])}
     run = History("a", [0, 1], np.array([2]), scores, np.zeros((2, 1, 8)), np.zeros(0), np.zeros(8))
     found = outcomes.values(table, ("FedAvg", "rotated"), budget, {("rotated", "FedAvg"): (run,)})
@@ -641,7 +641,7 @@ def test_counts_have_a_limit_of_their_own():
 
 
 def test_numbers_of_another_experiment_are_not_judged(made):
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     judged = lambda name: outcomes.entry(
         table, ("FedAvg", "rotated"), Printed(12.0, None, 0.5), {0: 12.0, 1: 12.1}, table.budget(name)
     )
@@ -705,10 +705,10 @@ def test_a_table_can_show_the_scores_and_the_numbers_of_a_summary(made, trained,
     metrics.register_score("own")(lambda clients: 1.0)
     for name in ("own", "held_out_own", "validation_loss", "costs.storage", "accuracy_micro.std", "wall_s"):
         Path("made.yaml").write_text(MADE.replace("minus: FedAvg}", f"score: {name}}}"))
-        assert tables.find("made.yaml").part(("IFCA, K=2", "gain")).score == name
+        assert reading.find("made.yaml").part(("IFCA, K=2", "gain")).score == name
     summary = json.loads((trained.both / RUNS / "FedAvg" / "summary.json").read_text("utf-8"))
     texts = {name for name, value in summary.items() if isinstance(value, str)}
-    assert {*summary} - texts - {*metrics.score_names()} <= {*tables.MEASURED}
+    assert {*summary} - texts - {*metrics.score_names()} <= {*reading.MEASURED}
     assert {*summary["costs"]} <= {*costs.NAMES}
 
 
@@ -753,7 +753,7 @@ def test_a_run_with_too_few_slots_for_clusters_is_no_verdict_against_the_paper(m
     ],
 )
 def test_a_lower_method_that_diverges_does_not_contradict_an_order(made, row, verdict, said):
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     cells = dict(table.cells())
     ours = {cell: {0: 12.0, 1: 12.1} for cell in cells}
     ours[row, "rotated"] = judging.Judgement("not reproduced", "training diverged")
@@ -766,7 +766,7 @@ def test_the_better_method_has_the_lower_loss(made):
     Path("made.yaml").write_text(
         MADE.replace("rotated: {federation: rotated}", "rotated: {federation: rotated, score: loss}")
     )
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     order = tables.Order(above="FedAvg", below="IFCA, K=2", at=("rotated",))  # printed: 12 and 99
     table = table._replace(given=table.given.model_copy(update={"orders": (order,)}))
     cells, diverged = dict(table.cells()), judging.Judgement("not reproduced", "training diverged")
@@ -834,7 +834,7 @@ def test_signs_in_latex_are_escaped():
     assert pages.tex("a_b & 5 % ± |D|") == r"a\_b \& 5 \% $\pm$ \textbar{}D\textbar{}"
     assert pages.tex("[1] IFCA") == "{[}1{]} IFCA"  # which would be an option of the rule before it
     with pytest.raises(InputError):
-        tables.find("nowhere.yaml")
+        reading.find("nowhere.yaml")
 
 
 @pytest.mark.parametrize(("half", "cut"), [(0.05, False), (5.0, True)])

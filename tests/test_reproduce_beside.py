@@ -13,13 +13,13 @@ from jcfl.cli import paper
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.plan import federation_of
-from jcfl.runs.reproducing import beside, outcomes, published, tables
+from jcfl.runs.reproducing import beside, outcomes, published, reading
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.view import pages, reproduction
 from jcfl.view.reproduction import texts
 from tests.test_reproduce import MADE, PUBLISHED
 
-TABLES = tables.shipped()
+TABLES = reading.shipped()
 BESIDE = MADE.replace("    methods:", "    beside: {majority: {name: majority}}\n    methods:", 1)
 ROTATED, ABSENT = ("rotated", "majority"), ("absent", "majority")
 
@@ -68,7 +68,7 @@ def test_a_baseline_stands_where_its_federations_say():
 
 def test_a_difference_a_count_and_a_blocked_cell_have_no_baseline(here):
     rows = lambda: [
-        [place and place.federation for place in one.places] for one in beside.lines(tables.find("made.yaml"))
+        [place and place.federation for place in one.places] for one in beside.lines(reading.find("made.yaml"))
     ]
     assert rows() == [["rotated", None, "absent"]]  # the second column is a difference
     for change in ("until: groups", "score: purity", "score: accuracy_shared", "blocked: no data"):
@@ -130,7 +130,7 @@ def plain_majority(federation):
 def test_a_baseline_is_shown_without_a_verdict_and_added_from_a_file(here, capsys):
     assert run("--only", "majority") == 0
     said, found = capsys.readouterr().out, written()
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     expected = plain_majority(federation_of(table.config(ROTATED, table.budget("laptop"))))
     (line,) = found["beside"]
     assert (line["method"], line["kind"]) == ("majority", "row")

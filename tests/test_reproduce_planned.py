@@ -6,7 +6,7 @@ from PIL import Image
 
 from jcfl.runs import reproducing
 from jcfl.runs.plan import Objects, federation_of, planned
-from jcfl.runs.reproducing import tables
+from jcfl.runs.reproducing import reading
 from tests.test_sources_leaf import write
 
 SHAPES = {
@@ -18,7 +18,7 @@ SHAPES = {
 }
 """The shape of an image and the number of classes of the data that are not here."""
 
-TABLES = tables.shipped()
+TABLES = reading.shipped()
 
 
 def absent(table):

@@ -13,7 +13,7 @@ from jcfl.errors import InputError, Notice, Unwritable
 from jcfl.results import History
 from jcfl.runs import reproducing
 from jcfl.runs.loop import Progress
-from jcfl.runs.reproducing import judging, published, tables
+from jcfl.runs.reproducing import judging, published, reading
 from jcfl.runs.workers import Workers
 from jcfl.view import reproduction
 
@@ -99,7 +99,7 @@ def results_file(name, seeds, verdict="not judged"):
 
 def test_a_seed_that_diverged_counts_whatever_the_order_of_files(made):
     """The numbers of another seed made the verdict "not judged", if their file came later."""
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     failed, one, rest = (
         results_file("failed.json", (), "not reproduced"),
         results_file("one.json", [1]),
@@ -115,7 +115,7 @@ def test_a_seed_that_diverged_counts_whatever_the_order_of_files(made):
 
 def test_what_was_run_names_no_run_whose_seeds_have_all_been_run_again(made):
     """One that several later runs replace together was named, and its seconds were counted."""
-    table = tables.find("made.yaml")
+    table = reading.find("made.yaml")
     files = [results_file(f"{seeds}.json", seeds) for seeds in ([0, 1, 2], [2], [0])]
     found = published.read(files, table, "laptop", table.budget("laptop"))
     assert [one["seeds"] for one in found.made] == [[0, 1, 2], [2], [0]]
@@ -235,7 +235,7 @@ def test_progress_names_the_federation_and_the_seed(made, trained):
 
 def test_runs_of_seeds_that_had_other_data_are_told_apart(made):
     """The notice said that 'FedAvg' has other data than 'FedAvg'."""
-    config = tables.find("made.yaml").config(KEY, tables.find("made.yaml").budget("laptop"))
+    config = reading.find("made.yaml").config(KEY, reading.find("made.yaml").budget("laptop"))
     found: reproducing.Found = {KEY: (history(0, federation="a"), history(1, federation="b"))}
     with pytest.warns(Notice, match=r"^rotated: 'FedAvg' with seed 1 has other data than 'FedAvg' with seed 0, so"):
         reproducing.tell_of_other_data(found, {KEY: config}, Path("rotated"))

@@ -90,7 +90,7 @@ def reproduce(
 
 def listed() -> dict[str, dict[str, Any]]:
     """Every table by name: its source, its caption, and its hours by budget."""
-    from jcfl.runs.reproducing.tables import shipped
+    from jcfl.runs.reproducing.reading import shipped
 
     hours = lambda budgets: {name: budget.hours for name, budget in budgets.items()}
     printed = lambda one: {"source": one.printed.source, "caption": one.printed.caption}

@@ -77,7 +77,7 @@ def refuse_in_turn(method: Method, context: Context) -> None:
 
 
 def refuse_rules(method: Method, context: Context) -> None:
-    """Refuse averaging rules in place of the mean where they have no meaning.
+    """Refuse averaging rules, and other ways to average, where they have no meaning.
 
     Raises:
         InputError: the message names the rule and says why.
@@ -110,6 +110,12 @@ def refuse_rules(method: Method, context: Context) -> None:
         raise InputError(
             f"{name}: the rule 'fair' takes losses of single models, and with cam two models predict together"
         )
+    if method.aggregate.exclude and method.group.alone and not method.trains_shared:
+        raise InputError(
+            f"{name}: every client is alone, so there is nothing that the add-on 'exclude' could leave out"
+        )
+    if method.aggregate.absent and method.aggregate.privacy is not None:
+        raise InputError(f"{name}: under privacy nobody may know how many members a cluster has; set absent=false")
 
 
 def check(method: Method, context: Context) -> None:
@@ -118,15 +124,28 @@ def check(method: Method, context: Context) -> None:
     Raises:
         InputError: the message names the answers and says why.
     """
-    train, aggregate, name = method.train, method.aggregate, method.name
     slots = f"group {method.group.name!r}: slots"
     returned.count(named(slots, method.group.slots)(context), slots)
     refuse_uncovered(method, context)
     refuse_rules(method, context)
-    if aggregate.exclude and method.group.alone and not method.trains_shared:
-        raise InputError(
-            f"{name}: every client is alone, so there is nothing that the add-on 'exclude' could leave out"
-        )
+    refuse_terms(method, context)
+    refuse_in_turn(method, context)
+    refuse_all_models(method)
+    refuse_chain(method, context)
+    refuse_part_of_steps(method, context)
+    refuse_parts(method)
+    if (context.measures_quality or context.models_at) and method.train.active:
+        measuring.refuse(method, context)
+    refuse_large(method, context)
+
+
+def refuse_terms(method: Method, context: Context) -> None:
+    """Refuse loss terms and corrections of gradients that would have nothing to act on.
+
+    Raises:
+        InputError: the message names the term and says why.
+    """
+    train, name = method.train, method.name
     if train.control:  # refuses trainers whose steps are not those of plain SGD
         one = Clients((), jnp.zeros((1,), int), jnp.ones((1,), bool))
         clients.trainer(method, context).mean_gradient({}, {}, one)
@@ -141,76 +160,106 @@ def check(method: Method, context: Context) -> None:
         parts.refuse_all_private(
             f"{name}: the {term}", on(context.task)(parts.named(context.task)), context.task, private
         )
-    if (train.shared_terms or aggregate.shared_rule) and not method.trains_shared:
+    if (train.shared_terms or method.aggregate.shared_rule) and not method.trains_shared:
         what = "its loss terms have" if train.shared_terms else "an averaging rule of its own has"
         raise InputError(f"{name}: the global model is not trained, so {what} no meaning")
-    refuse_in_turn(method, context)
-    if method.aggregate.absent and method.aggregate.privacy is not None:
-        raise InputError(f"{name}: under privacy nobody may know how many members a cluster has; set absent=false")
+    if train.by_share and train.correction:
+        raise InputError(
+            f"{name}: the mean gradient of a sample corrects whole gradients, not those scaled by a client's share; "
+            "leave out by_share or correction"
+        )
+
+
+def refuse_all_models(method: Method) -> None:
+    """Refuse clients that train all models without a soft group and a mixture, and the other way round.
+
+    Raises:
+        InputError: the message names what has to go together, or what such training does not take.
+    """
+    train, name = method.train, method.name
     soft = train.models == "all"
     if soft != (method.answer.model == "mixture"):
         raise InputError(
             f"{name}: train: all_models and answer: mixture go together, since a mixture needs the membership that "
             f"such training keeps; got train={train}, answer={method.answer}"
         )
-    if soft and (
-        train.terms
-        or train.control
-        or train.private
-        or train.tied
-        or train.by_share
-        or method.trains_shared
-        or aggregate.other_rules
-    ):
+    if soft != isinstance(method.group, SoftGroup):
+        raise InputError(
+            f"{name}: clients that train all models are grouped by their membership; expected group 'em' or another "
+            f"soft group, got {method.group.name!r}"
+            if soft
+            else f"{name}: group {method.group.name!r} needs clients that train all models; set method.train=all_models"
+        )
+    if not soft:
+        return
+    parts_of_training = (train.terms, train.control, train.private, train.tied, train.by_share)
+    if any(parts_of_training) or method.trains_shared or method.aggregate.other_rules:
         raise InputError(
             f"{name}: training of all models takes no loss terms, parts, control variates, robust or fair rules, and "
             "no losses scaled by shares"
         )
-    if soft and method.answer.tune:
+    if method.answer.tune:
         raise InputError(
             f"{name}: a mixture of models cannot be fine-tuned as one model; leave the add-on 'finetune' out"
         )
-    if soft and not isinstance(method.group, SoftGroup):
-        raise InputError(
-            f"{name}: clients that train all models are grouped by their membership; expected group 'em' or another "
-            f"soft group, got {method.group.name!r}"
-        )
-    if isinstance(method.group, SoftGroup) and not soft:
-        raise InputError(
-            f"{name}: group {method.group.name!r} needs clients that train all models; set method.train=all_models"
-        )
-    if soft and method.aggregate.absent:
+    if method.aggregate.absent:
         raise InputError(f"{name}: clients that train all models are no members of one cluster; set absent=false")
-    if train.chained and not (method.trains_shared or isinstance(method.group, Together)):
+
+
+def refuse_chain(method: Method, context: Context) -> None:
+    """Refuse what is not defined for clients that train one after another.
+
+    Raises:
+        InputError: the message says what.
+    """
+    train, name = method.train, method.name
+    if not train.chained:
+        return
+    if not (method.trains_shared or isinstance(method.group, Together)):
         raise InputError(
             f"{name}: clients that train one after another hand on one model of all, so it takes group 'together', or "
             f"a method that trains a global model beside the clusters'; got group {method.group.name!r}"
         )
-    if train.by_share and train.correction:
-        raise InputError(
-            f"{name}: the mean gradient of a sample corrects whole gradients, not those scaled by a client's share; "
-            "leave out by_share or correction"
-        )
-    if train.chained and (train.private or train.control):
+    if train.private or train.control:
         raise InputError(f"{name}: clients that train one after another keep no parameters or control variates")
-    if train.chained and looks_at_uploads(context.faults, method.aggregate.exclude):
+    if looks_at_uploads(context.faults, method.aggregate.exclude):
         raise InputError(
             f"{name}: clients that train one after another hand their models on, so the server sees no uploads that an "
             "attack could forge or that it could leave out; leave out the attack, the add-on 'exclude' and "
             "on_divergence"
         )
-    if (train.control or train.chained) and context.faults.reliability.is_partial:
+
+
+def refuse_part_of_steps(method: Method, context: Context) -> None:
+    """Refuse training that is not defined for clients that do a part of their steps, where there are such clients.
+
+    Raises:
+        InputError: the message says what is not defined.
+    """
+    train, name = method.train, method.name
+    if not context.faults.reliability.is_partial:
+        return
+    if train.control or train.chained:
         what = "control variates are" if train.control else "training one after another is"
         raise InputError(
             f"{name}: {what} not defined for clients that do a part of their steps; take reliability.late=lost"
         )
     local = clients.trainer(method, context)
-    if train.active and context.faults.reliability.is_partial and not counts_work(local):
+    if train.active and not counts_work(local):
         raise InputError(
             f"{name}: trainer {type(local).__name__} has steps of its own, and does not say that slow clients do a "
             "part of them; set counts_work = True in its class if it does the share sent.own['work'] of its steps, or "
             "calls Local.train, or take reliability.late=lost"
         )
+
+
+def refuse_parts(method: Method) -> None:
+    """Refuse private or tied parameters where there are no others.
+
+    Raises:
+        InputError: the message says why.
+    """
+    train, name = method.train, method.name
     if train.private and train.tied:
         raise InputError(f"{name}: give either private or tied parameters; all others belong to the cluster")
     if method.group.alone and train.tied:
@@ -218,16 +267,21 @@ def check(method: Method, context: Context) -> None:
             f"{name}: every client has a model of its own that it does not send, so no layers can be averaged over "
             "clients; take fedavg and train=private with the other layers"
         )
+
+
+def refuse_large(method: Method, context: Context) -> None:
+    """Refuse models of clients that do not fit the memory.
+
+    Raises:
+        InputError: the message says how much they need and what needs less.
+    """
     grouped = "model" in method.group.keeps(method, context)
-    if (context.measures_quality or context.models_at) and train.active:
-        measuring.refuse(method, context)
-    if method.group.alone or grouped:
-        population, resources, each = context.population, context.resources, model_bytes(context.task)
-        if resources.states_on_host:
-            most = population.cohort if grouped else resources.chunk
-            refuse_too_large(f"{name} trains the model", most, each, "take fewer clients at a time or a smaller model")
-        else:
-            advice = "set client_states: host, or take fewer clients or a smaller model"
-            refuse_too_large(
-                f"{name} keeps the last model", population.clients, each, advice, memories(resources.devices)
-            )
+    if not (method.group.alone or grouped):
+        return
+    name, population, resources, each = method.name, context.population, context.resources, model_bytes(context.task)
+    if resources.states_on_host:
+        most = population.cohort if grouped else resources.chunk
+        refuse_too_large(f"{name} trains the model", most, each, "take fewer clients at a time or a smaller model")
+    else:
+        advice = "set client_states: host, or take fewer clients or a smaller model"
+        refuse_too_large(f"{name} keeps the last model", population.clients, each, advice, memories(resources.devices))

@@ -20,7 +20,8 @@ from jcfl.runs.replicas import OnProgress
 from jcfl.runs.reproducing import beside, published
 from jcfl.runs.reproducing.judging import Judgement
 from jcfl.runs.reproducing.outcomes import Runs, outcome
-from jcfl.runs.reproducing.tables import Budget, Key, Table, find, title
+from jcfl.runs.reproducing.reading import find
+from jcfl.runs.reproducing.tables import Budget, Key, Table, title
 from jcfl.runs.sweeping.alike import key_text
 from jcfl.runs.sweeping.groups import ATTACKED
 from jcfl.runs.workers import Workers, share_out
