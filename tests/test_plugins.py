@@ -9,12 +9,17 @@ import tomllib
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import jcfl
-from jcfl import cli, registry
+from jcfl import cli, metrics, registry
 from jcfl.errors import InputError
+from jcfl.metrics import table
+from jcfl.results import History
+from jcfl.runs import sweeping
+from jcfl.view import plotting
 
 SAMPLE = Path(__file__).parent / "plugin"
 CONFIG = """
@@ -117,6 +122,30 @@ for line in {[shlex.split(line) for line in lines]}:
     stored = yaml.safe_load((runs / "swapped" / "config.yaml").read_text("utf-8"))
     assert stored["method"]["describe"] == {"name": "subspace", "p": 5}
     assert stored["made_by"]["versions"]["jcfl-har"] == "1.0"
+
+
+GAP = """
+from jcfl.metrics import register_score
+@register_score("accuracy_gap", title="best less worst", unit="%", better="lower")
+def gap(clients):
+    return clients.accuracy.max() - clients.accuracy.min()
+"""
+
+
+def test_a_plugins_score_is_known_to_a_sweep_that_chooses_by_it(installed, monkeypatch):
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    installed(gap_of_clients=GAP)
+    sweeping.refuse_score("validation_accuracy_gap")
+    with pytest.raises(InputError, match="did you mean 'accuracy_gap'"):
+        sweeping.refuse_score("acuracy_gap")
+
+
+def test_a_plugins_score_has_its_title_where_runs_are_read(installed, monkeypatch):
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    installed(gap_of_clients=GAP)
+    run = History("a", [0], np.array([1]), {"accuracy_gap": np.ones((1, 1))}, *[np.zeros(0)] * 3)
+    plotting.histories(run)
+    assert metrics.score("accuracy_gap").title == "best less worst"
 
 
 def test_jcfl_itself_has_none_of_the_samples_names():

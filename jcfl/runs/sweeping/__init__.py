@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jcfl import metrics
+from jcfl import metrics, registry
 from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.registry import keywords_checked
 from jcfl.results import Folder, History, claimed
@@ -177,7 +177,9 @@ def sweep(
 
 
 def refuse_score(by: str) -> None:
-    """Refuse a score by which no point can be the best."""
+    """Refuse a score by which no point can be the best; plug-ins are asked only for what jcfl does not know."""
+    if by not in metrics.score_names():
+        registry.load()
     known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
     if by not in known:
         raise unknown("score to choose by", by, known)
