@@ -171,6 +171,19 @@ def test_every_run_is_as_the_configuration_says(monkeypatch):
     assert (config.train.options["lr"], config.model.options["hidden"]) == (0.3, 4)
 
 
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_configuration_needs_no_method_of_its_own(from_file, tmp_path, capsys):
+    """The first thing refused is the number of clusters, before anything is trained."""
+    if from_file:
+        file = tmp_path / "mine.yaml"
+        file.write_text("data: digits\nscenario: {name: rotated, clients: 8}\n", "utf-8")
+        assert cli.status(["choose-k", str(file), "--k", "9"]) == 2
+        assert "expected numbers from 1 to 8" in capsys.readouterr().err
+    else:
+        with pytest.raises(InputError, match="expected numbers from 1 to 8"):
+            choose_k({"data": "digits", "scenario": {"name": "rotated", "clients": 8}}, [9])
+
+
 def test_the_command_prints_what_the_function_finds(capsys):
     words = ["choose-k", "quickstart", "--set", "scenario.clients=8", "model.hidden=4", "train.epochs=1", "--k", "2"]
     assert cli.status([*words, "--rounds", "1", "--seeds", "1"]) == 0

@@ -2,7 +2,7 @@
 
 import importlib.resources
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +62,13 @@ def as_override(option: str, words: Sequence[str]) -> str | None:
     return f"{key}={value if equals else 'VALUE' if following.startswith('-') else following}"
 
 
-def configured(names: Sequence[str], overrides: Sequence[str]) -> "Config":
-    """The configuration that a command names, with its overrides."""
+def configured(names: Sequence[str], overrides: Sequence[str], lacking: Mapping[str, Any] | None = None) -> "Config":
+    """The configuration that a command names, with its overrides; keys that it does not have are those of `lacking`."""
     from jcfl.runs import config
 
     if not names:
         raise InputError(f"what to run? Give a configuration file or a preset: {', '.join(config.presets())}")
-    return config.read(names[0], overrides)
+    return config.read({**lacking, **config.unchecked(names[0])} if lacking else names[0], overrides)
 
 
 def resumed_configuration(folder: Path, overrides: Sequence[str]) -> "Config":

@@ -46,7 +46,7 @@ def choose_k(
 
     begin_work()
     names, given = separated(words, overrides)
-    config = configured(names, given)
+    config = configured(names, given, choice.STAND_IN)
     choice.refuse_others(key.partition(".")[0] for key in assigned(given) if key != "seed")
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     found = choice.choose_k(

@@ -16,7 +16,7 @@ from jcfl.errors import InputError, argument, shown
 from jcfl.registry import keywords_checked
 from jcfl.results import History, deviation
 from jcfl.runs import experiment, fitted
-from jcfl.runs.config import Config
+from jcfl.runs.config import Config, unchecked
 from jcfl.runs.plan import config_and_objects, federation_of, planned
 from jcfl.runs.sections import FITTED
 from jcfl.types import Federation
@@ -28,6 +28,9 @@ KEPT_KEYS = ("engine", "devices", *FITTED)
 
 USED = ("data", "scenario", "data_dir", "model", "train", *KEPT_KEYS)
 """The keys that may be given beside `choose_k`'s own arguments."""
+
+STAND_IN = {"method": "majority"}
+"""A method for a configuration that has none. It trains nothing, and no short run uses it."""
 
 MOST = 100_000
 """The longest list of numbers of clusters to choose from."""
@@ -77,7 +80,7 @@ def choose_k(
     Args:
         what: a federation or a configuration, as `jcfl.run` takes them. Of a configuration, data, scenario, data_dir,
             model, train, engine, devices, examples, client_states, chunk, budget and seeds_in_one are used, and the
-            rest is ignored.
+            rest is ignored; it needs no method.
         ks: the numbers to choose from; for `distance` three or more.
         method: one with the option `clusters` (ifca, wecfl, fesem, …); for `distance` one that keeps clients' models.
         rounds: of each run; all clients of the sample take part in each.
@@ -95,6 +98,8 @@ def choose_k(
             `clusters`, or a key that short runs cannot keep, such as participation.
     """
     refuse_others(settings)
+    if not isinstance(what, Federation | Config):
+        what = STAND_IN | unchecked(what)
     config, objects = config_and_objects(what, settings)
     config = fitted.reopened(config)
     federation = objects.federation if objects.federation is not None else federation_of(config)
