@@ -171,6 +171,8 @@ def test_a_method_without_clusters_is_left_out_of_metrics_of_clusters(tmp_path):
     assert "Without this metric: nobody." in tables.scores(result, ari).note
     with pytest.raises(InputError, match="baseline by ari on"):
         found(*(tmp_path / name for name in ("a_b", "nobody", "other")), names=["ari"], baseline="nobody")
+    with pytest.raises(InputError, match=r"no ari of 'nobody' on .* the first method; .* such as baseline=a_b"):
+        found(*(tmp_path / name for name in ("nobody", "a_b", "other")), names=["ari"])
 
 
 def test_numbers_are_right(two):

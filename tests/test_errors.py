@@ -81,3 +81,9 @@ def test_the_place_in_an_installed_plug_in_is_named(tmp_path, monkeypatch):
             exec(compile("{}['size']", str(file), "exec"))
         caught.value.__traceback__ = caught.value.__traceback__.tb_next
         assert errors.raised(caught.value) == f"KeyError: 'size'{place}"
+
+
+def test_the_first_letters_of_a_names_words_are_what_is_meant():
+    line = str(errors.unknown("option", "learning_rate", ["lr", "weight_decay"]))
+    assert line == "unknown option 'learning_rate'; did you mean 'lr'? Known: lr, weight_decay"
+    assert "did you mean 'part'" in str(errors.unknown("option", "parrt", ["p", "part"]))

@@ -640,6 +640,8 @@ def test_a_resumed_sweep_chooses_by_the_same_score(tmp_path):
         found = swept_walk(over, by=None if resume else "loss", out=tmp_path / "s", resume=resume)
         assert found.by == json.loads((tmp_path / "s" / "sweep.json").read_text())["by"] == "loss"
     assert points({"base": "quickstart", "over": {"train.lr": [0.1]}, "by": "loss"}, None).by == "loss"
+    with pytest.raises(InputError, match="unknown score to choose by 'Accuracy'; did you mean 'accuracy_micro'"):
+        sweeping.refuse_score("Accuracy")  # a title
     with pytest.raises(InputError, match="unknown score to choose by 'los'"):
         sweeping.sweep({"base": "quickstart", "over": {"train.lr": [0.1]}, "by": "los"})
 

@@ -181,6 +181,8 @@ def unknown(what: str, got: object, known: Iterable[str], meant: str | None = No
     known = sorted(set(known))
     lower = {name.lower(): name for name in known}
     near = [lower[one] for one in difflib.get_close_matches(str(got).lower(), lower, n=3, cutoff=0.4)]
+    initials = "".join(word[:1] for word in str(got).lower().split("_"))
+    meant = meant or (lower.get(initials) if len(initials) > 1 else None)
     near = [*dict.fromkeys([meant, *near] if meant else near)][:3]
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if len(known) > MOST_KNOWN and near:

@@ -182,7 +182,7 @@ def refuse_score(by: str) -> None:
         registry.load()
     known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
     if by not in known:
-        raise unknown("score to choose by", by, known)
+        raise unknown("score to choose by", by, known, metrics.by_title(by, known))
 
 
 def refuse_other(folder: Path) -> None:

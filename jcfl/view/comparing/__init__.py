@@ -48,12 +48,19 @@ def comparison(
     """
     whole = matching.blocks(runs)
     blocks = {name: matching.having(whole, name) for name in names}
-    baseline = baseline or whole[0].entries[0].method
+    given, baseline = baseline, baseline or whole[0].entries[0].method
     for name, those in blocks.items():
         for block in those:
             known = [one.method for one in block.entries]
-            if baseline not in known:
+            if baseline not in known and given:
                 raise unknown(f"baseline by {name} on {block.federation}:", baseline, known)
+            if baseline not in known:
+                everywhere = set(known).intersection(*([one.method for one in each.entries] for each in those))
+                such = f", such as {argument('baseline', min(everywhere, key=known.index))}" if everywhere else ""
+                raise InputError(
+                    f"there is no {name} of {baseline!r} on {block.federation}; it is the baseline because it is the "
+                    f"first method; give a baseline that is on every federation{such}"
+                )
     if target is not None and not math.isfinite(target):
         raise InputError(f"{argument('target')}: expected a finite number, got {target:g}")
     if target is not None and metrics.score(names[0]).unit == "%" and not 0 <= target <= 1:
