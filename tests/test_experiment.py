@@ -447,6 +447,16 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
+def test_handlers_of_a_program_around_python_are_left_alone(monkeypatch):
+    """Where R or another program runs Python in itself, `getsignal` has None for a handler of that program."""
+    known = signal.getsignal
+    before = known(signal.SIGINT), known(signal.SIGTERM)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGINT else known(number))
+    with loop.interruptible(threading.Event(), saving=True):
+        assert known(signal.SIGINT) == before[0] and known(signal.SIGTERM) != before[1]
+    assert (known(signal.SIGINT), known(signal.SIGTERM)) == before
+
+
 def test_methods_are_compiled_side_by_side_before_the_first_of_them_trains(monkeypatch):
     family = programs.Family(*[lambda: None] * 3, seconds=8.0)
     order = []

@@ -286,7 +286,8 @@ def interruptible(stop: threading.Event, saving: bool) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM sets `stop`, so that a run ends between two blocks; a second one ends it at once.
 
     A run that saves nothing is left to end at once. A worker does not answer Ctrl-C (`unheard`): it gets SIGTERM next,
-    which would be the second signal and leave it no time for its last checkpoint.
+    which would be the second signal and leave it no time for its last checkpoint. Handlers of a program that runs
+    Python in itself, such as R, are left alone: Python does not know them (None), so it could not put them back.
     """
     if not saving or threading.current_thread() is not threading.main_thread():
         yield
@@ -298,7 +299,7 @@ def interruptible(stop: threading.Event, saving: bool) -> Iterator[None]:
         stop.set()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if handler is not unheard}
+    before = {number: handler for number, handler in before.items() if handler not in (unheard, None)}
     for number in before:
         signal.signal(number, ask)
     try:
