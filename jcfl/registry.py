@@ -1,8 +1,7 @@
 """Named pieces: methods, scenarios, datasets, models and add-ons, each a function whose keywords are its options.
 
-A piece is registered when its module is imported. This module imports no other part of jcfl: `load` calls
-the loaders that were provided, and imports the plug-ins, which are installed packages with an entry point of the group
-`jcfl.pieces`.
+A piece is registered when its module is imported. Of jcfl this module imports only errors: `load` calls the loaders
+that were provided, and imports the plug-ins, which are installed packages with an entry point of `jcfl.pieces`.
 """
 
 import importlib.metadata
@@ -17,6 +16,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticCustomError
 
 from jcfl.errors import GROUP, Function, InputError, Unregistered, argument, calling, sentence, shown, unknown
+from jcfl.errors.words import docstring
 
 Result = TypeVar("Result")
 
@@ -243,7 +243,7 @@ def made(kind: str, name: str, /, *given: Any, **options: Any) -> Any:
 
 def line(function: Callable[..., Any]) -> str:
     """What a registered function is, in one line: the first of its docstring."""
-    return next(iter((inspect.getdoc(function) or "").splitlines()), "")
+    return next(iter(docstring(function).splitlines()), "")
 
 
 def shared(kind: str) -> tuple[Callable[..., Any], ...]:

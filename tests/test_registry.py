@@ -1,5 +1,6 @@
 """Options derived from signatures."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from jcfl import registry
 from jcfl.errors import InputError
+from jcfl.view import facts
 
 
 def shape(
@@ -159,6 +161,17 @@ def test_schema_and_description():
     assert table["width"] == {"type": "integer", "minimum": 1, "description": "how wide"}
     assert table["kind"]["default"] == "round"
     assert registry.line(shape) == "A shape, in one line."
+
+
+def test_a_dataclass_without_a_docstring_has_no_line():
+    """Python gives it one, which is its signature with all annotations."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own:
+        size: Annotated[int, Field(ge=1, description="how large")] = 2
+
+    assert "Annotated" in str(Own.__doc__) and registry.line(Own) == ""
+    assert facts.sections(Own) == ("", "", "")
 
 
 def test_every_piece_is_described_and_its_defaults_pass_their_own_checks():

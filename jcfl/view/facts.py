@@ -11,6 +11,7 @@ from jcfl import metrics, registry
 from jcfl.core.costs import costs
 from jcfl.core.method import KINDS as ANSWERS
 from jcfl.core.soft import SoftGroup
+from jcfl.errors.words import docstring
 from jcfl.view.mistakes import unknown_metric
 from jcfl.view.options import Option, options
 
@@ -239,8 +240,7 @@ def titles() -> dict[str, str]:
 
 def sections(function: Callable[..., Any]) -> tuple[str, str, str]:
     """The first line of a function's docstring, the text below it, and its section Deviations."""
-    whole = inspect.getdoc(function) or ""
-    head, *parts = re.split(r"^(Deviations|Args|Returns|Raises):\n", whole, flags=re.MULTILINE)
+    head, *parts = re.split(r"^(Deviations|Args|Returns|Raises):\n", docstring(function), flags=re.MULTILINE)
     named = dict(zip(parts[::2], parts[1::2], strict=True))
     line, _, text = head.partition("\n")
     return line, text.strip(), inspect.cleandoc(named.get("Deviations", ""))
