@@ -1,6 +1,8 @@
 """What a run depends on besides its configuration: the cache of compiled programs, and versions."""
 
 import importlib.metadata
+import math
+import os
 import subprocess
 from pathlib import Path
 
@@ -68,6 +70,15 @@ def test_an_account_without_a_home_has_no_cache(cache, monkeypatch):
     monkeypatch.setattr(Path, "home", no_home)
     jcfl.use_cache()
     assert cache() is None
+
+
+@pytest.mark.parametrize(("lacks", "is_used"), [(os.W_OK, True), (os.R_OK, False)])
+def test_nothing_is_stored_in_a_cache_of_another_account(cache, monkeypatch, tmp_path, lacks, is_used):
+    """JAX would warn of every program that it cannot store, or read."""
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & lacks)
+    jcfl.use_cache()
+    assert cache() == (str(tmp_path / "cache") if is_used else None)
+    assert not is_used or jax.config.jax_persistent_cache_min_compile_time_secs == math.inf
 
 
 def test_a_package_that_is_not_installed_has_this_version(monkeypatch):

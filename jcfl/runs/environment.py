@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import math
 import os
 import platform
 import subprocess
@@ -148,7 +149,8 @@ def use_cache() -> None:
     This sets JAX's persistent compilation cache for the whole process. The command line calls it; `jcfl.run` and
     `jcfl.sweep` do not, so a program that wants the cache calls `jcfl.use_cache()` first. The folder is the value of
     the environment variable JCFL_CACHE, by default `~/.cache/jcfl/xla`. Nothing changes if JCFL_CACHE is empty, if JAX
-    already has a cache folder, or if the folder cannot be created, such as that of an account without a home.
+    already has a cache folder, or if the folder cannot be created or read, such as that of an account without a home.
+    If the folder may not be written to, as where another account made it, only what is in it is used.
     """
     chosen = os.environ.get("JCFL_CACHE")
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None or chosen == "":
@@ -159,5 +161,8 @@ def use_cache() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # a RuntimeError where there is no home
         return
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return
+    shortest = SHORTEST if os.access(folder, os.W_OK) else math.inf  # else JAX warns of every program that it compiles
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
