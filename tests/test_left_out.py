@@ -17,9 +17,10 @@ from jcfl.core.faults import Faults
 from jcfl.core.local import Local
 from jcfl.errors import InputError, TrainingError
 from jcfl.methods import addons, fedavg, fesem
+from jcfl.runs.plan import config_and_objects, planned
 from jcfl.types import Broadcast, Clients
 from tests import tiny
-from tests.groups import at, paths, run, two_groups, vector, vectors
+from tests.groups import at, paths, run, settings, two_groups, vector, vectors
 
 FEDERATION = two_groups()
 SCALED = {"attack": {"name": "scaled", "share": 0.25, "factor": 50.0, "flip_labels": False}}
@@ -102,6 +103,18 @@ def test_half_of_the_uploads_may_be_no_models_with_a_geometric_median():
 def test_defences_hold_in_the_warm_up(defence):
     warm = shared("ifca", {"name": "cam", "warmup": 3}, defence, clusters=2, rounds=3, **SCALED)
     np.testing.assert_allclose(warm, shared("fedavg", defence, rounds=3, **SCALED), atol=1e-5)
+
+
+def test_the_server_looks_at_whole_updates_after_clients_have_trained_alone():
+    """Attackers who were not sampled in the last round of a warm-up forge theirs too, and all of them are found."""
+    extras = ({"name": "cam", "warmup": 3}, {"name": "exclude"})
+    given = settings("fesem", *extras, clusters=2, rounds=3, participation=0.5, **SCALED)
+    plan = planned(*config_and_objects(FEDERATION, given))
+    (algorithm,) = plan.algorithms.values()
+    found = at(tiny.ends(algorithm, 3, 0, [plan.federation])[0], 1)
+    asked = np.asarray(plan.federation.hostile) & found.seen
+    assert asked.sum() == 2
+    assert found.clients["suspected"].tolist() == asked.astype(int).tolist()
 
 
 def test_the_global_model_of_clients_with_models_of_their_own_is_defended():

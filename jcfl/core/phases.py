@@ -11,7 +11,7 @@ from jcfl.core import aggregates, evaluation, faults, groupings, parts, server
 from jcfl.core.context import Context
 from jcfl.core.method import Method, Phase
 from jcfl.core.streams import Stream, round_keys, stream
-from jcfl.types import VOTER, Algorithm, Array, Cohort, Federation, Key, Models, State
+from jcfl.types import VOTER, Algorithm, Array, Cohort, Federation, Key, State
 
 
 def after_phase(phase: Phase, end: int, first: Algorithm, context: Context, algorithm: Algorithm) -> Algorithm:
@@ -51,7 +51,11 @@ def shared_warm_up(first: Algorithm):
 
 
 def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algorithm):
-    """Rounds in which every client trains by itself, and one grouping (Ma 2023, Alg. 5, as for FeSEM with CAM)."""
+    """Rounds in which every client trains by itself, and one grouping (Ma 2023, Alg. 5, as for FeSEM with CAM).
+
+    The server sends the initial model before the first round, and gets the clients' models after the last one. An
+    update is the whole way between the two, for attackers who forge it and for a server that looks for suspects.
+    """
     method: Method = algorithm.method
     grouping = groupings.grouping(method, context)
     everyone, bound = jnp.arange(context.population.clients), aggregates.bound(method.aggregate.rule, context)
@@ -63,26 +67,26 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         after = first.step(state.replace(clusters=own, labels=labels, memory=(), clients={}, server={}), federation)
         clients = state.clients | {"model": after.clusters}
         state = state.replace(clients=clients, round=after.round, failed=after.failed, seen=after.seen)
-        return jax.lax.cond(state.round == end, lambda: cluster(state, own, federation), lambda: state)
+        return jax.lax.cond(state.round == end, lambda: cluster(state, federation), lambda: state)
 
-    def cluster(state: State, before: Models, federation: Federation) -> State:
+    def cluster(state: State, federation: Federation) -> State:
         members = Cohort(everyone, state.seen & (state.round <= federation.depart))
         assert grouping.after is not None
-        models = state.clients["model"]
+        models, sent = state.clients["model"], trees.stack(state.shared, everyone.size)  # ω is as it began
         if private:  # what stays with a client is not sent
             state = state.replace(clients=state.clients | {"private": parts.part_of(models, private)})
             unsent = parts.part_of(trees.take(state.clusters, jnp.zeros_like(everyone)), private)
-            models, before = parts.with_part(models, unsent), parts.with_part(before, unsent)
+            models, sent = parts.with_part(models, unsent), parts.with_part(sent, unsent)
             state = state.replace(clients=state.clients | {"model": models})
         if context.faults.attack.forges:
             # The server gets the clients' models only now. Nobody has a cluster yet, so attackers look at all clients.
             key = round_keys(state.key, state.round - 1).train
             attack, weigh = context.faults.attack, server.counting(method)
-            models = faults.forged_together(attack, key, members, federation, weigh, before, models)
+            models = faults.forged_together(attack, key, members, federation, weigh, sent, models)
         if method.aggregate.exclude is not None:
             nobodys = jnp.zeros_like(everyone)
             state, members = faults.without_suspects(
-                method.aggregate.exclude, state, members, federation, before, models, nobodys, 1
+                method.aggregate.exclude, state, members, federation, sent, models, nobodys, 1
             )
         grouped = grouping.after(stream(state.key, Stream.WARMUP), state, members, federation, models)
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
