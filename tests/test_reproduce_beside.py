@@ -260,8 +260,8 @@ def test_a_score_that_a_baseline_does_not_have_is_an_empty_cell(here):
     [
         ("{FedAvg: {name: majority}}", "the methods 'FedAvg' and 'FedAvg' would share a folder; rename one"),
         ("{majority: {name: majorty}}", "did you mean 'majority'?"),
-        ("{majority: 5}", "beside.majority: input should be a valid dictionary, got 5"),
-        ("5", "beside: input should be a valid dictionary, got 5"),
+        ("{majority: 5}", "beside.majority: expected keys and values, got 5"),
+        ("5", "beside: expected keys and values, got 5"),
     ],
 )
 def test_mistakes_in_a_baseline_end_in_one_line(here, capsys, given, said):

@@ -35,6 +35,7 @@ and the part of the use that is a cache of files, which the kernel gives back.""
 PLAIN = {
     "tuple_type": "expected a list, such as [{listed}]",
     "model_type": "expected a name, or keys and values",
+    "dict_type": "expected keys and values",
     "too_short": "expected {min_length} or more items",
     "too_long": "expected {max_length} or fewer items",
     "bool_parsing": "expected true or false",
