@@ -451,10 +451,26 @@ def test_a_method_can_be_made_inside_of_jit():
     assert shapes.dtype == jnp.float32
 
 
-def test_an_option_beside_its_answer_is_told_how_to_leave_it_out():
-    says = r"^method\.similarity=noise_corrected has no effect, because method\.compare .*: method\.similarity=plain$"
-    with pytest.raises(InputError, match=says):
-        jcfl.run("quickstart", method={"name": "stocfl", "similarity": "noise_corrected", "compare": "cosine"})
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (
+            {"name": "stocfl", "similarity": "noise_corrected", "compare": "cosine"},
+            r"similarity=noise_corrected has no effect, because method\.compare .*: method\.similarity=plain$",
+        ),
+        (  # the answer has an option of this name
+            {"name": "ifca", "clusters": 3, "group": "kmeans", "describe": "update", "compare": "cosine"},
+            r"clusters=3 .* belongs to; set method\.group\.clusters instead, or give its default: method\.clusters=4$",
+        ),
+        (  # and here not
+            {"name": "feddist", "epsilon": 0.5, "aggregate": "median"},
+            r"epsilon=0.5 .* belongs to; leave it out, or give its default: method\.epsilon=0.6$",
+        ),
+    ],
+)
+def test_an_option_beside_its_answer_is_told_how_to_leave_it_out(method, said):
+    with pytest.raises(InputError, match=rf"^method\.{said}"):
+        jcfl.run("quickstart", method=method)
 
 
 @pytest.mark.parametrize(

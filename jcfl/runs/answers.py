@@ -55,9 +55,11 @@ def refuse_replaced(method: Method) -> None:
             continue
         if not alike(other, found) and alike(with_answers(other, options), with_answers(found, options)):
             where = next(one for one in answers if not alike(getattr(other, one), getattr(found, one)))
+            there = {one.name for one in registry.parameters(registry.find(KINDS[where], dict(options[where])["name"]))}
+            instead = f"set method.{where}.{option.name} instead" if option.name in there else "leave it out"
             raise InputError(
                 f"method.{option.name}={written(own[option.name])} has no effect, because method.{where} takes the "
-                f"place of the answer that it belongs to; set it there, and leave it out here, or give its default: "
+                f"place of the answer that it belongs to; {instead}, or give its default: "
                 f"method.{option.name}={written(option.default)}"
             )
 
