@@ -313,4 +313,4 @@ def refuse_without_clusters(method: Method, addon: str) -> None:
 def refuse_without_models(method: Method, addon: str) -> None:
     """Refuse an add-on that changes models for a method without models."""
     if method.answer.model == "majority":
-        raise InputError(f"{method.name} trains no models for the add-on {addon!r} to work on")
+        raise InputError(f"{method.name} predicts without a model, so the add-on {addon!r} has nothing to work on")
