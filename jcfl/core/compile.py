@@ -183,12 +183,14 @@ def refuse_all_models(method: Method) -> None:
             f"{name}: train: all_models and answer: mixture go together, since a mixture needs the membership that "
             f"such training keeps; got train={train}, answer={method.answer}"
         )
-    if soft != isinstance(method.group, SoftGroup):
+    if soft and not isinstance(method.group, SoftGroup):
         raise InputError(
             f"{name}: clients that train all models are grouped by their membership; expected group 'em' or another "
             f"soft group, got {method.group.name!r}"
-            if soft
-            else f"{name}: group {method.group.name!r} needs clients that train all models; set method.train=all_models"
+        )
+    if isinstance(method.group, SoftGroup) and not soft:
+        raise InputError(
+            f"{name}: group {method.group.name!r} needs clients that train all models; set method.train=all_models"
         )
     if not soft:
         return
@@ -254,7 +256,7 @@ def refuse_part_of_steps(method: Method, context: Context) -> None:
 
 
 def refuse_parts(method: Method) -> None:
-    """Refuse private or tied parameters where there are no others.
+    """Refuse private beside tied parameters, and tied parameters of clients that send no model.
 
     Raises:
         InputError: the message says why.
