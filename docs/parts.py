@@ -1,7 +1,7 @@
 """The parts of pages that come from elsewhere: descriptions from the registry, sections of other files.
 
 A page calls the functions in `SUBSTITUTIONS` by MyST's substitutions, each in a line of its own: `{{ method("ifca") }}`
-describes a method, `{{ answers() }}` is the table of all methods and their seven answers, `{{ pieces("addon") }}`
+describes a method, `{{ answers(True) }}` is the table of clustered methods and their answers, `{{ pieces("addon") }}`
 describes all pieces of a kind, `{{ table("method") }}` lists a kind, `{{ file("CHANGELOG.md") }}` is a file,
 `{{ file("CONTRIBUTING.md", "Extension points") }}` a section of it, `{{ figures() }}` the table of all figures,
 `{{ commands() }}` describes the command line, `{{ extras() }}` lists the optional packages.
@@ -128,23 +128,26 @@ def answers_of(name: str, one: facts.Facts) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
-def answers() -> str:
-    """The table of all methods and their seven answers, read from the methods' values; – where there is none.
+def answers(clustered: bool) -> str:
+    """The table of methods and their answers, read from the methods' values; – where there is none.
 
-    Methods that group nobody come first.
+    Args:
+        clustered: whether the table is of the methods that group clients. That of the others has no columns for
+            questions to which all of them have no answer.
     """
-    names = sorted(registry.names("method"), key=lambda name: facts.method_value(name).group.clustered)
-    head = [f"| method | {' | '.join(QUESTIONS)} |", "|---" * 8 + "|"]
-    return "\n".join([*head, *(row(name) for name in names)])
+    names = [name for name in registry.names("method") if facts.method_value(name).group.clustered == clustered]
+    found = {name: answer_cells(name) for name in names}
+    shown = [question for question in QUESTIONS if any(cells[question] != "–" for cells in found.values())]
+    rows = [f"| [{name}]({name}.md) | {' | '.join(cells[key] for key in shown)} |" for name, cells in found.items()]
+    return "\n".join([f"| method | {' | '.join(shown)} |", "|---" * (1 + len(shown)) + "|", *rows])
 
 
-def row(name: str) -> str:
-    """One method's row in the table of answers."""
+def answer_cells(name: str) -> dict[str, str]:
+    """One method's cells in the table of answers, by question."""
     found = dict(facts.facts("method", name).answers)
     if found["describe"] == "nothing":
         found["when"] = "nothing"  # groups that look at nothing never change
-    cells = ["–" if found[question] == "nothing" else linked(question, found[question]) for question in QUESTIONS]
-    return f"| [{name}]({name}.md) | {' | '.join(cells)} |"
+    return {key: "–" if said == "nothing" else linked(key, said) for key, said in found.items()}
 
 
 def linked(question: str, said: str) -> str:
@@ -152,7 +155,8 @@ def linked(question: str, said: str) -> str:
     kind, name = config.KINDS[question], re.split(r"\W", said)[0]
     if question in ("train", "answer") or name not in registry.names(kind):
         return cell(said)
-    return f"[`{name}`](#{kind}-{name}){cell(said.removeprefix(name))}"
+    rest = cell(said.removeprefix(name))
+    return f"[`{name}`](#{kind}-{name}){'<wbr>' if rest.startswith('(') else ''}{rest}"
 
 
 def needed(name: str) -> list[str]:

@@ -86,17 +86,18 @@ def test_facts_of_a_method_are_those_of_its_function(parts):
     assert "[`robust`](#addon-robust)" in text and "addon-cam" not in text
 
 
-def test_the_table_of_answers_has_all_methods_and_is_read_from_their_values(parts):
-    assert "{{ answers() }}" in PAGES["methods/index.md"]
-    head, _, *rows = parts.answers().splitlines()
-    assert [cell.strip() for cell in head.strip("|").split("|")] == ["method", *QUESTIONS]
-    names = [re.match(r"\| \[(\w+)\]", row)[1] for row in rows]
-    assert sorted(names) == sorted(METHODS) and names.index("fedavg") < names.index("cfl")
-    assert all(row.count("|") == 9 for row in rows)
-    fedavg = next(row for row in rows if "(fedavg.md)" in row)
-    assert fedavg.startswith("| [fedavg](fedavg.md) | – | – | [`together`](#group-together) | – | local |")
-    flhc = next(row for row in rows if "(flhc.md)" in row)
-    assert "[`linkage`](#group-linkage)(clusters=4)" in flhc and "[`once`](#when-once)(at=10)" in flhc
+def test_the_tables_of_answers_have_all_methods_and_are_read_from_their_values(parts):
+    assert "{{ answers(True) }}" in PAGES["methods/index.md"] and "{{ answers(False) }}" in PAGES["methods/index.md"]
+    rows = {}
+    for clustered, questions in ((True, QUESTIONS), (False, ("group", "train", "aggregate", "answer"))):
+        head, _, *found = parts.answers(clustered).splitlines()
+        assert [cell.strip() for cell in head.strip("|").split("|")] == ["method", *questions]
+        assert all(row.count("|") == len(questions) + 2 for row in found)
+        rows |= {re.match(r"\| \[(\w+)\]", row)[1]: row for row in found}
+    assert sorted(rows) == sorted(METHODS)
+    assert rows["fedavg"].startswith("| [fedavg](fedavg.md) | [`together`](#group-together) | local |")
+    assert "[`linkage`](#group-linkage)<wbr>(clusters=4)" in rows["flhc"]
+    assert "[`once`](#when-once)<wbr>(at=10)" in rows["flhc"]
 
 
 def test_a_line_of_prose_is_no_quote_and_an_option_is_code(parts):

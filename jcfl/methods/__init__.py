@@ -5,8 +5,9 @@ A method's keywords are its options. `jcfl.core.compile.compile` makes functions
 
 from jcfl.core import trainings as trainings
 from jcfl.methods import addons as addons
-from jcfl.methods.cfl import cfl, flhc
-from jcfl.methods.clustered import clustered
+
+# isort: off
+# Lists show methods in the order in which they are registered: first the baselines, then those that group clients.
 from jcfl.methods.fedavg import (
     ditto,
     fedadam,
@@ -22,9 +23,12 @@ from jcfl.methods.fedavg import (
     majority,
     scaffold,
 )
-from jcfl.methods.fesem import fesem, fesem_ma, oneshot_kmeans, robust_tkm, wecfl
 from jcfl.methods.ifca import fedem, fedrc, ifca
+from jcfl.methods.fesem import fesem, fesem_ma, oneshot_kmeans, robust_tkm, wecfl
+from jcfl.methods.cfl import cfl, flhc
 from jcfl.methods.stocfl import stocfl
+from jcfl.methods.clustered import clustered
+# isort: on
 
 __all__ = [
     "cfl",
