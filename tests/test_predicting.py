@@ -13,6 +13,7 @@ from jcfl import registry
 from jcfl.core.chunks import over_clients
 from jcfl.errors import InputError
 from jcfl.methods import fedavg
+from jcfl.results import History
 from jcfl.runs import predicting
 from tests import tiny
 
@@ -120,6 +121,41 @@ def test_what_is_not_finite_as_the_federation_has_it_is_named(value, said):
     x[1, 0] = value
     with pytest.raises(InputError, match=said):
         predicting.examples(federation, x)
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ([0, 1], "one client, or a list with one for each of the 3 examples, got a list of 2"),
+        ([0], "got a list of 1"),
+        ([], "got a list of 0"),
+        ([[0], [1], [2]], r"got an array of shape \[3, 1\]"),
+        (
+            [[0], [1, 2]],
+            r"a client's place, or one for each of the 3 examples, got \[\[0\], \[1, 2\]\]; ids= takes ids",
+        ),
+        ([0.0, 1.0, 2.0], r"got \[0.0, 1.0, 2.0\]; ids= takes ids"),
+        ("ann", "got 'ann'; ids= takes ids"),
+    ],
+)
+def test_clients_that_do_not_fit_the_examples_are_refused(clients, said):
+    with pytest.raises(InputError, match=said):
+        predicting.owners(tiny.federation(), clients, 3)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (["ann", "bob"], "one client, or a list with one for each of the 3 examples, got a list of 2"),
+        ([["ann"], ["bob", "ann"]], r"an id, or one for each example, got \[\['ann'\], \['bob', 'ann'\]\]"),
+        (["ann", "eve", "bob"], "no client has the id 'eve'"),
+    ],
+)
+def test_ids_that_do_not_fit_the_examples_are_refused_in_words_of_ids(ids, said):
+    """The line does not show places: the user has not given any."""
+    history = History("a", [0], np.array([1]), {}, *[np.zeros(0)] * 3, clients=np.array(["ann", "bob"]))
+    with pytest.raises(InputError, match=said):
+        predicting.owners(tiny.federation(), history.places(None, ids), 3)
 
 
 def test_clients_can_be_named_by_their_ids():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jcfl import metrics
-from jcfl.errors import InputError, Notice, optional_package
+from jcfl.errors import InputError, Notice, optional_package, shown
 
 TABLE = (
     "<table><tr><th>method</th>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>"
@@ -178,7 +178,11 @@ class History:
             raise InputError("predict: expected either clients, which are places from 0, or ids")
         if ids is None:
             return clients
-        known, given = {one: place for place, one in enumerate(self.clients.tolist())}, np.asarray(ids)
+        known = {one: place for place, one in enumerate(self.clients.tolist())}
+        try:
+            given = np.asarray(ids)
+        except ValueError:  # lists of several lengths
+            raise InputError(f"predict: expected an id, or one for each example, got {shown(ids)}") from None
         if missing := [one for one in given.ravel().tolist() if one not in known]:
             raise InputError(f"predict: no client has the id {missing[0]!r}; history.clients has all ids")
         return np.array([known[one] for one in given.ravel().tolist()], int).reshape(given.shape)
@@ -201,8 +205,8 @@ class History:
 
     def cells(self) -> dict[str, str]:
         """The last scores that a terminal shows, as text, by their short titles."""
-        last, shown = final(self), metrics.scores("terminal")
-        return {one.short: cell(name, last[name], len(self.seeds)) for name, one in shown.items() if name in last}
+        last, known = final(self), metrics.scores("terminal")
+        return {one.short: cell(name, last[name], len(self.seeds)) for name, one in known.items() if name in last}
 
     def to_dataframe(self, clients: bool = False) -> Any:
         """All scores as a `pandas.DataFrame`, a row for each method, seed and evaluated round.

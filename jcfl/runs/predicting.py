@@ -154,11 +154,13 @@ def owners(federation: Federation, clients: Any, n: int) -> np.ndarray:
     try:
         found = np.asarray(clients)
     except ValueError:
-        found = np.zeros(0)  # a list of lists of several lengths, which is refused like any other that does not fit
-    if not np.issubdtype(found.dtype, np.integer) or found.ndim > 1 or (found.ndim and len(found) != n):
-        raise InputError(
-            f"predict: expected a client's place, or one for each of the {n} examples, got {clients!r}; ids= takes ids"
-        )
+        found = np.zeros(())  # a list of lists of several lengths, which is refused like any other that is no place
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        got = f"got {shown(clients)}; ids= takes ids"
+        raise InputError(f"predict: expected a client's place, or one for each of the {n} examples, {got}")
+    if found.ndim and found.shape != (n,):  # whether places or ids were given
+        got = f"a list of {len(found)}" if found.ndim == 1 else f"an array of shape {[*found.shape]}"
+        raise InputError(f"predict: expected one client, or a list with one for each of the {n} examples, got {got}")
     if found.size and not (found.min() >= 0 and found.max() < m):
         raise InputError(f"predict: clients are places from 0 to {m - 1}, got {clients!r}; ids= takes ids")
     return np.broadcast_to(found, (n,))
