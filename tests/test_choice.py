@@ -203,6 +203,14 @@ def test_the_command_refuses_overrides_that_it_cannot_keep(change, capsys):
     assert f"choose-k makes its own short runs and cannot keep {change.split('=')[0].split('.')[0]}; it takes" in said
 
 
+def test_the_command_refuses_a_methods_option_where_the_configuration_has_no_method(tmp_path, capsys):
+    """The line names what the user wrote, not the method that stands in."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: digits\nscenario: {name: rotated, clients: 8}\n", "utf-8")
+    assert cli.status(["choose-k", str(file), "--set", "method.tau=0.1", "--k", "2"]) == 2
+    assert "choose-k makes its own short runs and cannot keep method; it takes" in capsys.readouterr().err
+
+
 def test_distance_needs_the_clients_models(monkeypatch):
     """This is said before anything is trained."""
     monkeypatch.setattr(experiment, "execute", None)

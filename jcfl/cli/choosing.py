@@ -46,8 +46,8 @@ def choose_k(
 
     begin_work()
     names, given = separated(words, overrides)
-    config = configured(names, given, choice.STAND_IN)
     choice.refuse_others(key.partition(".")[0] for key in assigned(given) if key != "seed")
+    config = configured(names, given, choice.STAND_IN)
     config = config.model_copy(update={"data_dir": data_dir or config.data_dir})
     found = choice.choose_k(
         config,
