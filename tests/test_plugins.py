@@ -17,7 +17,7 @@ import jcfl
 from jcfl import cli, metrics, registry
 from jcfl.errors import InputError
 from jcfl.metrics import table
-from jcfl.results import History
+from jcfl.results import History, load_scores
 from jcfl.runs import sweeping
 from jcfl.view import plotting
 
@@ -146,6 +146,28 @@ def test_a_plugins_score_has_its_title_where_runs_are_read(installed, monkeypatc
     run = History("a", [0], np.array([1]), {"accuracy_gap": np.ones((1, 1))}, *[np.zeros(0)] * 3)
     plotting.histories(run)
     assert metrics.score("accuracy_gap").title == "best less worst"
+
+
+def test_a_run_that_was_read_shows_a_plugins_score(installed, monkeypatch):
+    """In the line of `print` and in a notebook's table; a process that only reads runs has imported no plug-in."""
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    installed(gap_of_clients=GAP)
+    run = History("a", [0], np.array([1]), {"accuracy_gap": np.full((1, 1), 0.25)}, *[np.zeros(0)] * 3)
+    assert repr(run) == "<History: a; 1 seed; round 1; best less worst 25.00 %>"
+
+
+@pytest.mark.parametrize("name", ["accuracy_micro", "held_out_loss", "validation_f1_micro"])
+def test_plugins_are_not_imported_for_scores_that_jcfl_knows(name, installed):
+    installed(gap_of_clients=GAP)
+    load_scores([name])
+    assert "gap_of_clients" not in sys.modules
+
+
+def test_a_plugins_score_is_listed(installed, monkeypatch, capsys):
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    installed(gap_of_clients=GAP)
+    assert cli.status(["list", "accuracy_gap"]) == 0
+    assert "accuracy_gap (score)" in capsys.readouterr().out
 
 
 def test_jcfl_itself_has_none_of_the_samples_names():

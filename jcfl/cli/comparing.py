@@ -45,7 +45,6 @@ def compare(
     Refuses runs that do not match, and says what differs. With --out, writes compare.md, .tex, .html and .csv, and
     figures as PDF and PNG.
     """
-    from jcfl import registry
     from jcfl.results import writable
     from jcfl.runs import bars
     from jcfl.view.comparing import tables
@@ -53,7 +52,6 @@ def compare(
 
     if out is not None and os.path.exists(out) and not os.path.isdir(out):
         raise InputError(f"--out expects a folder, got the file {str(out)!r}")
-    registry.load()
     chosen = [name for option in names or [] for name in option.split(",") if name] or ["accuracy_micro"]
     compared = compare(folders, chosen, baseline, target)
     written = compared.write(out) if out is not None else []

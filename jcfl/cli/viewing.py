@@ -42,12 +42,10 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="All names and options, for scripts.")] = False,
 ) -> None:
     """List what can be run, in one line each, or describe one name: options, bounds, defaults, an example."""
-    from jcfl import registry
     from jcfl.cli import display
     from jcfl.runs import bars, config
     from jcfl.view import facts, options
 
-    registry.load()
     if as_json and what is not None:
         raise InputError(f"--json lists everything; expected no name beside it, got {what!r}")
     if as_json:
@@ -100,22 +98,10 @@ def everything() -> dict[str, Any]:
 
     table: dict[str, Any] = {}
     for kind, title in facts.KINDS.items():
-        table[title] = {name: entry(kind, name) for name in facts.names(kind)}
+        table[title] = {name: facts.entry(kind, name) for name in facts.names(kind)}
     fields = config.Config.model_fields.items()
     keys = {key: item.description or "" for key, item in fields if key not in (*config.SECTIONS, *config.FILLED_IN)}
     return writable(plain({**table, "keys": keys, PRESETS: config.presets()}))
-
-
-def entry(kind: str, name: str) -> dict[str, Any]:
-    """All about one piece: its line, its options as JSON schema, a method's answers and costs, a plug-in's package."""
-    from jcfl import registry
-    from jcfl.view import facts
-
-    one = facts.facts(kind, name)
-    functions = [] if kind == "score" else [*registry.shared(kind), registry.find(kind, name)]
-    schema = {key: option for function in functions for key, option in registry.schema(function).items()}
-    more = {"answers": one.answers, "costs": one.costs, "package": one.package}
-    return {"description": one.line, "options": schema} | {key: value for key, value in more.items() if value}
 
 
 @app.command()

@@ -24,6 +24,7 @@ from jcfl.results.history import final as final
 from jcfl.results.history import history as history
 from jcfl.results.history import holders
 from jcfl.results.history import writable as writable
+from jcfl.results.scores import load_scores as load_scores
 from jcfl.results.writer import claimed as claimed
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jcfl import metrics
 from jcfl.errors import InputError, Notice, optional_package, shown
+from jcfl.results.scores import load_scores
 
 TABLE = (
     "<table><tr><th>method</th>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>"
@@ -205,6 +206,7 @@ class History:
 
     def cells(self) -> dict[str, str]:
         """The last scores that a terminal shows, as text, by their short titles."""
+        load_scores(self.scores)
         last, known = final(self), metrics.scores("terminal")
         return {one.short: cell(name, last[name], len(self.seeds)) for name, one in known.items() if name in last}
 

@@ -220,8 +220,18 @@ def facts_by_name(word: str, beside: Iterable[str] = ()) -> list[Facts]:
     return [facts(kind, name) for kind in kinds]
 
 
+def entry(kind: str, name: str) -> dict[str, Any]:
+    """All about one piece: its line, its options as JSON schema, a method's answers and costs, a plug-in's package."""
+    one = facts(kind, name)
+    functions = [] if kind == "score" else [*registry.shared(kind), registry.find(kind, name)]
+    schema = {key: option for function in functions for key, option in registry.schema(function).items()}
+    more = {"answers": one.answers, "costs": one.costs, "package": one.package}
+    return {"description": one.line, "options": schema} | {key: value for key, value in more.items() if value}
+
+
 def names(kind: str) -> list[str]:
-    """The names of a kind."""
+    """The names of a kind, those of plug-ins too."""
+    registry.load()
     return list(metrics.scores()) if kind == "score" else registry.names(kind)
 
 
@@ -229,8 +239,8 @@ def lines(title: str) -> dict[str, str]:
     """The pieces of the kind with this title, with one line each."""
     kind = next(kind for kind, known in KINDS.items() if known == title)
     if kind == "score":
-        return {name: one.meaning for name, one in metrics.scores().items()}
-    return {name: registry.line(registry.find(kind, name)) for name in registry.names(kind)}
+        return {name: metrics.scores()[name].meaning for name in names(kind)}
+    return {name: registry.line(registry.find(kind, name)) for name in names(kind)}
 
 
 def titles() -> dict[str, str]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jcfl import metrics, registry
+from jcfl import metrics
 from jcfl.core import costs
 from jcfl.errors import InputError, sentence, shown, unknown
+from jcfl.results import load_scores
 from jcfl.runs.reproducing.tables import Definition, Table, title
 from jcfl.runs.titles import folder_of
 from jcfl.runs.yamltext import parsed
@@ -186,7 +187,7 @@ def refuse_cells(table: Table) -> None:
 
 
 def refuse_unknown_scores(table: Table) -> None:
-    """Refuse a score that no run can have, before any is trained; plug-ins are asked only for what jcfl does not know.
+    """Refuse a score that no run can have, before any is trained.
 
     Raises:
         InputError: a score that nobody has registered, and that is not in a run's summary.
@@ -194,8 +195,7 @@ def refuse_unknown_scores(table: Table) -> None:
     parts = (table.given.default, *table.given.rows.values(), *table.given.columns.values())
     named = sorted(part.score for part in parts if part.score is not None)
     first = {name.partition(".")[0] for name in named}
-    if not first <= {*metrics.score_names(), *MEASURED}:
-        registry.load()
+    load_scores(first.difference(MEASURED))
     known = [*metrics.score_names(), *MEASURED]
     for name in sorted(first.difference(known)):
         raise unknown(f"score of {table.name}", name, known)

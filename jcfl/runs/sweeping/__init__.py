@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from jcfl import metrics, registry
+from jcfl import metrics
 from jcfl.errors import InputError, TrainingError, unknown
 from jcfl.registry import keywords_checked
-from jcfl.results import Folder, History, claimed
+from jcfl.results import Folder, History, claimed, load_scores
 from jcfl.results.files import place_of
 from jcfl.results.history import numbers, with_pandas
 from jcfl.results.writer import but_holds
@@ -177,9 +177,8 @@ def sweep(
 
 
 def refuse_score(by: str) -> None:
-    """Refuse a score by which no point can be the best; plug-ins are asked only for what jcfl does not know."""
-    if by not in metrics.score_names():
-        registry.load()
+    """Refuse a score by which no point can be the best."""
+    load_scores([by])
     known = [name for name in metrics.score_names() if metrics.score(name).better is not None]
     if by not in known:
         raise unknown("score to choose by", by, known, metrics.by_title(by, known))

@@ -22,7 +22,6 @@ from jcfl import results
 from jcfl.errors import InputError, Notice, unknown
 from jcfl.errors import shown as told
 from jcfl.results import History
-from jcfl.view.scores import load_scores
 
 Number = Annotated[int, Field(ge=1)]
 """The number of a round or of a cluster that a figure shows."""
@@ -148,7 +147,7 @@ def histories(runs: Any) -> list[History]:
     found = {id(one): one for item in whole for one in (item, *item.others.values())}
     if not found:
         raise InputError("expected at least one run, got none")
-    load_scores(found.values())
+    results.load_scores(name for one in found.values() for name in one.scores)
     return list(found.values())
 
 
