@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import jax
@@ -12,7 +13,8 @@ import yaml
 
 import jcfl
 from jcfl import cli
-from jcfl.runs import environment
+from jcfl.errors import InputError
+from jcfl.runs import disk, environment
 
 SMALL = {"scenario": {"name": "rotated", "clients": 8}, "model": "linear", "method": "majority", "rounds": 0}
 SWEEP = {**SMALL, "over": {"train.lr": [0.1, 0.2]}}
@@ -142,3 +144,11 @@ def test_the_commit_is_that_of_jcfls_own_checkout(tmp_path):
     whole = subprocess.run(["git", "-C", place, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     commit = environment.commit().removesuffix("-dirty")
     assert bool(commit) == bool(found.stdout) and whole.stdout.startswith(commit)
+
+
+def test_where_no_temporary_file_can_be_made_the_error_says_what_to_set(monkeypatch, tmp_path):
+    """Python tries some folders and the current one; on a full disk it finds none of them usable."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    with pytest.raises(InputError, match=r"^No usable temporary directory found in \['.*missing'\], .*; set TMPDIR to"):
+        disk.temporary()

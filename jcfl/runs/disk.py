@@ -24,12 +24,13 @@ def check(need: Needs, out: Path | None) -> None:
         out: the run's folder, which may have checkpoints of an earlier process; None if nothing is written.
 
     Raises:
-        InputError: the folder's disk has no room for one checkpoint of every method and seed.
+        InputError: the folder's disk has no room for one checkpoint of every method and seed, or clients' states need
+            temporary files and there is no folder for them.
     """
     most: dict[int, list[tuple[Path, int]]] = defaultdict(list)  # folders with the most bytes in them, by disk
     if need.rows > onhost.room():
-        temporary = Path(tempfile.gettempdir())
-        most[temporary.stat().st_dev].append((temporary, need.rows))
+        place = temporary()
+        most[place.stat().st_dev].append((place, need.rows))
     if out is not None and need.checkpoints:
         room = room_for_checkpoints(out)
         if need.checkpoints > room:
@@ -45,6 +46,19 @@ def check(need: Needs, out: Path | None) -> None:
         if sum(size for _, size in folders) > free:
             parts = " and ".join(f"{decimal(size)} to {folder}" for folder, size in folders)
             warnings.warn(f"this run may write up to {parts}, and {decimal(free)} are free", Notice, stacklevel=2)
+
+
+def temporary() -> Path:
+    """The folder of temporary files: the one that TMPDIR names, else one of the system's.
+
+    Raises:
+        InputError: none of them can be written to.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        why = f"{error.strerror}, because they are not there, are full or may not be written to"
+        raise InputError(f"{why}; set TMPDIR to a folder where temporary files can be made") from None
 
 
 def room_for_checkpoints(out: Path) -> int:

@@ -12,7 +12,7 @@ from jcfl.errors import Damaged, InputError, TrainingError
 from jcfl.nested import flat
 from jcfl.results import Folder
 from jcfl.results.files import CHECKSUMS
-from jcfl.runs import experiment, sweeping
+from jcfl.runs import disk, experiment, sweeping
 from jcfl.runs.config import read
 from jcfl.runs.needs import last_turns
 from jcfl.runs.provenance import differences
@@ -92,7 +92,8 @@ def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | 
         on_progress: called about once a second.
 
     Raises:
-        InputError: the folder holds no metrics, a run that only Python can repeat, or a search.
+        InputError: the folder holds no metrics, a run that only Python can repeat, or a search, or there is no folder
+            for temporary files.
     """
     olds = runs(path)
     if (path / "tune.json").is_file():
@@ -101,7 +102,7 @@ def figures(path: Path, data_dir: Path | None = None, on_progress: OnProgress | 
     last = max((record.round for old in olds.values() for record in old.records()), default=-1)
     if last < 0:
         raise InputError(f"{path}: nothing has been evaluated yet, so there is nothing to compare")
-    with tempfile.TemporaryDirectory(prefix="jcfl-") as place:
+    with tempfile.TemporaryDirectory(prefix="jcfl-", dir=disk.temporary()) as place:
         again = Path(place) / path.resolve().name
         with contextlib.suppress(TrainingError):  # as the first time; else missing metrics show it
             repeat(path, again, last, {"data_dir": data_dir} if data_dir is not None else {}, on_progress)
