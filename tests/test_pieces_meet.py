@@ -375,6 +375,7 @@ def test_shares_of_classes_with_noise_are_shares_still():
             "votes with ifca already",
         ),
         ({"method": {"name": "fedavg_plus", "by": "logits", "addons": ["voting"]}}, "votes by logits already"),
+        ({"method": {"name": "ifca", "answer": "majority", "addons": ["cam"]}}, "ifca predicts without a model"),
     ],
     ids=str,
 )

@@ -159,6 +159,7 @@ def cam(
     begin after the warm-up. If every client has its own model, or layers of its own (`method.train.private`), the
     global model is added to it (§7.1: any structure). If all clients have one model, CAM is refused.
     """
+    refuse_without_models(method, "cam")
     if not (method.group.alone or method.train.private):
         refuse_without_clusters(method, "cam")
     keeps_models = isinstance(method.describe, TrainedModel) and not isinstance(method.when, Once)
