@@ -575,6 +575,33 @@ def test_cam_warms_up_one_model_where_clients_are_not_grouped_by_their_models(de
     jax.eval_shape(algorithm.step, start, tiny.federation())
 
 
+def test_clients_in_no_cluster_tune_the_global_model_alone():
+    """In CAM's warm-up they predict as FedAvg's do: the model of zeros beside ω takes no steps."""
+    tune, data = {"name": "finetune", "steps": 2}, jax.device_put(tiny.federation())
+
+    def logits(method, *extras):
+        algorithm = tiny.built(method, tiny.setting(extras=(*extras, tune), batch_size="full"))
+        return jax.jit(lambda key: algorithm.predict(algorithm.init(key, data), data)[1])(jax.random.key(0))
+
+    summed, plain = logits(ifca(clusters=1), {"name": "cam", "warmup": 1}), logits(fedavg())
+    np.testing.assert_allclose(summed, plain, rtol=0, atol=1e-5)
+
+
+def test_a_client_without_training_examples_tunes_nothing():
+    """Weight decay, and the statistics of rows that are not its own, would change the model with which it predicts."""
+    data = jax.device_put(tiny.federation(sizes=(6, 6, 0, 6)))
+
+    def logits(*extras):
+        here = tiny.setting(data=data, extras=extras, batch_size="full", weight_decay=0.1)
+        algorithm = tiny.built("fedavg", here)
+        found = jax.jit(lambda key: algorithm.predict(algorithm.init(key, data), data)[1])(jax.random.key(0))
+        return np.asarray(found).reshape(4, 4, -1)  # of the four test examples of each client
+
+    before, after = logits(), logits({"name": "finetune", "steps": 2})
+    np.testing.assert_allclose(after[2], before[2], rtol=0, atol=1e-6)
+    assert (np.abs(after - before).max((1, 2)) > 1e-3).tolist() == [True, True, False, True]
+
+
 def test_one_clustering_waits_for_clients():
     """Where nobody is there at first, and where one client is."""
     come = [{**dict.fromkeys(range(8), 1), **there} for there in ({}, {0: 0})]

@@ -251,10 +251,11 @@ def individual_predictions(
                 own={name: kept for name, kept in sent.own.items() if name not in ("optimizer", "work", "control")}
             )
             upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
-            model, shared = (
-                parts.with_part(upload.cluster, upload.own.get("private", {})),
-                upload.shared or state.shared,
-            )
+            tuned = parts.with_part(upload.cluster, upload.own.get("private", {}))
+            # A client without examples takes no steps, and ω predicts without a second model for one in no cluster.
+            able = data.mask.any()
+            model = trees.select(able & (label >= 0) if method.is_summed else able, tuned, model)
+            shared = trees.select(able, upload.shared, shared) if jax.tree.leaves(upload.shared) else shared
         return answer(model, shared, chunks.gather(federation, test, who[None]).x[0])
 
     asked = test.size > 0  # for new examples of a few clients, nobody else needs a model
