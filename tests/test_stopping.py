@@ -11,12 +11,14 @@ import pytest
 import jcfl
 from jcfl import trees
 from jcfl.core.faults import Faults
+from jcfl.core.phases import with_votes
 from jcfl.core.reliability import Reliability
+from jcfl.core.rounds import initial
 from jcfl.core.stopping import Converged, with_stop
 from jcfl.errors import InputError
 from jcfl.runs import accounting, loop
 from jcfl.runs.plan import config_and_objects, planned
-from jcfl.types import NEVER, Drift
+from jcfl.types import NEVER, Algorithm, Drift
 from tests import tiny
 from tests.groups import at, paths, two_groups
 
@@ -101,6 +103,28 @@ def test_a_warm_up_is_no_convergence():
     assert plain.ended[-1] == NEVER
     assert end_of(plain, rule) <= 8 < end_of(plain, rule, first=9) < TURNS
     assert stopped.ended[-1] == end_of(plain, rule, first=9)
+
+
+def test_runs_that_vote_together_end_when_all_have_converged():
+    """One model moves in 2 rounds, that of the other run in 6, the first of which is not yet of the method's own."""
+
+    def moving(rounds, began=0):
+        def init(key, federation):
+            model = lambda *shape: {"params": {"w": jnp.ones(shape)}}
+            return initial(key, model(1, 3), model(3), 8).replace(began=jnp.int32(began))
+
+        def step(state, federation):
+            moved = jax.tree.map(lambda leaf: leaf + (state.round < rounds), state.clusters)
+            return state.replace(clusters=moved, round=state.round + 1)
+
+        return Algorithm(init, step, None, None, None)
+
+    together = lambda *runs: with_votes(tiny.setting().context, *runs, 1, "logits")
+    rule, ended = Converged(rounds=2), lambda algorithm: tiny.run(with_stop(algorithm, rule), 10).ended[-1]
+    assert ended(moving(2)) == 4
+    assert ended(together(moving(2), moving(6))) == 8
+    assert ended(together(moving(6), moving(2))) == 8
+    assert ended(together(moving(2), together(moving(2), moving(2, began=5)))) == 7
 
 
 def test_a_round_without_an_upload_is_no_convergence():

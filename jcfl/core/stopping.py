@@ -11,6 +11,7 @@ from pydantic import Field
 from jcfl import metrics, trees
 from jcfl.core import returned
 from jcfl.core.method import Piece
+from jcfl.core.phases import Votes, own_state
 from jcfl.errors import InputError, lacks, named
 from jcfl.registry import register
 from jcfl.trees.rows import HostRows
@@ -80,7 +81,8 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
 
     Rounds before the method's own, such as a warm-up, do not count as unchanged, nor do rounds before the last client
     has arrived. A round in which no client's upload was used says nothing, so the count stays as it was. Evaluations
-    after the end are those of the last round trained. Each of several seeds ends by itself.
+    after the end are those of the last round trained. Each of several seeds ends by itself. Runs that vote together end
+    together: a round counts as unchanged if it changed nothing in any of them.
 
     Raises:
         InputError: when it is traced, if clients' data drift, or if the models are on the host, where no program sees
@@ -104,13 +106,20 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
     def train(state: State, federation: Federation) -> State:
         # A round that says nothing of its uploads, as those before the method's own, counts as one that has used some.
         after = algorithm.step(state.replace(stopping=state.stopping.replace(trained=jnp.array(True))), federation)
-        name = f"stop {rule.name!r}"
-        found = returned.array(named(name, rule.is_unchanged)(state, after), (), [returned.LOGICAL], name)
         to_come = (federation.arrive > state.round) & (federation.arrive < NEVER) & ~federation.held_out
-        unchanged = (state.clock >= 0) & found & ~to_come.any()
+        unchanged = is_unchanged(state, after) & ~to_come.any()
         count = jnp.where(unchanged, state.stopping.unchanged + 1, 0)
         count = jnp.where(after.stopping.trained, count, state.stopping.unchanged)
         return after.replace(stopping=kept(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
+
+    def is_unchanged(before: State, after: State) -> Array:
+        """Whether this was a round of the method's own that changed nothing, also for each run that votes. [] bool"""
+        if isinstance(before.memory, Votes):
+            others = jax.vmap(is_unchanged)(before.memory.others, after.memory.others)  # [v]
+            return is_unchanged(own_state(before), own_state(after)) & others.all()
+        name = f"stop {rule.name!r}"
+        found = returned.array(named(name, rule.is_unchanged)(before, after), (), [returned.LOGICAL], name)
+        return (before.clock >= 0) & found
 
     def wait(state: State, federation: Federation) -> State:
         return state.replace(round=state.round + 1)
