@@ -12,19 +12,21 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jcfl
-from jcfl import registry
+from jcfl import registry, trees
 from jcfl.core.attacks import Gaussian
 from jcfl.core.faults import Faults
 from jcfl.core.method import Aggregate, Mean, Train
-from jcfl.core.neutral import Once
+from jcfl.core.neutral import Every, Once
+from jcfl.core.rounds import initial
 from jcfl.core.stopping import Converged
 from jcfl.core.terms import Distillation, LossTerm, Proximal
 from jcfl.errors import InputError, Notice, TrainingError
 from jcfl.grouping import kmeans
+from jcfl.grouping.batch import describing_client, trained_by_all
 from jcfl.grouping.compare import Cosine, DecomposedCosine, KullbackLeibler, PrincipalAngles
 from jcfl.grouping.describe import Accumulated, LabelCounts, Subspace, Update
 from jcfl.grouping.groups import KMeans
-from jcfl.methods import cfl, ditto, fedavg, fesem, ifca, local, oneshot_kmeans, stocfl, wecfl
+from jcfl.methods import cfl, ditto, fedavg, fesem, flhc, ifca, local, oneshot_kmeans, stocfl, wecfl
 from jcfl.methods.addons import extended
 from jcfl.runs import config
 from jcfl.runs.objects import checked_method
@@ -99,10 +101,30 @@ def test_a_loss_term_on_private_layers_alone_is_refused(addon):
         tiny.built(wecfl(clusters=2).with_train(private=("head",)), tiny.setting(extras=(addon,)))
 
 
-def test_models_compared_by_private_layers_alone_are_refused():
+@pytest.mark.parametrize("when", [Every(), Once()], ids=lambda when: when.name)
+def test_models_compared_by_private_layers_alone_are_refused(when):
     """The server never gets these layers."""
+    method = replace(wecfl(clusters=2, represent="head").with_train(private=("head",)), when=when)
     with pytest.raises(InputError, match=r"head.*private"):
-        tiny.built(wecfl(clusters=2, represent="head").with_train(private=("head",)), tiny.setting())
+        tiny.built(method, tiny.setting())
+
+
+def test_a_clustering_once_gets_no_layers_that_stay_with_a_client():
+    """Clients train them for their descriptions, from their own, and the server sees the others alone."""
+    here, data, key = tiny.setting(batch_size="full"), jax.device_put(tiny.federation()), jax.random.key(2)
+    (sent, own), method = map(here.task.init, jax.random.split(key)), flhc(at=0, clusters=2)
+    head = {"params": {"head": own["params"]["head"]}}
+    state = initial(key, trees.stack(sent, 2), sent, 8)
+    found, plain = (
+        trained_by_all(describing_client(method, here.context, None), key, state, data, 8)["params"]
+        for method, state in (
+            (method.with_train(private=("head",)), state.replace(clients={"private": trees.stack(head, 8)})),
+            (method, state.replace(shared={"params": sent["params"] | head["params"]})),
+        )
+    )
+    tiny.same(found["head"], trees.stack(sent["params"]["head"], 8))
+    tiny.same(found["body"], plain["body"], 1e-6)
+    assert np.abs(plain["head"]["kernel"] - own["params"]["head"]["kernel"]).max() > 1e-3
 
 
 # New clusters and the slots that they take

@@ -26,7 +26,7 @@ from jcfl.grouping.describe import Accumulated, OfData, OfUpload, Subspace, Trai
 from jcfl.grouping.labels import aligned, first_labels, served, with_undescribed
 from jcfl.grouping.losses import least_loss, nearest_of, with_newcomers
 from jcfl.grouping.when import Once, Window
-from jcfl.types import Array, Cohort, Federation, Grouping, Key, Model, Models, State
+from jcfl.types import Array, Clients, Cohort, Federation, Grouping, Key, Model, Models, State
 
 Labels = Callable[..., Array]
 """`(key, points [n, ...], weights [n], present [n], centres [k, d] or None) -> labels [n] int`.
@@ -70,6 +70,7 @@ class Clustering(Group):
     def grouping(self, method: Method, context: Context) -> Grouping:
         """Clients grouped as `method.when` says."""
         self.check(method, context)
+        refuse_private_descriptions(method, context)
         if isinstance(method.when, Once):
             return once(self, method, context)
         return each_round(self, method, context)
@@ -280,7 +281,6 @@ def each_round(group: Clustering, method: Method, context: Context) -> Grouping:
     k = group.slots(context)
     nearest, weigh = least_loss(method, context), server.counting(method)
     of_models = isinstance(describe, TrainedModel)
-    refuse_private_descriptions(method, context)
     refuse_fair_average(method)
     # Cluster models are no centres among descriptions whose form depends on those of all other clients.
     continues = of_models and group.continues_from_models() and compare.compares_as_they_are
@@ -368,17 +368,25 @@ def refuse_private_descriptions(method: Method, context: Context) -> None:
 
 
 def describing_client(method: Method, context: Context, epochs: int | None) -> engine.Client:
-    """A client that trains on its loss alone, for so many `epochs` if given, so that its model describes it."""
+    """A client that trains on its loss alone, for so many `epochs` if given, so that its model describes it.
+
+    Its private layers stay with it; in the model that it sends they are as they were sent to it.
+    """
     trainer = context.trainer if epochs is None else context.trainer.for_epochs(epochs)
     trainer.rows_and_steps(context.population.width)  # refuses more steps than can be counted
-    plain = replace(method, train=Train(), aggregate=Aggregate(), answer=Answer(), before=())
-    return clients.client(plain, context._replace(trainer=trainer))
+    plain = {"train": Train(private=method.train.private), "aggregate": Aggregate(), "answer": Answer(), "before": ()}
+    return clients.client(replace(method, **plain), context._replace(trainer=trainer))
 
 
 def trained_by_all(client: engine.Client, key: Key, state: State, federation: Federation, chunk: int) -> Models:
-    """Every client's model after local training from ω. [m, ...]"""
+    """Every client's model after local training from ω and its own private layers. [m, ...]"""
     common = engine.common_broadcast(state, federation).replace(cluster=state.shared)
-    train = lambda who, data: client(common, data, jax.random.fold_in(key, who)).cluster
+    private = [name for name in state.clients if name == "private"]
+
+    def train(who: Array, data: Clients) -> Model:
+        sent = common.replace(own={name: trees.take(state.clients[name], who) for name in private})
+        return client(sent, data, jax.random.fold_in(key, who)).cluster
+
     return chunks.over_clients(train, federation, jnp.arange(state.labels.size), chunk)
 
 
