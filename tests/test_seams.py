@@ -33,6 +33,7 @@ from jcfl.methods import (
     fesem,
     flhc,
     ifca,
+    oneshot_kmeans,
     scaffold,
     stocfl,
     wecfl,
@@ -166,6 +167,23 @@ def test_tied_layers_are_one_after_a_warm_up_of_clients_alone(layers):
     states = tiny.run(tiny.built(fesem(clusters=2).with_train(tied=layers), here), 1)
     gap = {name: np.ptp(leaf["kernel"][-1], axis=0).max() for name, leaf in states.clusters["params"].items()}
     assert {name for name, value in gap.items() if value == 0} == set(layers)
+
+
+@pytest.mark.parametrize("layers", [("head",), ("body",)])
+def test_tied_layers_are_one_where_clusters_begin_at_the_means_of_their_members(layers):
+    """The tied mean is that of all clients, so a cluster counts by its members, which count equally here."""
+    data = jax.device_put(DATA)
+
+    def begun(**train):
+        algorithm = tiny.built(oneshot_kmeans(clusters=2, initial_epochs=1).with_train(**train), setting())
+        return jax.jit(algorithm.init)(jax.random.key(0), data)
+
+    tied, apart = begun(tied=layers), begun()
+    share = np.bincount(several(np.asarray(tied.labels)), minlength=2) / 8
+    for name, layer in tied.clusters["params"].items():
+        own = apart.clusters["params"][name]["kernel"]
+        expected = np.tensordot(share, own, 1)[None] if name in layers else own
+        np.testing.assert_allclose(layer["kernel"], np.broadcast_to(expected, own.shape), rtol=0, atol=1e-6)
 
 
 def private(method, *layers):

@@ -92,8 +92,7 @@ def alone_warm_up(end: int, first: Algorithm, context: Context, algorithm: Algor
         clusters, total = server.aggregate(method, bound, grouped, members, federation, models)
         clusters = trees.select(total > 0, clusters, grouped.clusters)
         if tied:
-            mean = trees.mean(total / jnp.maximum(total.sum(), jnp.finfo(total.dtype).tiny), clusters)
-            clusters = trees.select(total.sum() > 0, server.with_tied(clusters, mean, tied), clusters)
+            clusters = server.with_tied_mean(clusters, total, tied)
         return grouped.replace(clusters=clusters)
 
     return warm

@@ -16,7 +16,7 @@ from jcfl.core.method import Method
 from jcfl.core.streams import Stream, stream
 from jcfl.errors import named
 from jcfl.trees.rows import HostRows
-from jcfl.types import Array, Cohort, Federation, Key, Model, Models, State
+from jcfl.types import Array, Cohort, Federation, Key, Model, Models, State, Task
 
 FOLLOWS = ("optimizer",)
 """What the server keeps for each cluster, `[k, ...]`, and what follows a cluster when clusters merge or split. Control
@@ -206,6 +206,31 @@ def after_server_step(
 def with_tied(clusters: Models, mean: Model, tied: tuple[str, ...]) -> Models:
     """The cluster models with the tied layers of their mean. [k, ...]"""
     return parts.with_part(clusters, trees.stack(parts.part_of(mean, tied), trees.count(clusters)))
+
+
+def with_tied_mean(clusters: Models, total: Array, tied: tuple[str, ...]) -> Models:
+    """The cluster models with the tied layers of their mean, as they are if all weights `total` [k] are 0. [k, ...]"""
+    share = total / jnp.maximum(total.sum(), jnp.finfo(total.dtype).tiny)
+    return trees.select(total.sum() > 0, with_tied(clusters, trees.mean(share, clusters), tied), clusters)
+
+
+def means_of_members(
+    method: Method,
+    task: Task,
+    bound: Bound | None,
+    state: State,
+    members: Cohort,
+    federation: Federation,
+    models: Models,
+) -> Models:
+    """The models of clusters that begin at the aggregates of their members' models, with tied layers alike. [k, ...]
+
+    Args:
+        state: with the new clusters, and the models that clusters without members begin with.
+    """
+    clusters, total = aggregate(method, bound, state, members, federation, models)
+    tied = parts.names(task, method.train.tied, "shared_layers")
+    return with_tied_mean(clusters, total, tied) if tied else clusters
 
 
 def stepped(

@@ -239,8 +239,8 @@ def once(group: Clustering, method: Method, context: Context) -> Grouping:
         found = jnp.where(here, sound_labels(found, m, group), -1)
         clusters = trees.stack(state.shared, k)
         if models is not None and when.start == "members":
-            rule = server.rule_of_round(bound, state, federation, everyone)
-            clusters = rule(found, engine.weights_of(Cohort(everyone, here), federation, weigh), models, clusters)
+            first, members = state.replace(labels=found, clusters=clusters), Cohort(everyone, here)
+            clusters = server.means_of_members(method, context.task, bound, first, members, federation, models)
         centres = representatives(compare, points, found, k) if describe_clients is not None else state.memory.centres
         memory = Memory(state.memory.anchor, centres, jnp.array(True))
         kept = server.split(state.server, jnp.zeros(k, jnp.int32))
