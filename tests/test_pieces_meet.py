@@ -411,6 +411,16 @@ def test_an_option_that_would_do_nothing_is_refused(given, says):
     [
         ({"reliability": {"window": 0.3}}, "reliability.window has no effect"),
         ({"reliability": {"late": "lost"}}, "reliability.late has no effect"),
+        ({"reliability": {"dropout": 1.0}}, "reliability.dropout is 1, so that every upload is lost"),
+        ({"reliability": {"stragglers": 1.0, "late": "lost"}}, "stragglers is 1 and reliability.late is lost, so that"),
+        (
+            {"method": {"name": "stocfl", "clustering_only": True, "addons": ["cks", "voting", "exclude"]}},
+            r"stocfl\+cks\+voting\+exclude: nothing is trained, so the add-ons cks, exclude have no effect",
+        ),
+        (
+            {"method": {"name": "ifca", "train": "nothing", "addons": [{"name": "robust", "of": "all"}]}},
+            r"ifca\+robust: nothing is trained, so the add-on robust has no effect",
+        ),
         ({"method": "local", "attack": "gaussian"}, "local: .* the attack gaussian has no effect"),
         ({"scenario": {"name": "iid", "departures": {3: 0.5}}}, "scenario.departures has no effect in round 3"),
         ({"train": {"name": "sgd", "lr": {0: 0.1, 1: 0.01}}}, "train.lr has no effect in round 1, because .* 1 round"),
@@ -426,6 +436,14 @@ def test_what_does_nothing_in_a_baseline_is_told(given, says):
     """A sweep over stragglers may begin with none, and local training is a baseline under every attack."""
     with pytest.warns(Notice, match=says):
         planned(config.read({"data": "digits", "scenario": "iid", "rounds": 1, "method": "fedavg", **given}))
+
+
+@pytest.mark.parametrize("addons", [["cks", "finetune"], ["cam", "robust"], []], ids=str)
+def test_add_ons_beside_a_phase_or_steps_in_which_clients_train_are_not_named(addons):
+    method = {"name": "ifca", "train": "nothing", "addons": addons}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        planned(config.read({"data": "digits", "scenario": "iid", "rounds": 1, "method": method}))
 
 
 def test_a_run_of_no_rounds_has_no_option_without_effect():

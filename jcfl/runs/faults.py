@@ -2,7 +2,8 @@
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,11 @@ from jcfl.core.faults import Faults
 from jcfl.core.method import KINDS, Aggregate, Answer, Method, Train
 from jcfl.core.reliability import Reliability, never
 from jcfl.data import hostile
+from jcfl.errors import InputError
+from jcfl.methods.addons import extended
+from jcfl.runs import schedules
 from jcfl.runs.config import FILLED_IN, Config
+from jcfl.runs.sections import Piece
 from jcfl.runs.unused import unused
 from jcfl.types import Federation
 
@@ -63,8 +68,11 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
         if attack.forges and method is not None and method.group.alone and not method.trains_shared:
             yield f"{title}: every client is alone and sends no model, so the attack {attack.name} has no effect"
         yield from uncalled(title, method)
+        yield from idle_addons(title, config.methods[title].addons, method)
     for method in config.methods.values():
         yield from unused(method, KINDS)
+    if not reliability.overrides("arrived", "slow"):
+        yield from without_uploads(reliability)
     known = registry.schema(registry.find("reliability", config.reliability.name))
     given = {key for key, value in config.reliability.options.items() if value != known[key].get("default")}
     are_slow = not never(reliability.stragglers) or reliability.overrides("arrived", "shares", "slow")
@@ -73,6 +81,50 @@ def without_effect(config: Config, faults: Faults, methods: Mapping[str, Method 
     if "window" in given and reliability.is_always_available:
         yield "reliability.window has no effect, because it is a share of reliability.period, which is 0"
     yield from unreached(config.model_dump(exclude={*FILLED_IN}), config.rounds)
+
+
+def without_uploads(reliability: Reliability) -> Iterator[str]:
+    """A line for each probability by which every upload is lost."""
+    lost = "so that every upload is lost and no model changes"
+    if is_certain(reliability.dropout):
+        yield f"reliability.dropout is 1, {lost}"
+    if is_certain(reliability.stragglers) and reliability.late == "lost":
+        yield f"reliability.stragglers is 1 and reliability.late is lost, {lost}"
+
+
+def is_certain(probability: Any) -> bool:
+    """Whether a probability is a plain one."""
+    return isinstance(probability, int | float) and probability == 1
+
+
+def idle_addons(title: str, given: Sequence[Piece], method: Method | None) -> Iterator[str]:
+    """A line for add-ons that change only how models are trained or averaged, where a method trains none.
+
+    Nothing is said where clients train nevertheless: before the method's own rounds, before they predict, or to be
+    described.
+
+    Args:
+        given: the add-ons of the method, as configured.
+        method: with all its add-ons.
+    """
+    if method is None or method.train.active:
+        return
+    if method.before or method.answer.tune or method.describe.source == "upload":
+        return
+    without = replace(method, train=Train(active=False), aggregate=Aggregate(), addons=())
+    idle = [addon.name for addon in given if trains_only(addon, without)]
+    if idle:
+        said = f"add-on{'s' * (len(idle) > 1)} {', '.join(idle)} {'have' if len(idle) > 1 else 'has'} no effect"
+        yield f"{title}: nothing is trained, so the {said}"
+
+
+def trains_only(addon: Piece, method: Method) -> bool:
+    """Whether an add-on changes nothing of a method but how models are trained and averaged."""
+    try:
+        found = extended(method, [dict(schedules.at_most(addon))])
+    except InputError:  # it needs another part of the method's training
+        return False
+    return replace(found, train=method.train, aggregate=method.aggregate, addons=()) == method
 
 
 def uncalled(title: str, method: Method | None) -> Iterator[str]:
