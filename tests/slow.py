@@ -41,14 +41,14 @@ def listed() -> set[str]:
     return set(LIST.read_text("utf-8").splitlines())
 
 
-def slow_in(reports: Iterable[Path], listed: Set[str]) -> list[str]:
+def slow_in(reports: Iterable[Path], before: Set[str]) -> list[str]:
     """The slow tests, in alphabetical order: the longest of reports in JUnit's format, until the others are few.
 
     Tests of a file with the same parameters often share what they compile. They are slow together or not at all,
     because the next of them would take the time of the one that is left out.
 
     Args:
-        listed: the tests that were slow before. One that is in no report stays slow, and is taken to last as long as
+        before: the tests that were slow before. One that is in no report stays slow, and is taken to last as long as
             the mean of those that are in one.
     """
     cases = [case.attrib for report in reports for case in ElementTree.parse(report).iter("testcase")]
@@ -57,7 +57,7 @@ def slow_in(reports: Iterable[Path], listed: Set[str]) -> list[str]:
     for name in times:
         together.setdefault(shared_by(name), []).append(name)
     time = lambda names: sum(times[name] for name in names)
-    slow, known = sorted(listed - times.keys()), listed & times.keys()
+    slow, known = sorted(before - times.keys()), before & times.keys()
     if slow and not known:
         raise SystemExit("no report has a slow test; run a part of them too: JCFL_SLOW=1/16")
     left = time(times)

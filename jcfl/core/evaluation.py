@@ -252,7 +252,7 @@ def individual_predictions(
             )
             upload = client(sent, data, stream(state.key, Stream.TUNE, state.round, who), local.for_steps(steps))
             tuned = parts.with_part(upload.cluster, upload.own.get("private", {}))
-            # A client without examples takes no steps, and ω predicts without a second model for one in no cluster.
+            # A client without examples is not tuned. With CAM, for a client in no cluster only ω is: it predicts by ω.
             able = data.mask.any()
             model = trees.select(able & (label >= 0) if method.is_summed else able, tuned, model)
             shared = trees.select(able, upload.shared, shared) if jax.tree.leaves(upload.shared) else shared

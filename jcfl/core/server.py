@@ -209,7 +209,7 @@ def with_tied(clusters: Models, mean: Model, tied: tuple[str, ...]) -> Models:
 
 
 def with_tied_mean(clusters: Models, total: Array, tied: tuple[str, ...]) -> Models:
-    """The cluster models with the tied layers of their mean, as they are if all weights `total` [k] are 0. [k, ...]"""
+    """The cluster models with the tied layers of their mean by the weights `total` [k], if one is not 0. [k, ...]"""
     share = total / jnp.maximum(total.sum(), jnp.finfo(total.dtype).tiny)
     return trees.select(total.sum() > 0, with_tied(clusters, trees.mean(share, clusters), tied), clusters)
 

@@ -113,7 +113,7 @@ def with_stop(algorithm: Algorithm, rule: Stop) -> Algorithm:
         return after.replace(stopping=kept(count, jnp.where(count >= rule.rounds, after.round, NEVER)))
 
     def is_unchanged(before: State, after: State) -> Array:
-        """Whether this was a round of the method's own that changed nothing, also for each run that votes. [] bool"""
+        """Whether a round was the method's own and changed nothing, in this run and those that vote with it. [] bool"""
         if isinstance(before.memory, Votes):
             others = jax.vmap(is_unchanged)(before.memory.others, after.memory.others)  # [v]
             return is_unchanged(own_state(before), own_state(after)) & others.all()

@@ -370,7 +370,7 @@ def refuse_private_descriptions(method: Method, context: Context) -> None:
 def describing_client(method: Method, context: Context, epochs: int | None) -> engine.Client:
     """A client that trains on its loss alone, for so many `epochs` if given, so that its model describes it.
 
-    Its private layers stay with it; in the model that it sends they are as they were sent to it.
+    Its private layers stay with it: the model that it sends has the values that it received in their place.
     """
     trainer = context.trainer if epochs is None else context.trainer.for_epochs(epochs)
     trainer.rows_and_steps(context.population.width)  # refuses more steps than can be counted
@@ -381,11 +381,10 @@ def describing_client(method: Method, context: Context, epochs: int | None) -> e
 def trained_by_all(client: engine.Client, key: Key, state: State, federation: Federation, chunk: int) -> Models:
     """Every client's model after local training from ω and its own private layers. [m, ...]"""
     common = engine.common_broadcast(state, federation).replace(cluster=state.shared)
-    private = [name for name in state.clients if name == "private"]
+    own = {name: kept for name, kept in state.clients.items() if name == "private"}
 
     def train(who: Array, data: Clients) -> Model:
-        sent = common.replace(own={name: trees.take(state.clients[name], who) for name in private})
-        return client(sent, data, jax.random.fold_in(key, who)).cluster
+        return client(common.replace(own=trees.take(own, who)), data, jax.random.fold_in(key, who)).cluster
 
     return chunks.over_clients(train, federation, jnp.arange(state.labels.size), chunk)
 

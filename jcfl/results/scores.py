@@ -6,6 +6,6 @@ from jcfl import metrics, registry
 
 
 def load_scores(names: Iterable[str]) -> None:
-    """Load the plug-ins if nobody has registered one of these names of scores so far: it may be a plug-in's."""
+    """Load the plug-ins if one of these scores is not known so far, because it may be a plug-in's."""
     if not set(names) <= set(metrics.score_names()):
         registry.load()

@@ -93,7 +93,7 @@ def without_uploads(reliability: Reliability) -> Iterator[str]:
 
 
 def is_certain(probability: Any) -> bool:
-    """Whether a probability is a plain one."""
+    """Whether a probability is the number 1, and no schedule by rounds."""
     return isinstance(probability, int | float) and probability == 1
 
 
