@@ -9,6 +9,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from jcfl.version import __version__
 from tests import slow
@@ -61,12 +62,21 @@ def test_type_checkers_read_the_annotations():
     assert (ROOT / "jcfl" / "py.typed").is_file()
 
 
-def test_citation_names_this_version():
+def test_version_is_that_of_the_changelog():
+    """Between two releases it is a version under development, so that it is not taken for the one before."""
+    section = re.findall(r"(?m)^## \[?([\w.]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    unreleased = section[0] == "Unreleased"
+    last = Version(section[unreleased])
+    assert Version(__version__).is_devrelease == unreleased
+    assert Version(__version__) > last if unreleased else Version(__version__) == last
+    assert Version(str(read("CITATION.cff")["version"])) == last  # users cite a release
+
+
+def test_citation_has_what_the_format_needs():
     citation = read("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= set(citation)
     assert citation["authors"] == [{"name": "The jcfl authors"}]
-    assert str(citation["version"]) == __version__
     assert citation["license"] == "Apache-2.0"
 
 

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from jcfl.errors import Notice, as_argument
 from jcfl.errors.words import counted
 from jcfl.results import writable, writing
-from jcfl.version import __version__
 from jcfl.view import pages
 from jcfl.view.plotting import style
 from jcfl.view.reproduction import texts
@@ -87,7 +86,7 @@ def page(found: Mapping[str, Any], kind: str, picture: str | None = None) -> str
         picture: the figure's file beside the page, without its ending.
     """
     template = pages.environment().get_template(f"reproduction/page.{kind}")
-    return template.render(found=found, texts=texts, made=texts.made(found), picture=picture, version=__version__)
+    return template.render(found=found, texts=texts, made=texts.made(found), picture=picture)
 
 
 def figure(found: Mapping[str, Any]) -> Figure | None:
