@@ -384,8 +384,14 @@ def test_by_share_leaves_the_steps_of_a_chained_global_model_whole():
     )
     tiny.same(whole.shared, scaled.shared)
     assert gap(whole.clusters, scaled.clusters) > 0.01
-    with pytest.raises(InputError, match="corrects whole gradients"):
-        tiny.built(feddane().with_train(by_share=True), tiny.setting())
+
+
+def test_mean_gradients_correct_only_what_the_client_minimises():
+    """The gradients of the sample are those of the model alone, on all of a client's loss."""
+    summed = ifca(clusters=2).with_train(correction=True).with_answer(model="sum")
+    for method, what in ((feddane().with_train(by_share=True), "by_share"), (summed, "cam")):
+        with pytest.raises(InputError, match=f"leave out {what} or correction"):
+            tiny.built(method, tiny.setting())
 
 
 def test_shuffled_clients_have_the_unshuffled_average_in_fesem_ma():

@@ -163,10 +163,11 @@ def refuse_terms(method: Method, context: Context) -> None:
     if (train.shared_terms or method.aggregate.shared_rule) and not method.trains_shared:
         what = "its loss terms have" if train.shared_terms else "an averaging rule of its own has"
         raise InputError(f"{name}: the global model is not trained, so {what} no meaning")
-    if train.by_share and train.correction:
+    other = "by_share" if train.by_share else "cam" if method.is_summed else None
+    if other is not None and train.correction:
         raise InputError(
-            f"{name}: the mean gradient of a sample corrects whole gradients, not those scaled by a client's share; "
-            "leave out by_share or correction"
+            f"{name}: the mean gradient of a sample is that of the loss of the model alone, not scaled and without the "
+            f"global model's logits; leave out {other} or correction"
         )
 
 
