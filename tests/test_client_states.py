@@ -143,6 +143,8 @@ def test_final_states_that_the_host_cannot_join_are_not_kept(monkeypatch):
     [
         ({"method": {"name": "fesem", "iterations": 2}}, "its grouping needs all models at once"),
         ({"method": {"name": "ditto", "addons": [{"name": "robust"}]}}, "models are aggregated by"),
+        ({"method": {"name": "fesem", "addons": [{"name": "robust"}]}}, "models are aggregated by"),
+        ({"method": {"name": "fesem", "addons": [{"name": "cam"}]}}, "a phase before its own rounds"),
         ({"method": "local"}, "no model is trained by all clients"),
         ({"method": "ditto", "on_divergence": "drop_client"}, "one by one"),
         ({"method": "fesem", "seeds": 2, "seeds_in_one": True}, "seeds_in_one: false"),

@@ -50,10 +50,10 @@ from jcfl.types.target import traced_once
 
 def algorithm(method: Method, context: Context) -> Algorithm:
     """A method as functions: its first state, one round, its predictions and its scores."""
+    kept = clients.kept_states(method, context)
+    tables = onhost.tables(method, context, kept)  # a grouping that needs all models says so only after this
     grouping = groupings.grouping(method, context)
     bounds = aggregates.bounds(method, context)
-    kept = clients.kept_states(method, context)
-    tables = onhost.tables(method, context, kept)
     way, train = training(method, context, needs_uploads(grouping, bounds))
     tied = parts.names(context.task, method.train.tied, "shared_layers")
     private = parts.names(context.task, method.train.private, "private")
